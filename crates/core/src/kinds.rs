@@ -422,6 +422,21 @@ pub fn credit(
     each_limit!(limit, limit => limit.credit(&limit.current(state, now), now, count, taken_at))
 }
 
+/// Which tokens a limit can be given back.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Returnable {
+    /// The earliest instant of a take that can be undone: of a window, its start.
+    pub since: Micros,
+    /// How many tokens there is room for.
+    pub room: f64,
+}
+
+/// Returns which tokens [`credit`] can give back at `now`. `None` for the kinds that can't be credited, and for an
+/// unlimited key.
+pub fn returnable(limit: &Limit, state: &State, now: Micros) -> Option<Returnable> {
+    each_limit!(limit, limit => limit.returnable(&limit.current(state, now), now))
+}
+
 /// How many tokens a float may miss by without deciding anything.
 fn tolerance(capacity: f64) -> f64 {
     1e-9 * capacity.max(1.0)

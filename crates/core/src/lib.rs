@@ -90,6 +90,7 @@
 //! - [`decide`] takes tokens, [`credit`] gives them back, [`Limit::level`] returns the tokens left, and
 //!   [`Limit::is_idle`] whether a state can be deleted. [`kinds`] has the kinds, with the sources
 //!   of their formulas.
+//! - [`hold`] has tokens that are given back where they are not used.
 //! - [`Shards`] is a limit that is divided, so that several calls can be made at once.
 //! - [`kinds::Concurrency`] also gives, extends and releases leases, which [`lease`] writes as text.
 //! - [`requests`] reads a list of calls, [`headers`] writes the outcome of one as HTTP headers.

@@ -1,14 +1,15 @@
 //! One limit: takes, checks, credits and resets. `apply` has each change made where the limit's state is.
 
 use ratelimit_core::config::MAX_TOKENS;
-use ratelimit_core::{AsMany, Micros, Shards, State};
+use ratelimit_core::{AsMany, Micros, State};
 use ratelimit_faults::Fault;
 
 use crate::change::{Change, Contents};
 use crate::error::{LimiterError, Result};
+use crate::holds::expiry;
 use crate::ports::{Counted, Definitions, Host, Id, RowAccess};
 use crate::request::{Answer, Request, Take};
-use crate::stores::{self, memory, row, shards};
+use crate::stores::{self, Peeked, memory, row, shards};
 use crate::target::{Store, Target, bad_count, check_as_many, check_count, check_key, of_state};
 
 /// Takes tokens, unless `allowed` refuses the target.
@@ -117,14 +118,22 @@ pub fn check<H: Host>(host: &H, request: &Request) -> Result<Answer> {
 /// Returns what a call would return, without locking or writing anything; `dry_run_passes` as in
 /// [`Target::blocked`].
 fn look<H: Host>(host: &H, target: &Target, take: Take, dry_run_passes: bool) -> Result<Answer> {
-    let (now, shards): (Micros, Shards) = stores::peek(host, target)?;
-    Ok(match target.block(now) {
+    let Peeked { now, shards, expires } = stores::peek(host, target)?;
+    let answer = match target.block(now) {
         Some(until) => target.blocked(until, &shards, now, take, dry_run_passes),
         None => {
             let decision = take.on_shards(&shards, now, &mut 0.0);
             target.answer(&decision, shards.level(now), now)
         }
-    })
+    };
+    // Only a limit in one row counts what expires.
+    match &shards.states() {
+        [state] if expires.is_some() && !answer.ok => {
+            let passes = dry_run_passes && answer.blocked.is_some() && !target.definition.enforce;
+            expiry::denial(host, target, take, state, expires, answer, passes)
+        }
+        _ => Ok(answer),
+    }
 }
 
 /// Reads the state of a key: of a limit with shards their total; `None` where there is none, so that the

@@ -1,17 +1,20 @@
 //! The current level of every key of every limit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use ratelimit_core::config::Definition;
-use ratelimit_core::{Micros, Shards};
+use ratelimit_core::{Micros, kinds};
 
 use crate::error::Result;
+use crate::holds::expiry;
 use crate::keys::each_key;
-use crate::ports::{BlockInForce, Defined, Entries, ExemptKey, Host, KeyRows, RowAccess, SavedKey};
+use crate::ports::{
+    BlockInForce, Defined, Entries, ExemptKey, Host, KeyRows, RowAccess, Rows, SavedKey,
+};
 use crate::request::Take;
-use crate::stores;
+use crate::stores::{self, Peeked};
 use crate::target::{Store, Target, after_block, has_no_rows};
 
 /// The status of a key.
@@ -124,10 +127,11 @@ pub fn each<H: Host>(
         }
         return Ok(());
     }
-    let mut show = |found: KeyRows| {
+    let held = Held::read(host, name, key)?;
+    let mut show = |rows: &dyn Rows, found: KeyRows| {
         let own = (found.name.clone(), found.key.clone());
         show_others(host, &mut others, |key| *key < own, &mut visit)?;
-        if let Some(status) = with_rows(host, &found, &mut others)? {
+        if let Some(status) = with_rows(host, rows, &found, &mut others, &held)? {
             visit(status);
         }
         Ok(ControlFlow::Continue(()))
@@ -136,7 +140,8 @@ pub fn each<H: Host>(
         (Some(name), Some(key)) => {
             let found = rows.read_key(name, key, None)?;
             if !found.is_empty() {
-                let _ = show(KeyRows { name: name.to_vec(), key: key.to_vec(), rows: found })?;
+                let found = KeyRows { name: name.to_vec(), key: key.to_vec(), rows: found };
+                let _ = show(rows, found)?;
             }
             Ok(())
         }
@@ -144,13 +149,14 @@ pub fn each<H: Host>(
             // The empty key is the first, and comes after no other.
             let found = rows.read_key(name, b"", None)?;
             if !found.is_empty() {
-                let _ = show(KeyRows { name: name.to_vec(), key: Vec::new(), rows: found })?;
+                let found = KeyRows { name: name.to_vec(), key: Vec::new(), rows: found };
+                let _ = show(rows, found)?;
             }
-            each_key(host, rows, (name, b""), true, &mut show).map(|_| ())
+            each_key(host, rows, (name, b""), true, |found| show(rows, found)).map(|_| ())
         }
         (None, _) => each_key(host, rows, (b"", b""), false, |found| match key {
             Some(key) if found.key != key => Ok(ControlFlow::Continue(())),
-            _ => show(found),
+            _ => show(rows, found),
         })
         .map(|_| ()),
     })?;
@@ -220,23 +226,24 @@ fn without_rows<'a, H: Host>(
     target: &Target<'a>,
     block: Option<Block>,
 ) -> Result<Status<'a>> {
-    let (now, shards) = stores::without_rows(host, target)?;
-    Ok(defined(target, &shards, now, block))
+    let peeked = stores::without_rows(host, target)?;
+    defined(host, target, &peeked, block)
 }
 
 /// The status of a key whose limit has these shards. The block is the target's, if its reason is known.
-fn defined<'a>(
+fn defined<'a, H: Host>(
+    host: &H,
     target: &Target<'a>,
-    shards: &Shards,
-    now: Micros,
+    peeked: &Peeked,
     block: Option<Block>,
-) -> Status<'a> {
+) -> Result<Status<'a>> {
+    let Peeked { now, ref shards, expires } = *peeked;
     let one = Take { count: 1.0, reserve: false, lease: None, at_least: None };
     let until = target.block(now);
-    let (limited_by, retry_after) = match until {
+    let (limited_by, answer) = match until {
         Some(until) => {
             let answer = target.blocked(until, shards, now, one, false);
-            (Some(LimitedBy::Block), answer.retry_after)
+            (Some(LimitedBy::Block), answer)
         }
         None => {
             let decision = shards.decide(now, one.count, one.reserve);
@@ -244,11 +251,17 @@ fn defined<'a>(
                 true => LimitedBy::Slots,
                 false => LimitedBy::Tokens,
             };
-            (Some(by).filter(|_| !decision.ok), decision.retry_after)
+            (Some(by).filter(|_| !decision.ok), target.answer(&decision, decision.level, now))
         }
     };
+    let retry_after = match shards.states() {
+        [state] if expires.is_some() && !answer.ok => {
+            expiry::denial(host, target, one, state, expires, answer, false)?.retry_after
+        }
+        _ => answer.retry_after,
+    };
     let remaining = shards.level(now).remaining;
-    Status {
+    Ok(Status {
         name: target.name,
         key: target.key,
         now,
@@ -260,24 +273,26 @@ fn defined<'a>(
         block_reason: until.and(block).and_then(|block| block.reason),
         retry_after,
         held: Some(0.0),
-    }
+    })
 }
 
 /// The status of a key that has rows; these are left from before where its limit was moved into memory, and then it is
 /// one of the `others`, if any.
 fn with_rows<'a, H: Host>(
     host: &H,
+    rows: &dyn Rows,
     found: &'a KeyRows,
     others: &mut Others,
+    held: &Held,
 ) -> Result<Option<Status<'a>>> {
-    let KeyRows { name, key, rows } = found;
+    let KeyRows { name, key, rows: of_key } = found;
     let definition = host.defined(name, key)?;
     if definition.as_ref().is_some_and(|definition| has_no_rows(definition)) {
         return Ok(None);
     }
     let block = others.remove(&(name.clone(), key.clone())).and_then(|other| other.block);
     let Some(definition) = definition else {
-        let shards = stores::shards_present(rows);
+        let shards = stores::shards_present(of_key);
         return Ok(Some(undefined(host.now(), name, key, shards, block)));
     };
     let until = block.as_ref().map(|block| block.until);
@@ -286,6 +301,35 @@ fn with_rows<'a, H: Host>(
         return without_rows(host, &target, block).map(Some);
     }
     let now = host.now();
-    let shards = stores::of_rows(&target, rows.clone(), now)?;
-    Ok(Some(defined(&target, &shards, now, block)))
+    let peeked = stores::of_rows(host, rows, &target, of_key.clone(), now)?;
+    let held = held.of(host, &target, &peeked)?;
+    Ok(Some(Status { held: Some(held), ..defined(host, &target, &peeked, block)? }))
+}
+
+/// The keys that have holds.
+struct Held(BTreeSet<(Vec<u8>, Vec<u8>)>);
+
+impl Held {
+    /// Reads them, of one name or one key where they are given.
+    fn read<H: Host>(host: &H, name: Option<&[u8]>, key: Option<&[u8]>) -> Result<Held> {
+        if !host.has_holds() {
+            return Ok(Held(BTreeSet::new()));
+        }
+        let now = host.now();
+        host.with_holds(|holds| holds.keys(name, key, now)).map(Held)
+    }
+
+    /// The tokens that would come back to a key.
+    fn of<H: Host>(&self, host: &H, target: &Target, peeked: &Peeked) -> Result<f64> {
+        let (name, key, now) = (target.name, target.key, peeked.now);
+        let is_held = !self.0.is_empty() && self.0.contains(&(name.to_vec(), key.to_vec()));
+        let state = peeked.shards.total(now);
+        let returnable = kinds::returnable(target.limit(), &state, now);
+        match returnable.filter(|_| is_held) {
+            None => Ok(0.0),
+            Some(returnable) => {
+                host.with_holds(|holds| holds.held(name, key, returnable.since, now))
+            }
+        }
+    }
 }

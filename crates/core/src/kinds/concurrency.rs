@@ -80,6 +80,18 @@ impl Limit {
         }
     }
 
+    /// Takes slots until an instant; see [`Concurrency::hold`]. `None` for other kinds.
+    pub fn hold_slots(
+        &self,
+        state: &State,
+        now: Micros,
+        count: f64,
+        lease: Lease,
+    ) -> Option<Decision> {
+        let limit = self.concurrency()?;
+        Some(limit.hold(&limit.current(state, now), now, count, lease))
+    }
+
     /// The state after a lease was extended; `None` where the state has no such lease. See [`Concurrency::extend`].
     pub fn extend(&self, state: &State, now: Micros, id: Micros) -> Option<State> {
         let limit = self.concurrency()?;
@@ -137,6 +149,27 @@ impl Concurrency {
         let excess = (taken - f64::from(self.slots)) as usize;
         let expires = live.get(excess.saturating_sub(1)).map(|lease| lease.expires_at.minus(now));
         Decision::denied(expires, level)
+    }
+
+    /// Has a lease hold `count` slots, a whole number, until it expires: takes those that it lacks, and extends the
+    /// others, of which it keeps all. A denial changes nothing.
+    pub fn hold(&self, state: &Leases, now: Micros, count: f64, lease: Lease) -> Decision {
+        let mut live = Concurrency::live(state, now);
+        let had = live.iter().filter(|other| other.id == lease.id).count();
+        let more = (count - had as f64).max(0.0);
+        if more > 0.0 && live.len() as f64 + more > f64::from(self.slots) {
+            return self.acquire(state, now, more, lease.id);
+        }
+        let mut expires_at = lease.expires_at;
+        for own in live.iter_mut().filter(|other| other.id == lease.id) {
+            expires_at = own.expires_at.max(expires_at);
+            own.expires_at = expires_at;
+        }
+        live.resize(live.len() + more as usize, Lease { expires_at, ..lease });
+        let (ts, level) = (state.ts.max(now), self.level_of(&live, now));
+        let is_changed = had > 0 || more > 0.0;
+        let after = is_changed.then_some(State::Leases(Leases { leases: live, ts }));
+        Decision { ok: true, retry_after: None, level, state: after }
     }
 
     /// The state after a lease was released; `None` where it has expired, or there is none of this id.

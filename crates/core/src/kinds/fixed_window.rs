@@ -431,7 +431,7 @@ impl Refill for FixedWindow {
     }
 
     /// The tokens of an earlier window ended with it.
-    fn can_return(&self, taken_at: Micros, ts: Micros) -> bool {
-        taken_at >= ts
+    fn returns_from(&self, ts: Micros) -> Micros {
+        ts
     }
 }

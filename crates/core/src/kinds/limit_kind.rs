@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::Serialize;
 
 use super::refill::Refill;
-use super::{Decision, Level, Shape, State};
+use super::{Decision, Level, Returnable, Shape, State};
 use crate::Micros;
 use crate::fields::{FieldError, Fields};
 use crate::headers::CallOutcome;
@@ -110,6 +110,11 @@ pub(super) trait Formulas: LimitKind {
         _count: f64,
         _taken_at: Option<Micros>,
     ) -> Option<Decision> {
+        None
+    }
+
+    /// See [`returnable`](super::returnable()).
+    fn returnable(&self, _state: &Self::State, _now: Micros) -> Option<Returnable> {
         None
     }
 

@@ -2,7 +2,7 @@
 //! reservations from them, and when a denied call can pass.
 
 use super::limit_kind::{Formulas, LimitKind, soon};
-use super::{Decision, Level, State, Tokens, confirmed, subtract, tolerance};
+use super::{Decision, Level, Returnable, State, Tokens, confirmed, subtract, tolerance};
 use crate::Micros;
 
 /// A kind with a state of [`Tokens`] that come back up to a capacity, which gives it its [`Formulas`].
@@ -90,8 +90,13 @@ pub(super) trait Refill {
     /// The level of a limit whose `tokens` count from `ts`.
     fn level_of(&self, ts: Micros, tokens: f64, now: Micros) -> Level;
 
+    /// The earliest instant at which tokens were taken that can still be given back to those that count from `ts`.
+    fn returns_from(&self, ts: Micros) -> Micros;
+
     /// Whether tokens taken at `taken_at` can still be given back to those that count from `ts`.
-    fn can_return(&self, taken_at: Micros, ts: Micros) -> bool;
+    fn can_return(&self, taken_at: Micros, ts: Micros) -> bool {
+        taken_at >= self.returns_from(ts)
+    }
 
     /// The wait until a call's tokens are there; `None`: the call doesn't pass.
     fn passes(
@@ -212,6 +217,12 @@ impl<K: LimitKind<State = Tokens> + Refill> Formulas for K {
             level: self.level_of(ts, value, now),
             state: (after != unchanged).then_some(State::Tokens(after)),
         })
+    }
+
+    fn returnable(&self, tokens: &Tokens, now: Micros) -> Option<Returnable> {
+        let (ts, available) = self.refilled(tokens, now);
+        let room = Refill::capacity(self) - available + self.overused(tokens, ts);
+        Some(Returnable { since: self.returns_from(ts), room: room.max(0.0) })
     }
 
     fn level(&self, tokens: &Tokens, now: Micros) -> Level {

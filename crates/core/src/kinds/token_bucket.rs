@@ -156,7 +156,7 @@ impl Refill for TokenBucket {
         Level { remaining: rounded(tokens, self.capacity), reset_at }
     }
 
-    fn can_return(&self, _: Micros, _: Micros) -> bool {
-        true
+    fn returns_from(&self, _: Micros) -> Micros {
+        Micros(i64::MIN)
     }
 }

@@ -1,10 +1,10 @@
 //! All or none: locks, decides again at one instant, and writes.
 
-use ratelimit_core::Shards;
+use ratelimit_core::{Micros, Shards};
 use ratelimit_faults::Fault;
 
 use super::decide::{Group, GroupVerdict};
-use super::{RequestOutcome, at_once, outcomes, peek, plan};
+use super::{RequestOutcome, at_once, outcomes, peek, plan, with_expiries};
 use crate::error::{LimiterError, Result};
 use crate::ports::{Host, Rows, TRIES};
 use crate::stores::shards::{self, LockedRows};
@@ -53,9 +53,12 @@ pub(super) fn take<H: Host>(
 ) -> Result<Vec<RequestOutcome>> {
     for attempt in 0..TRIES {
         host.check_for_interrupts();
-        let peeked = peek(host, Some(rows), groups)?;
+        let mut peeked = peek(host, Some(rows), groups)?;
         let ok = peeked.iter().all(GroupVerdict::allows);
         if !ok || peeked.iter().all(|verdict| verdict.change.is_none()) {
+            if !ok {
+                with_expiries(host, groups, &mut peeked)?;
+            }
             return Ok(outcomes(groups, &peeked, ok));
         }
         let refusal = outcomes(groups, &peeked, false);
@@ -83,13 +86,17 @@ fn take_locked<'a, H: Host>(
 ) -> Result<Option<Vec<RequestOutcome>>> {
     let mut refused = None;
     let taken = host.attempt(|| {
-        let Some(locked) = lock(host, rows, groups, peeked, single_row)? else {
+        let Some(mut locked) = lock(host, rows, groups, peeked, single_row)? else {
             return Ok(None);
         };
-        let (mut verdicts, sufficient) = decide(host, groups, &locked);
+        let Some(now) = apply_expired(host, rows, groups, &mut locked)? else {
+            return Ok(None);
+        };
+        let (mut verdicts, sufficient) = decide(host, groups, &locked, now);
         if !verdicts.iter().all(GroupVerdict::allows) && !Fault::PartOfSeveral.is_on() {
             // A limit of which only some rows are locked may have enough in the others.
             if locked.iter().all(|(locked, _)| locked.is_whole()) {
+                with_expiries(host, groups, &mut verdicts)?;
                 refused = Some(outcomes(groups, &verdicts, false));
             }
             return Ok(None);
@@ -106,7 +113,7 @@ fn take_locked<'a, H: Host>(
         for ((group, verdict), (locked, _)) in groups.iter().zip(&mut verdicts).zip(&locked) {
             if let (None, Some((before, after))) = (group.entry, &verdict.change) {
                 let shards = &mut verdict.shards;
-                locked.write(rows, &group.target, shards, verdict.now, (before, after))?;
+                locked.write(host, rows, &group.target, shards, verdict.now, (before, after))?;
             }
         }
         put(groups, &mut verdicts, in_memory);
@@ -131,18 +138,18 @@ fn lock<'a, H: Host>(
     for (group, verdict) in groups.iter().zip(peeked) {
         host.check_for_interrupts();
         if group.entry.is_some() {
-            locked.push((LockedRows::none(verdict.shards), Locks::None));
+            locked.push((LockedRows::none(verdict.shards, None), Locks::None));
             continue;
         }
         let Some((before, after)) = &verdict.change else {
-            locked.push((LockedRows::none(verdict.shards), Locks::Own));
+            locked.push((LockedRows::none(verdict.shards, verdict.expires), Locks::Own));
             continue;
         };
         let amount = after.value() - before.value();
         let seen = (!verdict.enforced).then(|| verdict.shards.clone());
         match (shards::lock(host, rows, &group.target, verdict.shards, amount, single_row), seen) {
             (Err(LimiterError::Busy), Some(seen)) => {
-                locked.push((LockedRows::none(seen), Locks::Others))
+                locked.push((LockedRows::none(seen, None), Locks::Others))
             }
             (rows, _) => match rows? {
                 Some(rows) => locked.push((rows, Locks::Own)),
@@ -153,13 +160,32 @@ fn lock<'a, H: Host>(
     Ok(Some(locked))
 }
 
+/// Applies what has expired to the locked rows; returns the instant to decide at. `None` where rows must be read again.
+fn apply_expired<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    groups: &[Group],
+    locked: &mut LockedGroups,
+) -> Result<Option<Micros>> {
+    loop {
+        let now = host.now();
+        let is_due = |locked: &LockedRows| locked.expires.is_some_and(|expires| expires <= now);
+        let Some(due) = locked.iter().position(|(locked, _)| is_due(locked)) else {
+            return Ok(Some(now));
+        };
+        if !locked[due].0.apply_expired(host, rows, &groups[due].target)? {
+            return Ok(None);
+        }
+    }
+}
+
 /// Decides all groups at one instant; whether the locked rows suffice for the changes.
 fn decide<'a, H: Host>(
     host: &H,
     groups: &'a [Group],
     locked: &LockedGroups<'a>,
+    now: Micros,
 ) -> (Vec<GroupVerdict<'a>>, bool) {
-    let now = host.now();
     let (mut verdicts, mut sufficient) = (Vec::with_capacity(groups.len()), true);
     for (group, (locked, locks)) in groups.iter().zip(locked) {
         host.check_for_interrupts();

@@ -3,7 +3,9 @@
 use ratelimit_core::kinds::first_pass;
 use ratelimit_core::{Decision, Micros, Shards, State, decide};
 
-use crate::ports::{Id, Interrupts};
+use crate::error::Result;
+use crate::holds::expiry::Expiries;
+use crate::ports::{Host, Id, Interrupts};
 use crate::target::{Target, after_block};
 
 /// The requests for one (name, key).
@@ -39,6 +41,8 @@ pub(super) struct GroupVerdict<'a> {
     pub(super) decisions: Vec<Decision>,
     /// The state of the total before and after the takes that pass; `None`: unchanged.
     pub(super) change: Option<(State, State)>,
+    /// As in [`Peeked`](crate::stores::Peeked).
+    pub(super) expires: Option<Micros>,
 }
 
 impl Group<'_> {
@@ -63,7 +67,14 @@ impl Group<'_> {
             state: None,
         };
         let decisions = then.into_iter().map(denied).collect();
-        GroupVerdict { now, shards: shards.clone(), enforced: true, decisions, change: None }
+        GroupVerdict {
+            now,
+            shards: shards.clone(),
+            enforced: true,
+            decisions,
+            change: None,
+            expires: None,
+        }
     }
 
     /// Decides the takes at `now`, whether the key is blocked or not.
@@ -96,7 +107,35 @@ impl Group<'_> {
                 decision.retry_after = retry_after;
             }
         }
-        GroupVerdict { now, shards, enforced: self.target.definition.enforce, decisions, change }
+        let enforced = self.target.definition.enforce;
+        GroupVerdict { now, shards, enforced, decisions, change, expires: None }
+    }
+
+    /// Computes the wait of a refusal anew, which knows what expires.
+    #[cold]
+    pub(super) fn wait_for_expiries<H: Host>(
+        &self,
+        host: &H,
+        verdict: &mut GroupVerdict,
+    ) -> Result<()> {
+        let [state] = verdict.shards.states() else { return Ok(()) };
+        let (target, now) = (&self.target, verdict.now);
+        let expiries = Expiries::read(host, target, verdict.expires, now)?;
+        let limit = target.limit();
+        let decide = |state: &State, at: Micros| {
+            let shards = Shards::new(limit, vec![state.clone()]);
+            let decisions = self.decide_unblocked(host, shards, at).decisions;
+            let refused = decisions.iter().find(|decision| !decision.ok);
+            let always = target.block(now).is_some() && !target.definition.enforce;
+            (refused.is_none() || always, refused.and_then(|refused| refused.retry_after))
+        };
+        let refused = verdict.decisions.iter().find(|decision| !decision.ok);
+        let denied = refused.and_then(|refused| refused.retry_after);
+        let wait = expiries.wait(target, state, now, denied, target.block(now), decide);
+        for decision in verdict.decisions.iter_mut().filter(|decision| !decision.ok) {
+            decision.retry_after = wait;
+        }
+        Ok(())
     }
 
     /// Whether the takes pass at `now`, and the state after those that do; `None`: the same. As

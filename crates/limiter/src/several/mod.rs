@@ -19,9 +19,9 @@ use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_faults::Fault;
 
 use crate::error::{LimiterError, Result};
-use crate::ports::{Host, RowAccess, Rows, Verdict};
+use crate::ports::{Host, RowAccess, Rows, TRIES, Verdict};
 use crate::request::{Answer, Request};
-use crate::stores;
+use crate::stores::{self, Peeked};
 use crate::target::{Target, check_count};
 
 use decide::{Group, GroupVerdict, Taken};
@@ -69,8 +69,9 @@ pub fn limit<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutco
 pub fn check<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutcome>> {
     let groups = group("rl_check_all", host, requests)?;
     let check = |rows: Option<&dyn Rows>| {
-        let peeked = peek(host, rows, &groups)?;
+        let mut peeked = peek(host, rows, &groups)?;
         let ok = peeked.iter().all(GroupVerdict::allows);
+        with_expiries(host, &groups, &mut peeked)?;
         Ok(outcomes(&groups, &peeked, ok))
     };
     if groups.iter().any(|group| group.target.store.is_in_table()) {
@@ -147,17 +148,34 @@ fn peek<'a, H: Host>(
     rows: Option<&dyn Rows>,
     groups: &'a [Group],
 ) -> Result<Vec<GroupVerdict<'a>>> {
-    let mut contents = Vec::with_capacity(groups.len());
-    for group in groups {
-        host.check_for_interrupts();
-        contents.push(stores::peek_with(host, rows, &group.target, group.entry)?.1);
+    for _ in 0..TRIES {
+        let mut contents = Vec::with_capacity(groups.len());
+        for group in groups {
+            host.check_for_interrupts();
+            contents.push(stores::peek_with(host, rows, &group.target, group.entry)?);
+        }
+        let now = host.now();
+        if contents.iter().any(|peeked| peeked.expires.is_some_and(|expires| expires <= now)) {
+            continue; // it has expired since it was read
+        }
+        let decide = |(group, peeked): (&'a Group, Peeked<'a>)| {
+            host.check_for_interrupts();
+            let verdict = group.decide(host, peeked.shards, now);
+            GroupVerdict { expires: peeked.expires, ..verdict }
+        };
+        return Ok(groups.iter().zip(contents).map(decide).collect());
     }
-    let now = host.now();
-    let decide = |(group, shards): (&'a Group, _)| {
-        host.check_for_interrupts();
-        group.decide(host, shards, now)
-    };
-    Ok(groups.iter().zip(contents).map(decide).collect())
+    Err(LimiterError::not_written())
+}
+
+/// Has refusals know what expires.
+fn with_expiries<H: Host>(host: &H, groups: &[Group], verdicts: &mut [GroupVerdict]) -> Result<()> {
+    for (group, verdict) in groups.iter().zip(verdicts) {
+        if verdict.expires.is_some() && !verdict.allows() {
+            group.wait_for_expiries(host, verdict)?;
+        }
+    }
+    Ok(())
 }
 
 /// The outcomes in the order of the requests.

@@ -19,6 +19,7 @@ use ratelimit_core::config::{Definition, MAX_SLOTS_IN_MEMORY};
 use ratelimit_core::{Micros, Shards, State};
 
 use crate::error::{LimiterError, Result};
+use crate::holds::expiry;
 use crate::keys::each_key;
 use crate::ports::{Entries, Host, Id, KeyRows, Pool, RowAccess, Rows, SavedKey, ShardRow};
 use crate::target::{Store, Target, has_no_rows, of_state};
@@ -27,14 +28,24 @@ pub(crate) use delete::shards_present;
 pub use delete::{Batch, delete_key, prune_key, reset_key};
 pub use saved::write as save;
 
-/// Reads what a target holds, without locking, writing or waiting; with the instant after the read.
+/// What a target holds, as it was read.
+pub struct Peeked<'t> {
+    /// The instant after the read.
+    pub now: Micros,
+    /// Its shards.
+    pub shards: Shards<'t>,
+    /// As in [`Row`](crate::ports::Row); later than `now`.
+    pub expires: Option<Micros>,
+}
+
+/// Reads what a target holds, without locking, writing or waiting. What has expired by then is computed.
 ///
 /// # Errors
 /// [`LimiterError::BadState`] (55000).
-pub fn peek<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Micros, Shards<'t>)> {
+pub fn peek<'t, H: Host>(host: &H, target: &'t Target) -> Result<Peeked<'t>> {
     match target.store {
         Store::Row | Store::Shards(_) => {
-            host.with_rows(RowAccess::Read, |rows| shards::peek(host, rows, target))
+            host.with_rows(RowAccess::Read, |rows| peek_rows(host, rows, target))
         }
         _ => without_rows(host, target),
     }
@@ -46,33 +57,58 @@ pub fn peek_with<'t, H: Host>(
     rows: Option<&dyn Rows>,
     target: &'t Target,
     entry: Option<Id>,
-) -> Result<(Micros, Shards<'t>)> {
+) -> Result<Peeked<'t>> {
     match (rows, entry) {
         (_, Some(id)) => {
             let found = memory::touch(host, target, id)?.state;
             let now = host.now();
             let state = memory::state(target, found, now, target.phase());
-            Ok((now, Shards::new(target.limit(), vec![state])))
+            Ok(Peeked { now, shards: Shards::new(target.limit(), vec![state]), expires: None })
         }
-        (Some(rows), None) if target.store.is_in_table() => shards::peek(host, rows, target),
+        (Some(rows), None) if target.store.is_in_table() => peek_rows(host, rows, target),
         _ => without_rows(host, target),
     }
 }
 
 /// What a target holds in these rows, which were read before `now`.
-pub fn of_rows<'t>(target: &'t Target, rows: Vec<ShardRow>, now: Micros) -> Result<Shards<'t>> {
-    Ok(shards::contents::interpret(target, rows, now)?.shards)
+pub fn of_rows<'t, H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    target: &'t Target,
+    found: Vec<ShardRow>,
+    now: Micros,
+) -> Result<Peeked<'t>> {
+    let is_due = |(_, row): &ShardRow| expiry::is_due(row, now) && !row.stored.is_marker();
+    if target.store == Store::Row && found.first().is_some_and(is_due) {
+        return peek_rows(host, rows, target);
+    }
+    let found = shards::contents::interpret(target, found, now)?;
+    // What expires of a limit with shards is applied by a prune.
+    let expires = found.expires.filter(|_| target.store == Store::Row);
+    Ok(Peeked { now, shards: found.shards, expires })
 }
 
 /// Reads what a target holds that has no row: in memory, or full.
-pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Micros, Shards<'t>)> {
+pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<Peeked<'t>> {
     let found = match target.store {
         Store::Memory | Store::Saved => memory::read(host, target)?,
         _ => None,
     };
     let now = host.now();
     let state = found.unwrap_or_else(|| target.limit().initial_state(now, target.phase()));
-    Ok((now, Shards::new(target.limit(), vec![state])))
+    Ok(Peeked { now, shards: Shards::new(target.limit(), vec![state]), expires: None })
+}
+
+/// Reads the rows of a target, likewise.
+pub(crate) fn peek_rows<'t, H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    target: &'t Target,
+) -> Result<Peeked<'t>> {
+    let (now, found) = shards::contents::peek(host, rows, target)?;
+    // What expires of a limit with shards is applied by a prune.
+    let expires = found.expires.filter(|_| target.store == Store::Row);
+    Ok(Peeked { now, shards: found.shards, expires })
 }
 
 /// Reads what is stored of a target: of a limit with shards their total; `None`: nothing, so that it is full.

@@ -8,6 +8,7 @@ use ratelimit_faults::Fault;
 use super::shards;
 use crate::change::{Change, Contents, Decided, Wait};
 use crate::error::{LimiterError, Result};
+use crate::holds::expiry;
 use crate::ports::{Host, Row, RowId, Rows, Stored, TRIES};
 use crate::request::Answer;
 use crate::target::Target;
@@ -34,8 +35,25 @@ pub(crate) fn apply<H: Host>(
             }
         }
         let now = host.now();
+        if seen.as_ref().is_some_and(|seen| expiry::is_due(seen, now)) {
+            expiry::apply(host, rows, id)?;
+            continue;
+        }
         let Decided { answer, after } = change.decide(target, Contents::Row(stored), now)?;
-        let Some(after) = after.map(Stored::State) else { return Ok(answer) };
+        let Some(after) = after.map(Stored::State) else {
+            return match &seen {
+                Some(Row { expires: Some(_), .. }) => unchanged(host, target, change, seen, answer),
+                _ => Ok(answer),
+            };
+        };
+        if let Some(Row { expires: Some(_), stored, .. }) = &seen
+            && begins_anew(target, stored)
+        {
+            match change_locked(host, rows, target, change)? {
+                Some(answer) => return Ok(answer),
+                None => continue,
+            }
+        }
         let written = match &seen {
             None => rows.insert(id, &after, None, true)?,
             Some(seen) => rows.replace(id, seen, &after, seen.expires, waits)?,
@@ -75,7 +93,13 @@ fn change_after_wait(
 ) -> Result<Option<Answer>> {
     let id = target.row(0);
     let Some(own) = rows.lock(id, true)? else { return Ok(None) };
-    let Decided { answer, after } = change.decide(target, Contents::Row(seen), host.now())?;
+    let now = host.now();
+    if let Some(seen) = seen.filter(|_| expiry::is_due(&own, now)) {
+        // As if it had not been written yet: what has expired comes first.
+        rows.update(id, own.tuple, seen, own.expires)?;
+        return Ok(None);
+    }
+    let Decided { answer, after } = change.decide(target, Contents::Row(seen), now)?;
     if let Some(after) = after.map(Stored::State).as_ref().or(seen) {
         rows.update(id, own.tuple, after, own.expires)?;
     }
@@ -90,20 +114,53 @@ fn change_locked(
     change: &Change,
 ) -> Result<Option<Answer>> {
     let (id, mut unchanged) = (target.row(0), None);
-    let changed = with_locked(host, rows, id, |Row { stored, expires, tuple }| {
-        if stored.is_marker() {
+    let changed = with_locked(host, rows, id, |row| {
+        let now = host.now();
+        if row.stored.is_marker() || expiry::is_due(&row, now) {
             return Ok(None);
         }
+        let Row { stored, mut expires, tuple } = row;
         let contents = Contents::Row(Some(&stored));
-        let Decided { answer, after } = change.decide(target, contents, host.now())?;
+        let Decided { answer, after } = change.decide(target, contents, now)?;
         let Some(after) = after.map(Stored::State) else {
-            unchanged = Some(answer);
-            return Ok(unchanged.take_if(|_| Fault::DeniedRowKept.is_on()));
+            unchanged = Some((answer, Row { stored, expires, tuple }));
+            let kept = unchanged.take_if(|_| Fault::DeniedRowKept.is_on());
+            return Ok(kept.map(|(answer, _)| answer));
         };
+        if expires.is_some() && begins_anew(target, &stored) {
+            expiry::forget(host, id)?;
+            expires = None;
+        }
         rows.update(id, tuple, &after, expires)?;
         Ok(Some(answer))
     })?;
-    Ok(changed.or(unchanged))
+    match (changed, unchanged) {
+        (None, Some((answer, row))) if row.expires.is_some() => {
+            self::unchanged(host, target, change, Some(row), answer).map(Some)
+        }
+        (changed, unchanged) => Ok(changed.or(unchanged.map(|(answer, _)| answer))),
+    }
+}
+
+/// The answer to what changes nothing of a key that has holds: a denial knows what expires.
+#[cold]
+fn unchanged<H: Host>(
+    host: &H,
+    target: &Target,
+    change: &Change,
+    seen: Option<Row>,
+    answer: Answer,
+) -> Result<Answer> {
+    let (Change::Take(take), false) = (change, answer.ok) else { return Ok(answer) };
+    let stored = seen.as_ref().map(|seen| &seen.stored);
+    let state = target.state(target.limit(), stored, answer.now)?;
+    let expires = seen.as_ref().and_then(|seen| seen.expires);
+    expiry::denial(host, target, *take, &state, expires, answer, false)
+}
+
+/// Whether a change of a row that holds another kind's state begins the state anew.
+pub(super) fn begins_anew(target: &Target, stored: &Stored) -> bool {
+    !stored.shape().is_some_and(|shape| target.limit().accepts(shape))
 }
 
 /// Runs `work` on a row after locking it, in a subtransaction, so that `None` releases the row: where rows are locked

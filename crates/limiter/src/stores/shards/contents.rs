@@ -9,7 +9,8 @@ use ratelimit_faults::Fault;
 
 use super::super::delete::{lock_key, lock_or_busy};
 use crate::error::{LimiterError, Result};
-use crate::ports::{Host, Rows, ShardRow, Stored, TupleId};
+use crate::holds::expiry;
+use crate::ports::{Host, Rows, ShardRow, Stored, TRIES, TupleId};
 use crate::target::Target;
 
 /// Returns the number in the `shard` column for a shard, counted from 0, of a limit with this number of shards.
@@ -37,7 +38,7 @@ pub(crate) struct KeyShards<'a> {
     /// The versions of the rows, for a limit that they match.
     pub(super) tuples: Vec<TupleId>,
     /// As in [`Row`](crate::ports::Row), of row 0.
-    pub(super) expires: Option<Micros>,
+    pub(crate) expires: Option<Micros>,
 }
 
 /// Interprets all rows of a key at `now`, which is read after them.
@@ -48,7 +49,8 @@ pub(crate) fn interpret<'a>(
 ) -> Result<KeyShards<'a>> {
     let limit = target.limit();
     let shard_count = limit.shards();
-    let expires = rows.first().and_then(|(_, first)| first.expires);
+    let expires = rows.first().filter(|(_, first)| !first.stored.is_marker());
+    let expires = expires.and_then(|(_, first)| first.expires);
     rows.retain(|(_, found)| !found.stored.is_marker());
     let wanted = (0..shard_count as usize).map(|shard| shard_number(shard_count, shard));
     let matches_limit = rows.iter().map(|&(number, _)| number).eq(wanted);
@@ -101,7 +103,37 @@ pub(crate) fn peek<'a>(
         found = rows.read_key(target.name, target.key, None)?;
     }
     let now = host.now();
+    if !is_marked && found.first().is_some_and(|(_, row)| expiry::is_due(row, now)) {
+        return peek_expired(host, rows, target);
+    }
     Ok((now, interpret(target, found, now)?))
+}
+
+/// Reads the row of a key as it would be if what has expired were applied.
+#[cold]
+fn peek_expired<'a>(
+    host: &impl Host,
+    rows: &dyn Rows,
+    target: &'a Target,
+) -> Result<(Micros, KeyShards<'a>)> {
+    let id = target.row(0);
+    for _ in 0..TRIES {
+        host.check_for_interrupts();
+        let Some(row) = rows.read(id)?.filter(|row| !row.stored.is_marker()) else {
+            let found = rows.read_key(target.name, target.key, None)?;
+            let now = host.now();
+            return Ok((now, interpret(target, found, now)?));
+        };
+        let now = host.now();
+        let row = match expiry::is_due(&row, now) {
+            true => expiry::on_copy(host, rows, id, &row, now)?,
+            false => Some(row),
+        };
+        if let Some(row) = row {
+            return Ok((now, interpret(target, vec![(0, row)], now)?));
+        }
+    }
+    Err(LimiterError::not_written())
 }
 
 /// Locks all rows of a key, row 0 first, and changes them to one for each shard of the limit, without

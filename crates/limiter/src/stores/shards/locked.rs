@@ -1,13 +1,16 @@
 //! Rows of a key that are locked, to be written together with those of other limits.
 
+use ratelimit_core::hold::Hold;
 use ratelimit_core::{Micros, Shards, State};
 use ratelimit_faults::Fault;
 
 use super::super::delete::lock_or_busy;
+use super::super::row::begins_anew;
 use super::choose::{lock_free, own_shard, rows_with_room};
 use super::contents::{KeyShards, lock_all, shard_number};
 use super::{may_wait, room};
 use crate::error::{LimiterError, Result};
+use crate::holds::expiry;
 use crate::ports::{Host, Row, Rows, Stored, TupleId};
 use crate::target::Target;
 
@@ -20,20 +23,60 @@ pub struct LockedRows<'a> {
     pub shards: Shards<'a>,
     /// The locked rows; none where nothing is to be changed.
     pub locked: Vec<LockedShard>,
-    /// As in [`Row`], of row 0.
+    /// As in [`Row`], of row 0 of a limit without shards.
     pub expires: Option<Micros>,
+    /// Whether the row has the state of another kind, with holds that are gone once it begins anew.
+    begins_anew: bool,
 }
 
 impl<'a> LockedRows<'a> {
     /// All rows of a key, locked.
     fn all(found: KeyShards<'a>) -> LockedRows<'a> {
         let locked = found.tuples.into_iter().enumerate().collect();
-        LockedRows { shards: found.shards, locked, expires: found.expires }
+        LockedRows { shards: found.shards, locked, expires: found.expires, begins_anew: false }
     }
 
     /// A key of which no row is locked, as nothing of it is to be changed here.
-    pub fn none(shards: Shards<'a>) -> LockedRows<'a> {
-        LockedRows { shards, locked: Vec::new(), expires: None }
+    pub fn none(shards: Shards<'a>, expires: Option<Micros>) -> LockedRows<'a> {
+        LockedRows { shards, locked: Vec::new(), expires, begins_anew: false }
+    }
+
+    /// Applies what has expired to the row of a limit without shards; false if it is not locked, or is another's.
+    ///
+    /// # Errors
+    /// [`LimiterError::BadState`] (55000).
+    #[cold]
+    pub(crate) fn apply_expired<H: Host>(
+        &mut self,
+        host: &H,
+        rows: &dyn Rows,
+        target: &Target,
+    ) -> Result<bool> {
+        let ([_], [(0, _)]) = (self.shards.states(), &self.locked[..]) else { return Ok(false) };
+        let id = target.row(0);
+        let Some(row) = rows.lock(id, true)? else { return Ok(false) };
+        let row = expiry::apply_locked(host, rows, id, row)?;
+        let state = target.state(target.limit(), Some(&row.stored), host.now())?;
+        self.shards.states_mut()[0] = state.into_owned();
+        (self.locked, self.expires) = (vec![(0, row.tuple)], row.expires);
+        Ok(true)
+    }
+
+    /// Deletes the holds of a key whose state begins anew, before it does.
+    pub(crate) fn begin_anew<H: Host>(&mut self, host: &H, target: &Target) -> Result<()> {
+        if self.begins_anew {
+            expiry::forget(host, target.row(0))?;
+            (self.begins_anew, self.expires) = (false, None);
+        }
+        Ok(())
+    }
+
+    /// Notes when a hold expires that is written next.
+    pub(crate) fn expires_by(&mut self, hold: &Hold) {
+        if hold.returns() {
+            let first = self.expires.map_or(hold.expires_at, |first| first.min(hold.expires_at));
+            self.expires = Some(first);
+        }
     }
 
     /// Whether all of its rows are locked, or none.
@@ -55,8 +98,9 @@ impl<'a> LockedRows<'a> {
     }
 
     /// Writes a change of the total, from the shards as they were decided at `now`, to the locked rows.
-    pub fn write(
+    pub(crate) fn write<H: Host>(
         &self,
+        host: &H,
         rows: &dyn Rows,
         target: &Target,
         shards: &mut Shards,
@@ -65,7 +109,12 @@ impl<'a> LockedRows<'a> {
     ) -> Result<()> {
         if let ([_], [(_, tuple)]) = (shards.states(), &self.locked[..]) {
             shards.states_mut()[0] = after.clone();
-            return rows.update(target.row(0), *tuple, &Stored::State(after.clone()), self.expires);
+            let (id, after) = (target.row(0), Stored::State(after.clone()));
+            if self.begins_anew {
+                expiry::forget(host, id)?;
+                return rows.update(id, *tuple, &after, None);
+            }
+            return rows.update(id, *tuple, &after, self.expires);
         }
         if self.locked.is_empty() {
             return Err(LimiterError::not_written()); // nothing would be taken
@@ -87,7 +136,12 @@ impl<'a> LockedRows<'a> {
     ) -> Result<LockedRows<'a>> {
         shards.states_mut()[shard] =
             target.state(shards.shard_limit(), Some(&row.stored), now)?.into_owned();
-        Ok(LockedRows { shards, locked: vec![(shard, row.tuple)], expires: row.expires })
+        Ok(LockedRows {
+            shards,
+            locked: vec![(shard, row.tuple)],
+            expires: row.expires,
+            begins_anew: false,
+        })
     }
 }
 
@@ -126,7 +180,7 @@ pub fn lock<'a, H: Host>(
                 target.state(shards.shard_limit(), Some(&stored), now)?.into_owned();
             locked.push((other, tuple));
         }
-        return Ok(Some(LockedRows { shards, locked, expires: None }));
+        return Ok(Some(LockedRows { shards, locked, expires: None, begins_anew: false }));
     }
     Ok(lock_all(host, rows, target, wait)?.map(LockedRows::all))
 }
@@ -155,7 +209,8 @@ fn lock_one<'a>(
     let Some(Row { stored, expires, tuple }) = found else { return Ok(None) };
     let state = target.state(target.limit(), Some(&stored), host.now())?.into_owned();
     let shards = Shards::new(target.limit(), vec![state]);
-    Ok(Some(LockedRows { shards, locked: vec![(0, tuple)], expires }))
+    let begins_anew = expires.is_some() && begins_anew(target, &stored);
+    Ok(Some(LockedRows { shards, locked: vec![(0, tuple)], expires, begins_anew }))
 }
 
 /// Locks one row with room for the whole change, or a few unlocked ones.
@@ -177,7 +232,7 @@ fn lock_some<'a, H: Host>(
     }
     // `None`: the caller releases them, and then locks all rows.
     let locked = lock_free(host, rows, target, &mut shards, now, amount, false)?;
-    Ok(locked.map(|locked| LockedRows { shards, locked, expires: None }))
+    Ok(locked.map(|locked| LockedRows { shards, locked, expires: None, begins_anew: false }))
 }
 
 /// Spreads the tokens of `after`, which they are to hold together, over the locked rows, and writes those that change.

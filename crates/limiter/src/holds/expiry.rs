@@ -1,0 +1,282 @@
+//! The expiry of holds: a step of its own, before a call is decided; and the waits of denied calls, which know of it.
+//!
+//! A row says when the first hold of its key expires, so that a call without holds compares one number. What has expired
+//! is applied under the lock of the row; calls that only look compute it on a copy.
+
+use std::rc::Rc;
+
+use ratelimit_core::config::Definition;
+use ratelimit_core::hold::{Expiry, Hold, MAX_EXPIRIES, after_expiries, retry_after};
+use ratelimit_core::{Micros, State};
+
+use crate::error::{LimiterError, Result};
+use crate::ports::{HoldRow, Holds, Host, Row, RowId, Rows, Stored, TRIES};
+use crate::request::{Answer, Take};
+use crate::target::{FOREVER, Store, Target, after_block};
+
+/// The most expiries that are applied in one step.
+const MOST: i64 = 100_000;
+
+/// Whether a hold of the row's key may have expired.
+#[inline]
+pub(crate) fn is_due(row: &Row, now: Micros) -> bool {
+    row.expires.is_some_and(|expires| expires <= now)
+}
+
+/// What expiries make of a row.
+struct Expired {
+    stored: Stored,
+    expires: Option<Micros>,
+    /// The holds that have expired, as they are afterwards.
+    holds: Vec<HoldRow>,
+}
+
+/// The definitions of holds of one key: that of name and key, or else the config of each.
+pub(super) struct Limits {
+    own: Option<Rc<Definition>>,
+    last: Option<(Vec<u8>, Option<Rc<Definition>>)>,
+}
+
+impl Limits {
+    pub(super) fn new<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<Limits> {
+        let own = match host.defined(name, key) {
+            Err(LimiterError::StoredConfig { .. }) => None,
+            own => own?,
+        };
+        Ok(Limits { own, last: None })
+    }
+
+    /// The definition of a hold; `None`: it has none any more, or no valid one.
+    pub(super) fn of(
+        &mut self,
+        holds: &dyn Holds,
+        hold: &HoldRow,
+    ) -> Result<Option<Rc<Definition>>> {
+        let (None, Some(config)) = (&self.own, &hold.config) else { return Ok(self.own.clone()) };
+        match &self.last {
+            Some((last, definition)) if last == config => return Ok(definition.clone()),
+            _ => {}
+        }
+        let definition = match holds.definition(config) {
+            Err(LimiterError::Config(_)) => None,
+            definition => Some(definition?),
+        };
+        self.last = Some((config.clone(), definition.clone()));
+        Ok(definition)
+    }
+}
+
+/// Computes what the expiries by `now` make of a row.
+///
+/// # Errors
+/// [`LimiterError::BadState`] (55000).
+fn expired<H: Host>(host: &H, id: RowId, row: &Row, now: Micros) -> Result<Expired> {
+    let RowId { name, key, .. } = id;
+    let from = row.expires.unwrap_or(now);
+    host.with_holds(|holds| {
+        let mut due = holds.returning(name, key, from, now, MOST)?;
+        let more = due.last().filter(|_| due.len() as i64 == MOST);
+        let expires = match more {
+            Some(last) => Some(last.hold.expires_at),
+            None => {
+                let next = holds.returning(name, key, now.plus(Micros(1)), FOREVER, 1)?;
+                next.first().map(|next| next.hold.expires_at)
+            }
+        };
+        let (mut stored, mut limits) = (row.stored.clone(), Limits::new(host, name, key)?);
+        for hold in &mut due {
+            host.check_for_interrupts();
+            let definition = limits.of(holds, hold)?;
+            let (after, state) = expire::<H>(id, definition, &stored, &hold.hold)?;
+            hold.hold = after;
+            if let Some(state) = state {
+                stored = Stored::State(state);
+            }
+        }
+        Ok(Expired { stored, expires, holds: due })
+    })
+}
+
+/// A hold after its expiry, and the state after it; `None`: unchanged.
+fn expire<H: Host>(
+    RowId { name, key, .. }: RowId,
+    definition: Option<Rc<Definition>>,
+    stored: &Stored,
+    hold: &Hold,
+) -> Result<(Hold, Option<State>)> {
+    let returns = |definition: &Rc<Definition>| {
+        let is_state = stored.shape().is_some_and(|shape| definition.limit.accepts(shape));
+        is_state && Store::from_definition(definition).is_in_table()
+    };
+    let Some(definition) = definition.filter(returns) else { return Ok((hold.lost(), None)) };
+    let target = Target::defined::<H>(name, key, definition, None);
+    let state = target.state(target.limit(), Some(stored), hold.expires_at)?;
+    Ok(hold.expired(target.limit(), &state))
+}
+
+/// Applies what has expired to the row of a key, as a step of its own. A row that needs no step any more is not locked.
+///
+/// # Errors
+/// [`LimiterError::BadState`], [`LimiterError::NotWritten`] (55000).
+#[cold]
+pub(crate) fn apply<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<()> {
+    if let Some(row) = rows.lock(id, false)? {
+        return apply_locked(host, rows, id, row).map(drop);
+    }
+    let applied = host.attempt(|| match rows.lock(id, true)? {
+        Some(row) if is_due(&row, host.now()) => apply_locked(host, rows, id, row).map(Some),
+        _ => Ok(None),
+    })?;
+    drop(applied);
+    Ok(())
+}
+
+/// Applies what has expired to a row that this transaction has locked; returns the row as it is then.
+///
+/// # Errors
+/// As [`apply`].
+#[cold]
+pub(crate) fn apply_locked<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    id: RowId,
+    mut row: Row,
+) -> Result<Row> {
+    for _ in 0..TRIES {
+        let now = host.now();
+        if !is_due(&row, now) || row.stored.is_marker() {
+            return Ok(row);
+        }
+        let Expired { stored, expires, holds } = expired(host, id, &row, now)?;
+        rows.update(id, row.tuple, &stored, expires)?;
+        if !holds.is_empty() {
+            host.with_holds(|table| table.expire(id.name, id.key, &holds))?;
+        }
+        // Written since, so that it is another version.
+        row = rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?;
+    }
+    Err(LimiterError::not_written())
+}
+
+/// Deletes the holds of a key whose state begins anew.
+#[cold]
+pub(crate) fn forget<H: Host>(host: &H, id: RowId) -> Result<()> {
+    if host.has_holds() {
+        host.with_holds(|holds| holds.delete_of_key(id.name, id.key))?;
+    }
+    Ok(())
+}
+
+/// A row as it would be if what has expired were applied; `None`: it has changed meanwhile, or is gone.
+///
+/// # Errors
+/// [`LimiterError::BadState`] (55000).
+#[cold]
+pub(crate) fn on_copy<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    id: RowId,
+    row: &Row,
+    now: Micros,
+) -> Result<Option<Row>> {
+    let Expired { stored, expires, .. } = expired(host, id, row, now)?;
+    // The holds were read after the row.
+    let is_same = rows
+        .read(id)?
+        .is_some_and(|again| again.stored == row.stored && again.expires == row.expires);
+    Ok(is_same.then(|| Row { stored, expires, ..row.clone() }))
+}
+
+/// The next expiries of a key that may let a denied call pass.
+pub(crate) struct Expiries {
+    next: Vec<(Rc<Definition>, Hold)>,
+}
+
+impl Expiries {
+    /// Reads them, from the first on that a row names.
+    pub(crate) fn read<H: Host>(
+        host: &H,
+        target: &Target,
+        expires: Option<Micros>,
+        now: Micros,
+    ) -> Result<Expiries> {
+        let Some(from) = expires else { return Ok(Expiries { next: Vec::new() }) };
+        let (name, key) = (target.name, target.key);
+        let next = host.with_holds(|holds| {
+            let from = from.max(now.plus(Micros(1)));
+            let found = holds.returning(name, key, from, FOREVER, MAX_EXPIRIES as i64)?;
+            let mut limits = Limits::new(host, name, key)?;
+            let mut next = Vec::with_capacity(found.len());
+            for hold in found {
+                next.extend(limits.of(holds, &hold)?.map(|definition| (definition, hold.hold)));
+            }
+            Ok(next)
+        })?;
+        Ok(Expiries { next })
+    }
+
+    /// After which wait from `now` a call passes that is denied on this state, in itself after `denied`, or by a block
+    /// until `blocked`. `decide` says of a state and an instant whether it passes, and otherwise after which wait.
+    pub(crate) fn wait(
+        &self,
+        target: &Target,
+        state: &State,
+        now: Micros,
+        denied: Option<Micros>,
+        blocked: Option<Micros>,
+        mut decide: impl FnMut(&State, Micros) -> (bool, Option<Micros>),
+    ) -> Option<Micros> {
+        let is_state = |definition: &Definition| definition.limit.accepts(state.shape());
+        let mut holds: &[Expiry] = &self
+            .next
+            .iter()
+            .filter(|(definition, _)| is_state(definition))
+            .map(|(definition, hold)| (&definition.limit, *hold))
+            .collect::<Vec<_>>();
+        let Some(until) = blocked else {
+            // Not even if all were there.
+            let full = || target.limit().initial_state(now, target.phase());
+            if denied.is_none() && !decide(&full(), now).0 {
+                return None;
+            }
+            return retry_after(state, now, holds, denied, decide);
+        };
+        after_block(until, now, |then| {
+            let (after, applied) = after_expiries(state, holds, then);
+            holds = &holds[applied.min(holds.len())..];
+            let state = after.as_ref().unwrap_or(state);
+            match decide(state, then) {
+                (true, _) => Some(Micros(0)),
+                (false, later) => retry_after(state, then, holds, later, decide),
+            }
+        })
+    }
+}
+
+/// A denial that knows what expires: its wait is that until the take passes, if nobody takes, settles or extends; with
+/// `always` it passes whenever the key is not blocked.
+///
+/// # Errors
+/// Those of the host.
+#[cold]
+pub(crate) fn denial<H: Host>(
+    host: &H,
+    target: &Target,
+    take: Take,
+    state: &State,
+    expires: Option<Micros>,
+    answer: Answer,
+    always: bool,
+) -> Result<Answer> {
+    if take.lease.is_some() {
+        return Ok(answer);
+    }
+    let expiries = Expiries::read(host, target, expires, answer.now)?;
+    let decide = |state: &State, at: Micros| {
+        let decision = take.on_state(target.limit(), state, at, &mut 0.0);
+        (decision.ok || always, decision.retry_after)
+    };
+    let (denied, blocked) = (answer.retry_after, answer.blocked);
+    let retry_after = expiries.wait(target, state, answer.now, denied, blocked, decide);
+    Ok(Answer { retry_after, ..answer })
+}

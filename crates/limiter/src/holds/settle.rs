@@ -1,0 +1,220 @@
+//! The settlement of holds: gives back what was not used, or takes what was used beyond it; once.
+
+use std::rc::Rc;
+
+use ratelimit_core::config::{Definition, MAX_TOKENS};
+use ratelimit_core::hold::Hold;
+use ratelimit_core::text::float_text;
+use ratelimit_core::{ArgumentError, Decision, Micros, Shards};
+
+use super::expiry::Limits;
+use super::{Settled, Used};
+use crate::change::Change;
+use crate::error::{LimiterError, Result};
+use crate::ports::{HoldRow, Host, RowAccess, Rows, TRIES};
+use crate::request::Answer;
+use crate::stores::shards::{self, LockedRows};
+use crate::stores::{self, Peeked};
+use crate::target::{Store, Target};
+
+/// Refuses a number of used tokens.
+///
+/// # Errors
+/// 22023: it is no number from 0 to 1e15.
+pub(super) fn check_used(used: f64) -> Result<()> {
+    match (0.0..=MAX_TOKENS).contains(&used) {
+        true => Ok(()),
+        false => {
+            Err(ArgumentError::invalid("used", float_text(used), "a number from 0 to 1e15").into())
+        }
+    }
+}
+
+/// A limit of a hold that is being settled.
+struct Part {
+    row: HoldRow,
+    /// `None`: it has no limit any more.
+    definition: Option<Rc<Definition>>,
+}
+
+impl Part {
+    fn target<H: Host>(&self) -> Option<Target<'_>> {
+        let definition = self.definition.clone()?;
+        Some(Target::defined::<H>(&self.row.name, &self.row.key, definition, None))
+    }
+
+    /// Whether something can come of the hold in the row of its limit.
+    fn is_in_row(&self, target: &Target) -> bool {
+        let limit = target.limit();
+        let fits = match self.row.hold.lease() {
+            Some(_) => limit.concurrency().is_some(),
+            None => limit.concurrency().is_none() && can_be_credited(target),
+        };
+        target.store == Store::Row && fits
+    }
+}
+
+/// Whether tokens can be given back to a limit.
+pub(super) fn can_be_credited(target: &Target) -> bool {
+    let (limit, now) = (target.limit(), Micros(0));
+    ratelimit_core::kinds::returnable(limit, &limit.initial_state(now, now), now).is_some()
+}
+
+/// Settles the limits of a hold, which are in the order of name and key. Those that are gone by then are left out.
+pub(super) fn settle<H: Host>(host: &H, held: Vec<HoldRow>, used: &Used) -> Result<Vec<Settled>> {
+    host.refuse_read_only()?;
+    let mut parts = Vec::with_capacity(held.len());
+    for row in held {
+        let mut limits = Limits::new(host, &row.name, &row.key)?;
+        let definition = host.with_holds(|holds| limits.of(holds, &row))?;
+        parts.push(Part { row, definition });
+    }
+    let targets: Vec<Option<Target>> = parts.iter().map(Part::target::<H>).collect();
+    let answers = host.with_rows(RowAccess::Write, |rows| {
+        for _ in 0..TRIES {
+            host.check_for_interrupts();
+            if let Some(locked) = lock(host, rows, &parts, &targets)? {
+                return settle_locked(host, rows, &parts, &targets, locked, used);
+            }
+        }
+        Err(LimiterError::not_written())
+    })?;
+    let mut settled = Vec::with_capacity(parts.len());
+    for ((part, target), answer) in parts.iter().zip(&targets).zip(answers) {
+        let answer = match (answer, target) {
+            (Outcome::Gone, _) => continue,
+            (Outcome::Settled(answer), _) => Some(answer),
+            (Outcome::Deleted, None) => None,
+            (Outcome::Deleted, Some(target)) => Some(level(host, target)?),
+        };
+        let HoldRow { name, key, .. } = &part.row;
+        settled.push(Settled { name: name.clone(), key: key.clone(), answer });
+    }
+    Ok(settled)
+}
+
+/// What became of one limit of a hold.
+enum Outcome {
+    /// It was settled before.
+    Gone,
+    /// Nothing comes of it.
+    Deleted,
+    Settled(Answer),
+}
+
+/// The answer that nothing has changed.
+fn level<H: Host>(host: &H, target: &Target) -> Result<Answer> {
+    let Peeked { now, shards, .. } = stores::peek(host, target)?;
+    let level = shards.level(now);
+    Ok(target.answer(&Decision { ok: true, retry_after: None, level, state: None }, level, now))
+}
+
+/// Locks the rows in which something comes of a hold; `None` where they must be read again.
+fn lock<'t, H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    parts: &[Part],
+    targets: &'t [Option<Target<'t>>],
+) -> Result<Option<Vec<Option<LockedRows<'t>>>>> {
+    let mut locked = Vec::with_capacity(parts.len());
+    for (part, target) in parts.iter().zip(targets) {
+        let Some(target) = target.as_ref().filter(|target| part.is_in_row(target)) else {
+            locked.push(None);
+            continue;
+        };
+        let (limit, now) = (target.limit(), host.now());
+        let full = Shards::new(limit, vec![limit.initial_state(now, target.phase())]);
+        match shards::lock(host, rows, target, full, 0.0, false)? {
+            Some(row) => locked.push(Some(row)),
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(locked))
+}
+
+/// Settles all at one instant, once what has expired by then is applied.
+fn settle_locked<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    parts: &[Part],
+    targets: &[Option<Target>],
+    mut locked: Vec<Option<LockedRows>>,
+    used: &Used,
+) -> Result<Vec<Outcome>> {
+    let now = loop {
+        let now = host.now();
+        let due = locked.iter_mut().zip(targets).find_map(|(locked, target)| {
+            let locked = locked.as_mut()?;
+            let is_due = locked.expires.is_some_and(|expires| expires <= now);
+            if is_due { Some((locked, target.as_ref()?)) } else { None }
+        });
+        let Some((locked, target)) = due else { break now };
+        if !locked.apply_expired(host, rows, target)? {
+            return Err(LimiterError::not_written());
+        }
+    };
+    let mut outcomes = Vec::with_capacity(parts.len());
+    for ((part, target), locked) in parts.iter().zip(targets).zip(locked) {
+        host.check_for_interrupts();
+        let HoldRow { id, name, key, .. } = &part.row;
+        let Some(row) = host.with_holds(|holds| holds.delete(id, name, key))? else {
+            outcomes.push(Outcome::Gone);
+            continue;
+        };
+        let used = used.of(name);
+        let answer = match (target, locked) {
+            (Some(target), Some(locked)) => {
+                Some(in_row(host, rows, target, locked, now, &row.hold, used)?)
+            }
+            (Some(target), None) => in_shards(host, rows, target, &row.hold, used)?,
+            (None, _) => None,
+        };
+        outcomes.push(answer.map_or(Outcome::Deleted, Outcome::Settled));
+    }
+    Ok(outcomes)
+}
+
+/// Settles a hold in a row that is locked.
+fn in_row<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    target: &Target,
+    locked: LockedRows,
+    now: Micros,
+    hold: &Hold,
+    used: Option<f64>,
+) -> Result<Answer> {
+    let (limit, before) = (target.limit(), locked.shards.total(now));
+    let decision = match hold.lease() {
+        Some(lease) => {
+            let state = limit.release(&before, now, lease);
+            let level = limit.level(state.as_ref().unwrap_or(&before), now);
+            Some(Decision { ok: true, retry_after: None, level, state })
+        }
+        None => hold.settle(limit, &before, now, used),
+    };
+    let level = locked.shards.level(now);
+    let unchanged = Decision { ok: true, retry_after: None, level, state: None };
+    let decision = decision.unwrap_or(unchanged);
+    if let Some(after) = &decision.state {
+        let mut shards = locked.shards.clone();
+        locked.write(host, rows, target, &mut shards, now, (&before, after))?;
+    }
+    Ok(target.answer(&decision, decision.level, now))
+}
+
+/// Settles a hold, whose row is gone, of a limit that has got shards since; `None`: nothing comes of it.
+fn in_shards<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    target: &Target,
+    hold: &Hold,
+    used: Option<f64>,
+) -> Result<Option<Answer>> {
+    let is_sharded = matches!(target.store, Store::Shards(_));
+    if !is_sharded || hold.lease().is_some() || !can_be_credited(target) {
+        return Ok(None);
+    }
+    let (count, taken_at) = hold.credit(used);
+    shards::apply(host, rows, target, &Change::Credit { count, taken_at }).map(Some)
+}

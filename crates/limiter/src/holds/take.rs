@@ -1,0 +1,420 @@
+//! The takes of holds, of one limit or of several: all or nothing, decided under the locks of their rows.
+//!
+//! First all are decided without locks: a denial needs none. Then the rows are locked, in the order of name and key, what
+//! the id holds is read again, and all are decided again at one instant.
+
+use std::borrow::Cow;
+
+use ratelimit_core::hold::Hold;
+use ratelimit_core::kinds::Lease;
+use ratelimit_core::{AsMany, Decision, Micros, Shards, State, decide};
+
+use super::Terms;
+use super::expiry::Expiries;
+use crate::error::{LimiterError, Result};
+use crate::ports::{HoldRow, Holds, Host, RowAccess, Rows, TRIES};
+use crate::request::Answer;
+use crate::stores::shards::{self, LockedRows};
+use crate::stores::{self, Peeked};
+use crate::target::{Store, Target, after_block};
+
+/// What a hold is to have of a limit.
+pub(super) struct Wanted<'a> {
+    pub(super) target: Target<'a>,
+    /// Tokens, or slots.
+    pub(super) count: f64,
+    /// As in [`Request`](crate::request::Request).
+    pub(super) reserve: bool,
+    /// Takes as many as there are, if these are at least so many.
+    pub(super) at_least: Option<f64>,
+    /// The config to store, as in [`HoldRow`].
+    pub(super) config: Option<Vec<u8>>,
+}
+
+/// What was decided of it.
+pub(super) struct Verdict {
+    /// The decision on what is missing.
+    pub(super) decision: Decision,
+    pub(super) answer: Answer,
+    /// What the hold had.
+    pub(super) before: Option<HoldRow>,
+    /// What it had that still counts: tokens, or live slots.
+    pub(super) had: f64,
+    /// Tokens that it takes now.
+    pub(super) took: f64,
+    /// Whether it asks for any: a repeat takes nothing.
+    pub(super) asks: bool,
+    /// Whether it passes: a dry run does that has not the tokens.
+    pub(super) passes: bool,
+    /// What is held after it; `None`: it has no hold.
+    pub(super) after: Option<Hold>,
+}
+
+impl Verdict {
+    /// The tokens that are held if all pass; where there is no hold, those that would be.
+    pub(super) fn held(&self, wanted: &Wanted) -> f64 {
+        match (self.passes, self.decision.ok, &self.after) {
+            (false, ..) => self.had,
+            (true, true, Some(after)) => after.count,
+            _ => wanted.count.max(self.had),
+        }
+    }
+}
+
+/// What is known of it when it is decided.
+struct Seen<'w> {
+    shards: Cow<'w, Shards<'w>>,
+    expires: Option<Micros>,
+    hold: Option<HoldRow>,
+}
+
+impl Wanted<'_> {
+    /// Decides it at `now`; `lease` is the id of a lease of slots that the hold doesn't have yet.
+    fn decide(&self, seen: &Seen, now: Micros, terms: &Terms, lease: Micros) -> Verdict {
+        let (target, limit, state) = (&self.target, self.target.limit(), seen.shards.total(now));
+        // One of tokens means nothing to slots, nor one of slots to tokens.
+        let has_slots = limit.concurrency().is_some();
+        let before = seen.hold.as_ref().map(|row| row.hold);
+        let before = before.filter(|before| before.lease().is_some() == has_slots);
+        let lease = before.and_then(|hold| hold.lease()).unwrap_or(lease);
+        let had = match (&state, before) {
+            (State::Leases(leases), _) => {
+                let own = leases.leases.iter().filter(|own| own.id == lease && own.is_live(now));
+                own.count() as f64
+            }
+            (_, before) => before.map_or(0.0, |before| before.count),
+        };
+        let missing = (self.count - had).max(0.0);
+        let asks = missing > 0.0 || before.is_none();
+        let blocked = target.block(now);
+        let (mut decision, took) = self.on_state(&state, now, before.as_ref(), terms, lease);
+        if let Some(until) = blocked {
+            let then = self.on_state(&state, until, before.as_ref(), terms, lease).0;
+            let rest = if then.ok || !target.definition.enforce {
+                Some(Micros(0))
+            } else {
+                then.retry_after
+            };
+            let retry_after = after_block(until, now, |_| rest);
+            decision =
+                Decision { ok: false, retry_after, level: seen.shards.level(now), state: None };
+        }
+        let mut answer = target.answer(&decision, decision.level, now);
+        (answer.blocked, answer.enforced) = (blocked, answer.enforced || blocked.is_some());
+        let passes = decision.ok || !answer.enforced;
+        let is_held = passes && target.store != Store::Nowhere && (decision.ok || before.is_some());
+        let start = now.plus(decision.retry_after.filter(|_| decision.ok).unwrap_or(Micros(0)));
+        let expires_at = start.plus(terms.ttl);
+        let took = if decision.ok { took } else { 0.0 };
+        let after = is_held.then(|| match limit.concurrency() {
+            Some(_) if had + took > 0.0 => {
+                let until = before.map_or(expires_at, |before| before.expires_at.max(expires_at));
+                Hold::of_slots(had + took, lease, until)
+            }
+            _ => {
+                let after = decision.state.as_ref().unwrap_or(&state);
+                let before = before.as_ref();
+                let hold = Hold::of(before, limit, after, now, took, expires_at, terms.charge);
+                // A sum may miss it by its last bit.
+                if took == missing {
+                    Hold { count: hold.count.max(self.count), ..hold }
+                } else {
+                    hold
+                }
+            }
+        });
+        Verdict { decision, answer, before: seen.hold.clone(), had, took, asks, passes, after }
+    }
+
+    /// Decides what is missing on a state, and the tokens that it takes; whether the key is blocked or not.
+    fn on_state(
+        &self,
+        state: &State,
+        now: Micros,
+        before: Option<&Hold>,
+        terms: &Terms,
+        lease: Micros,
+    ) -> (Decision, f64) {
+        let limit = self.target.limit();
+        let lease = Lease { id: lease, expires_at: now.plus(terms.ttl) };
+        if let Some(decision) = limit.hold_slots(state, now, self.count, lease) {
+            let own = |state: &State| match state {
+                State::Leases(leases) => leases
+                    .leases
+                    .iter()
+                    .filter(|own| own.id == lease.id && own.is_live(now))
+                    .count(),
+                _ => 0,
+            };
+            let took = decision.state.as_ref().map_or(0, |after| own(after) - own(state));
+            return (decision, took as f64);
+        }
+        let had = before.map_or(0.0, |before| before.count);
+        let missing = (self.count - had).max(0.0);
+        if before.is_some() && missing == 0.0 {
+            let level = limit.level(state, now);
+            return (Decision { ok: true, retry_after: None, level, state: None }, 0.0);
+        }
+        let take = |count| decide(limit, state, now, count, self.reserve);
+        match self.at_least {
+            // In a top-up it means the total.
+            Some(at_least) => {
+                let at_least = (at_least - had).max(0.0);
+                AsMany { at_most: missing, at_least }.decide(limit.capacity(), take)
+            }
+            None => (take(missing), missing),
+        }
+    }
+
+    /// Has a refusal know what expires.
+    #[cold]
+    fn wait<H: Host>(
+        &self,
+        host: &H,
+        verdict: &mut Verdict,
+        seen: &Seen,
+        terms: &Terms,
+    ) -> Result<()> {
+        let now = verdict.answer.now;
+        let ([state], None) = (seen.shards.states(), self.target.limit().concurrency()) else {
+            return Ok(());
+        };
+        let expiries = Expiries::read(host, &self.target, seen.expires, now)?;
+        let before = verdict.before.as_ref().map(|row| row.hold);
+        let (denied, blocked) = (verdict.answer.retry_after, verdict.answer.blocked);
+        let always = blocked.is_some() && !self.target.definition.enforce;
+        let decide = |state: &State, at: Micros| {
+            let decision = self.on_state(state, at, before.as_ref(), terms, Micros(0)).0;
+            (decision.ok || always, decision.retry_after)
+        };
+        let wait = expiries.wait(&self.target, state, now, denied, blocked, decide);
+        (verdict.answer.retry_after, verdict.decision.retry_after) = (wait, wait);
+        Ok(())
+    }
+}
+
+/// Takes what is wanted, which is in the order of name and key, for a hold of this id, or nothing; whether it did.
+///
+/// # Errors
+/// [`LimiterError::BadState`], [`LimiterError::NotWritten`] (55000).
+pub(super) fn take<'w, H: Host>(
+    host: &H,
+    wanted: &'w [Wanted<'w>],
+    id: &[u8],
+    terms: &Terms,
+) -> Result<(Vec<Verdict>, bool)> {
+    let leases = leases(host, wanted)?;
+    if wanted.iter().all(|wanted| wanted.target.store == Store::Nowhere) {
+        let seen = peek(host, None, wanted, id, terms)?;
+        return Ok(decide_all(host, wanted, &seen, terms, &leases));
+    }
+    host.refuse_read_only()?;
+    host.with_rows(RowAccess::Write, |rows| {
+        for _ in 0..TRIES {
+            host.check_for_interrupts();
+            let seen = peek(host, Some(rows), wanted, id, terms)?;
+            let (mut verdicts, ok) = decide_all(host, wanted, &seen, terms, &leases);
+            if seen.iter().any(|seen| is_past(seen.expires, &verdicts)) {
+                continue; // it has expired since it was read
+            }
+            if !ok {
+                refuse(host, wanted, &mut verdicts, &seen, terms)?;
+                return Ok((verdicts, false));
+            }
+            let mut refused = None;
+            let taken = host.attempt(|| {
+                take_locked(host, rows, wanted, seen, id, terms, &leases, &mut refused)
+            });
+            match taken {
+                Err(LimiterError::Busy) => return Ok((at_once(verdicts), false)),
+                Ok(Some(verdicts)) => return Ok((verdicts, true)),
+                Ok(None) => {}
+                Err(error) => return Err(error),
+            }
+            if let Some(refused) = refused {
+                return Ok((refused, false));
+            }
+        }
+        Err(LimiterError::not_written())
+    })
+}
+
+/// An id of a lease for each that wants slots.
+fn leases<H: Host>(host: &H, wanted: &[Wanted]) -> Result<Vec<Micros>> {
+    let lease = |wanted: &Wanted| match wanted.target.limit().concurrency() {
+        Some(_) => Ok(Lease::random_id(host.unguessable()?)),
+        None => Ok(Micros(0)),
+    };
+    wanted.iter().map(lease).collect()
+}
+
+/// Whether an expiry has passed at the instant of the verdicts.
+fn is_past(expires: Option<Micros>, verdicts: &[Verdict]) -> bool {
+    let now = verdicts.first().map(|verdict| verdict.answer.now);
+    expires.zip(now).is_some_and(|(expires, now)| expires <= now)
+}
+
+/// Reads what is known of each, without locks.
+fn peek<'w, H: Host>(
+    host: &H,
+    rows: Option<&dyn Rows>,
+    wanted: &'w [Wanted<'w>],
+    id: &[u8],
+    terms: &Terms,
+) -> Result<Vec<Seen<'w>>> {
+    let peek = |wanted: &'w Wanted<'w>| {
+        host.check_for_interrupts();
+        let Peeked { shards, expires, .. } = stores::peek_with(host, rows, &wanted.target, None)?;
+        // A random id has no hold yet.
+        let hold = match (terms.id, wanted.target.store) {
+            (None, _) | (_, Store::Nowhere) => None,
+            _ => host.with_holds(|holds| holds.one(id, wanted.target.name, wanted.target.key))?,
+        };
+        Ok(Seen { shards: Cow::Owned(shards), expires, hold })
+    };
+    wanted.iter().map(peek).collect()
+}
+
+/// Decides all at one instant, and whether all pass.
+fn decide_all<H: Host>(
+    host: &H,
+    wanted: &[Wanted],
+    seen: &[Seen],
+    terms: &Terms,
+    leases: &[Micros],
+) -> (Vec<Verdict>, bool) {
+    let now = host.now();
+    let each = wanted.iter().zip(seen).zip(leases);
+    let verdicts: Vec<Verdict> =
+        each.map(|((wanted, seen), &lease)| wanted.decide(seen, now, terms, lease)).collect();
+    let ok = verdicts.iter().all(|verdict| verdict.passes);
+    (verdicts, ok)
+}
+
+/// Has the refusals among the verdicts know what expires.
+fn refuse<H: Host>(
+    host: &H,
+    wanted: &[Wanted],
+    verdicts: &mut [Verdict],
+    seen: &[Seen],
+    terms: &Terms,
+) -> Result<()> {
+    for ((wanted, verdict), seen) in wanted.iter().zip(verdicts).zip(seen) {
+        if !verdict.passes && seen.expires.is_some() {
+            wanted.wait(host, verdict, seen, terms)?;
+        }
+    }
+    Ok(())
+}
+
+/// The verdicts where rows are locked that can't be waited for: to be retried at once.
+fn at_once(mut verdicts: Vec<Verdict>) -> Vec<Verdict> {
+    for verdict in &mut verdicts {
+        (verdict.decision.ok, verdict.passes, verdict.after) = (false, false, None);
+        (verdict.answer.ok, verdict.answer.retry_after) = (false, Some(Micros(0)));
+        verdict.decision.retry_after = Some(Micros(0));
+    }
+    verdicts
+}
+
+/// Locks the rows, decides again, and writes; `None` where they must be read again, or with `refused`.
+#[allow(clippy::too_many_arguments)]
+fn take_locked<'w, H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    wanted: &'w [Wanted<'w>],
+    seen: Vec<Seen<'w>>,
+    id: &[u8],
+    terms: &Terms,
+    leases: &[Micros],
+    refused: &mut Option<Vec<Verdict>>,
+) -> Result<Option<Vec<Verdict>>> {
+    let mut locked = Vec::with_capacity(wanted.len());
+    for (wanted, seen) in wanted.iter().zip(seen) {
+        host.check_for_interrupts();
+        let shards = seen.shards.into_owned();
+        locked.push(match wanted.target.store {
+            Store::Nowhere => LockedRows::none(shards, None),
+            _ => match shards::lock(host, rows, &wanted.target, shards, 0.0, false)? {
+                Some(locked) => locked,
+                None => return Ok(None),
+            },
+        });
+    }
+    loop {
+        for (wanted, locked) in wanted.iter().zip(&mut locked) {
+            if locked.expires.is_some_and(|expires| expires <= host.now())
+                && !locked.apply_expired(host, rows, &wanted.target)?
+            {
+                return Ok(None);
+            }
+        }
+        let mut seen = Vec::with_capacity(wanted.len());
+        for (wanted, locked) in wanted.iter().zip(&mut locked) {
+            locked.begin_anew(host, &wanted.target)?;
+            let Target { name, key, store, .. } = wanted.target;
+            let hold = match (terms.id, store) {
+                (None, _) | (_, Store::Nowhere) => None,
+                _ => host.with_holds(|holds| holds.one(id, name, key))?,
+            };
+            let shards = Cow::Owned(locked.shards.clone());
+            seen.push(Seen { shards, expires: locked.expires, hold });
+        }
+        let (mut verdicts, ok) = decide_all(host, wanted, &seen, terms, leases);
+        if seen.iter().any(|seen| is_past(seen.expires, &verdicts)) {
+            continue;
+        }
+        if !ok {
+            refuse(host, wanted, &mut verdicts, &seen, terms)?;
+            *refused = Some(verdicts);
+            return Ok(None);
+        }
+        let written = write(host, rows, wanted, &mut locked, &verdicts, id)?;
+        return Ok(written.then_some(verdicts));
+    }
+}
+
+/// Writes the rows and the holds, which are locked; false if a hold is gone.
+fn write<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    wanted: &[Wanted],
+    locked: &mut [LockedRows],
+    verdicts: &[Verdict],
+    id: &[u8],
+) -> Result<bool> {
+    for ((wanted, verdict), locked) in wanted.iter().zip(verdicts).zip(locked) {
+        let Some(hold) = verdict.after else { continue };
+        if let Some(after) = &verdict.decision.state {
+            locked.expires_by(&hold);
+            let mut shards = locked.shards.clone();
+            let (now, before) = (verdict.answer.now, locked.shards.total(verdict.answer.now));
+            locked.write(host, rows, &wanted.target, &mut shards, now, (&before, after))?;
+        }
+        let written = host.with_holds(|holds| put(holds, wanted, verdict, id, hold))?;
+        if !written {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Writes what a hold has of a limit; false if it is gone that was there.
+fn put(
+    holds: &dyn Holds,
+    wanted: &Wanted,
+    verdict: &Verdict,
+    id: &[u8],
+    hold: Hold,
+) -> Result<bool> {
+    let Target { name, key, .. } = wanted.target;
+    match &verdict.before {
+        Some(before) => holds.update(&HoldRow { hold, ..before.clone() }),
+        None => {
+            let config = wanted.config.clone();
+            let (id, name, key) = (id.to_vec(), name.to_vec(), key.to_vec());
+            holds.insert(&HoldRow { id, name, key, hold, config })?;
+            Ok(true)
+        }
+    }
+}
