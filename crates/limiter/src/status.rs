@@ -301,7 +301,7 @@ fn with_rows<'a, H: Host>(
         return without_rows(host, &target, block).map(Some);
     }
     let now = host.now();
-    let peeked = stores::of_rows(host, rows, &target, of_key.clone(), now)?;
+    let peeked = stores::peek_found(host, rows, &target, of_key.clone(), now)?;
     let held = held.of(host, &target, &peeked)?;
     Ok(Some(Status { held: Some(held), ..defined(host, &target, &peeked, block)? }))
 }

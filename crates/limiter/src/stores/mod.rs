@@ -71,7 +71,12 @@ pub fn peek_with<'t, H: Host>(
 }
 
 /// What a target holds in these rows, which were read before `now`.
-pub fn of_rows<'t, H: Host>(
+pub fn of_rows<'t>(target: &'t Target, rows: Vec<ShardRow>, now: Micros) -> Result<Shards<'t>> {
+    Ok(shards::contents::interpret(target, rows, now)?.shards)
+}
+
+/// What a target holds in these rows, likewise, once what has expired is computed.
+pub(crate) fn peek_found<'t, H: Host>(
     host: &H,
     rows: &dyn Rows,
     target: &'t Target,
