@@ -284,6 +284,31 @@ BEGIN
 END
 $$;
 
+-- Above READ COMMITTED, refuses to say that there is no such hold if a transaction has committed since the snapshot: it
+-- can have made the hold.
+CREATE OR REPLACE FUNCTION ratelimit._no_hold() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    seen pg_snapshot;
+    xid bigint;
+    newer boolean;
+BEGIN
+    IF current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN RETURN; END IF;
+    seen := pg_current_snapshot();
+    xid := pg_snapshot_xmax(seen)::text::bigint;
+    newer := EXISTS (SELECT FROM pg_snapshot_xip(seen) x WHERE pg_xact_status(x) = 'committed');
+    WHILE NOT newer LOOP
+        BEGIN
+            newer := pg_xact_status(xid::text::xid8) = 'committed';
+            xid := xid + 1;
+        EXCEPTION WHEN invalid_parameter_value THEN
+            RETURN; -- no transaction has it yet
+        END;
+    END LOOP;
+    PERFORM ratelimit._raise('40001', 'the hold may have been made since the snapshot of the transaction', NULL,
+        'Repeat the transaction, or settle holds at READ COMMITTED.');
+END
+$$;
+
 CREATE OR REPLACE FUNCTION ratelimit.rl_settle(hold text, used double precision DEFAULT NULL)
 RETURNS ratelimit.rl_result LANGUAGE plpgsql AS $$
 DECLARE
@@ -299,7 +324,11 @@ BEGIN
         PERFORM ratelimit._raise('22023', format('the hold is of %s limits', cardinality(names)), NULL,
             'Settle all of them: SELECT * FROM ratelimit.rl_settle_all($1, ''{"llmTokens": 2750}'');');
     END IF;
-    IF names IS NOT NULL THEN d := ratelimit._settle(hold, names[1], keys[1], used); END IF;
+    IF names IS NOT NULL THEN
+        d := ratelimit._settle(hold, names[1], keys[1], used);
+    ELSIF hold IS NOT NULL THEN
+        PERFORM ratelimit._no_hold();
+    END IF;
     IF d.ok THEN RETURN ratelimit._answer(d); END IF;
     r.ok := false;
     RETURN r;

@@ -208,6 +208,7 @@ BEGIN
     PERFORM ratelimit._writable('rl_settle_all');
     SELECT array_agg(x.name ORDER BY x.name, x.key), array_agg(x.key ORDER BY x.name, x.key) INTO names, keys
     FROM ONLY ratelimit.rl_holds x WHERE x.id = $1;
+    IF names IS NULL AND hold IS NOT NULL THEN PERFORM ratelimit._no_hold(); END IF;
     FOR i IN 1..coalesce(cardinality(names), 0) LOOP
         name := names[i]; key := keys[i];
         given := CASE jsonb_typeof(used) WHEN 'object' THEN used -> name ELSE used END;
