@@ -45,6 +45,11 @@ pub fn delete_rows<H: Host>(host: &H, key: &[u8], forgotten: &mut BTreeSet<Vec<u
             }
             Ok(ControlFlow::Continue(()))
         };
-        each_key(host, rows, (b"", b""), false, visit).map(|_| ())
+        let _ = each_key(host, rows, (b"", b""), false, visit)?;
+        // Also of a key whose row is gone.
+        if host.has_holds() {
+            host.with_holds(|holds| holds.delete_of_all_names(key))?;
+        }
+        Ok(())
     })
 }

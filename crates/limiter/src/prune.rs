@@ -1,4 +1,4 @@
-//! Deletes expired blocks and idle rows, which no answer depends on.
+//! Deletes holds that expired long ago, expired blocks and idle rows, which no answer depends on.
 //!
 //! A batch continues where the session's last one ended, and a session's first begins at a random key,
 //! so that busy rows are not scanned again by every batch. Locked rows are skipped; a row is checked
@@ -9,6 +9,7 @@ use std::ops::ControlFlow;
 use ratelimit_core::Micros;
 
 use crate::error::{LimiterError, Result};
+use crate::holds;
 use crate::keys::each_key;
 use crate::ports::{Host, KeyRows, RowAccess, Rows};
 use crate::stores::{self, Batch};
@@ -21,7 +22,7 @@ pub struct Position {
     key: Vec<u8>,
 }
 
-/// Deletes expired blocks, then idle rows, all rows of a key together, and stops at `max_rows` or at most a
+/// Gives back what expired holds have, and deletes those that expired a day ago, then expired blocks, then idle rows, all rows of a key together, and stops at `max_rows` or at most a
 /// key's rows beyond; adds their number to `deleted`, also where it ends with an error, so that it can go on. 0 means
 /// that no unlocked row is idle. Rows of undefined names, and of exempt keys, whose limit may be there again, are
 /// deleted when their last call is longer than `undefined_idle` ago. `position` is where the session's last batch in this
@@ -33,6 +34,10 @@ pub fn prune<H: Host>(
     position: &mut Option<Position>,
     deleted: &mut i64,
 ) -> Result<()> {
+    *deleted += holds::prune::prune(host, max_rows - *deleted)?;
+    if *deleted >= max_rows {
+        return Ok(());
+    }
     *deleted += host.prune_blocks(max_rows - *deleted)?;
     if *deleted >= max_rows {
         return Ok(());

@@ -1,6 +1,7 @@
 //! Holds: takes that are settled later, with what was used, or expire.
 
 pub(crate) mod expiry;
+pub(crate) mod prune;
 
 mod settle;
 mod take;

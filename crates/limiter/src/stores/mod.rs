@@ -21,7 +21,7 @@ use ratelimit_core::{Micros, Shards, State};
 use crate::error::{LimiterError, Result};
 use crate::holds::expiry;
 use crate::keys::each_key;
-use crate::ports::{Entries, Host, Id, KeyRows, Pool, RowAccess, Rows, SavedKey, ShardRow};
+use crate::ports::{Entries, Host, Id, KeyRows, Pool, RowAccess, RowId, Rows, SavedKey, ShardRow};
 use crate::target::{Store, Target, has_no_rows, of_state};
 
 pub(crate) use delete::shards_present;
@@ -150,8 +150,11 @@ pub fn forget<H: Host>(
     if in_memory_only {
         return Ok(was_in_memory);
     }
-    let was_in_table =
-        host.with_rows(RowAccess::Write, |rows| delete::reset_key(host, rows, name, key))?;
+    let was_in_table = host.with_rows(RowAccess::Write, |rows| {
+        let was = delete::reset_key(host, rows, name, key)?;
+        expiry::forget(host, RowId { name, key, shard: 0 })?;
+        Ok(was)
+    })?;
     Ok(was_in_memory || was_in_table)
 }
 
@@ -216,7 +219,7 @@ pub fn forget_name<H: Host>(
     let together = !definition(host, name, b"")?.is_some_and(|definition| has_no_rows(&definition));
     host.with_rows(RowAccess::Write, |rows| {
         if together && delete::delete_name(host, rows, name, count)? {
-            return Ok(());
+            return forget_holds(host, name);
         }
         let mut delete = |key: &[u8]| -> Result<()> {
             host.check_for_interrupts();
@@ -232,7 +235,8 @@ pub fn forget_name<H: Host>(
             delete(&found.key)?;
             Ok(ControlFlow::Continue(()))
         };
-        each_key(host, rows, (name, b""), true, visit).map(|_| ())
+        let _ = each_key(host, rows, (name, b""), true, visit)?;
+        forget_holds(host, name)
     })?;
     // Their rows are written when they are saved: what is being saved now would bring the old state back.
     for key in saved {
@@ -243,6 +247,14 @@ pub fn forget_name<H: Host>(
             let target = Target::defined::<H>(name, &key, definition, None);
             *count += i64::from(saved::forget(host, &target)?);
         }
+    }
+    Ok(())
+}
+
+/// Deletes the holds of every key of a name.
+fn forget_holds<H: Host>(host: &H, name: &[u8]) -> Result<()> {
+    if host.has_holds() {
+        host.with_holds(|holds| holds.delete_of_name(name))?;
     }
     Ok(())
 }
