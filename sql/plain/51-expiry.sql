@@ -84,15 +84,16 @@ DECLARE
     now bigint;
     p record;
 BEGIN
-    IF every_hold THEN
+    FOR try IN 1..2 LOOP
+        EXIT WHEN NOT every_hold;
         SELECT r.value, r.ts, r.prior, r.log, r.added, '-infinity'::timestamptz AS expires INTO locked
         FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE SKIP LOCKED;
-        IF NOT FOUND AND NOT EXISTS (SELECT FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2) THEN
-            -- Without a row the key has all its tokens.
-            UPDATE ONLY ratelimit.rl_holds h SET old = h.count WHERE h.name = $1 AND h.key = $2 AND NOT h.charge
-                AND h.count > h.old AND h.expires_at <= ratelimit._instant(ratelimit._now());
-        END IF;
-    ELSE
+        EXIT WHEN FOUND OR EXISTS (SELECT FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2);
+        -- Without a row the key has all its tokens: like one that was reset.
+        INSERT INTO ratelimit.rateLimits (name, key, value, ts)
+        VALUES ($1, $2, 'Infinity', ratelimit._nearest(ratelimit._now())) ON CONFLICT DO NOTHING;
+    END LOOP;
+    IF NOT every_hold THEN
         SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires INTO locked
         FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
     END IF;

@@ -75,9 +75,10 @@ BEGIN
 END
 $$;
 
--- The hold after a take: taken tokens more, from a state whose time is ts.
+-- The hold after a take of taken tokens, of those that it wanted in all, from a state whose time is ts.
 CREATE OR REPLACE FUNCTION ratelimit._grown(h ratelimit._hold, l ratelimit._limit, ts bigint, now bigint,
-    taken double precision, given jsonb, expires bigint) RETURNS ratelimit._hold LANGUAGE plpgsql AS $$
+    taken double precision, wanted double precision, given jsonb, expires bigint) RETURNS ratelimit._hold
+LANGUAGE plpgsql AS $$
 DECLARE
     had CONSTANT double precision := coalesce(h.count, 0);
 BEGIN
@@ -88,7 +89,8 @@ BEGIN
         h.old := had; -- of a window that has ended
     END IF;
     IF h.count IS NULL OR taken > 0 AND h.old = had THEN h.taken_at := ratelimit._nearest(greatest(now, ts)); END IF;
-    h.count := had + taken;
+    -- A sum may miss it by its last bit.
+    h.count := greatest(had + taken, CASE WHEN taken = greatest(wanted - had, 0) THEN wanted END);
     h.back := 0;
     h.expires_at := greatest(h.expires_at, ratelimit._nearest(expires));
     RETURN h;
@@ -131,9 +133,15 @@ BEGIN
             now := ratelimit._now();
         END IF;
         anew := coalesce(stored.value < 'Infinity' AND NOT ratelimit._fits(l.kind, stored.prior, stored.log), false);
-        h := CASE WHEN NOT anew THEN ratelimit._hold_of(terms.id, name, key) END;
+        h := CASE WHEN NOT anew AND l.kind <> 'unlimited' THEN ratelimit._hold_of(terms.id, name, key) END;
+        IF ratelimit._has_slots(h) THEN h := NULL; END IF;
         more := greatest(count - coalesce(h.count, 0), 0);
         fewest := CASE WHEN at_least IS NOT NULL THEN greatest(at_least - coalesce(h.count, 0), 0) END;
+        IF stored.expires <= ratelimit._instant(now) AND l.kind <> 'unlimited'
+            AND current_setting('transaction_read_only') = 'off' THEN
+            PERFORM ratelimit._expire(name, key);
+            CONTINUE;
+        END IF;
         IF first AND stored.until IS NOT NULL THEN
             d := ratelimit._seen(l, name, key, now, stored.until, more, reserve, true, fewest, stored.value, stored.ts,
                                  stored.prior, stored.log, stored.added, stored.expires);
@@ -146,13 +154,10 @@ BEGIN
             RETURN;
         END IF;
         IF first THEN PERFORM ratelimit._writable('rl_hold'); END IF;
-        IF stored.expires <= ratelimit._instant(now) THEN
-            PERFORM ratelimit._expire(name, key);
-            CONTINUE;
-        END IF;
         s := ratelimit._state_of(l, name, key, now, stored.value, stored.ts, stored.prior, stored.log, stored.added);
         d := ratelimit._decide_hold(l, s, now, h.id IS NOT NULL AND more = 0, more, fewest, reserve);
-        IF NOT d.ok THEN
+        -- A dry run extends a hold that it doesn't have more tokens for.
+        IF NOT d.ok AND (d.enforced OR h.id IS NULL) THEN
             IF stored.expires IS NOT NULL AND d.enforced THEN
                 d := ratelimit._sooner(d, l, name, key, now, NULL, more, reserve, fewest, stored.value, stored.ts,
                                        stored.prior, stored.log, stored.added);
@@ -169,8 +174,8 @@ BEGIN
         END IF;
         IF anew THEN PERFORM ratelimit._begins_anew(l, name, key, stored.value, stored.prior, stored.log); END IF;
         IF NOT d.changed THEN d.value := s.value; d.ts := s.ts; d.added := s.added; END IF;
-        h := ratelimit._grown(h, l, d.ts, now, d.taken, terms.config, ratelimit._plus(
-            CASE WHEN d.wait > 0 THEN ratelimit._ceil(now + d.wait, 1000) ELSE now END, ttl));
+        h := ratelimit._grown(h, l, d.ts, now, CASE WHEN d.ok THEN d.taken ELSE 0 END, count, terms.config,
+            ratelimit._plus(now + CASE WHEN d.ok AND d.wait > 0 THEN d.wait ELSE 0 END, ttl));
         h.id := coalesce(terms.id, gen_random_uuid()::text);
         h.name := name; h.key := key; h.charge := coalesce(h.charge, terms.charge);
         IF d.changed OR anew OR NOT h.charge AND h.count > h.old AND (stored.expires <= h.expires_at) IS NOT TRUE THEN
@@ -183,6 +188,7 @@ BEGIN
         PERFORM ratelimit._write_hold(h);
         -- A dry run lets all pass, whatever the limit has.
         held := CASE WHEN d.enforced THEN h.count ELSE greatest(count, h.count) END;
+        d := ratelimit._logged(name, d);
         RETURN;
     END LOOP;
     IF d.ok THEN PERFORM ratelimit._not_written(); END IF;
@@ -226,19 +232,23 @@ END
 $$;
 
 -- Locks a key's row, or inserts it first, and gives back what has expired.
-CREATE OR REPLACE FUNCTION ratelimit._locked(name text, key text, OUT value double precision, OUT ts timestamptz,
-    OUT prior double precision, OUT log timestamptz[], OUT added double precision, OUT expires timestamptz,
+CREATE OR REPLACE FUNCTION ratelimit._locked(l ratelimit._limit, name text, key text, OUT value double precision,
+    OUT ts timestamptz, OUT prior double precision, OUT log timestamptz[], OUT added double precision, OUT expires timestamptz,
     OUT now bigint) LANGUAGE plpgsql AS $$
+DECLARE
+    s ratelimit._state;
 BEGIN
     FOR try IN 1..100 LOOP
         SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires INTO value, ts, prior, log, added, expires
-        FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
-        now := ratelimit._now();
+        FROM ONLY ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3 FOR UPDATE;
         IF NOT FOUND THEN
-            -- Like a row that was reset, it counts as no row.
-            INSERT INTO ratelimit.rateLimits (name, key, value, ts)
-            VALUES ($1, $2, 'Infinity', ratelimit._nearest(now)) ON CONFLICT DO NOTHING;
-        ELSIF expires <= ratelimit._instant(now) THEN
+            s := ratelimit._state_of(l, name, key, ratelimit._now());
+            INSERT INTO ratelimit.rateLimits (name, key, value, ts, prior, log, added)
+            VALUES ($2, $3, s.value, ratelimit._nearest(s.ts), s.prior, s.log, s.added) ON CONFLICT DO NOTHING;
+            CONTINUE;
+        END IF;
+        now := ratelimit._now();
+        IF expires <= ratelimit._instant(now) THEN
             PERFORM ratelimit._expire(name, key);
         ELSE
             RETURN;
@@ -252,24 +262,36 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._settle(id text, name text, key text, used double precision)
 RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
 DECLARE
-    locked CONSTANT record := ratelimit._locked(name, key);
-    h ratelimit._hold;
-    l ratelimit._limit;
+    h ratelimit._hold := ratelimit._hold_of(id, name, key);
+    l CONSTANT ratelimit._limit := ratelimit._limit_of(ratelimit._defined(name, key), h.config);
+    -- Where the limit is exempt or of another kind by now, nothing comes back or is taken.
+    fits CONSTANT boolean := CASE WHEN ratelimit._has_slots(h) THEN coalesce(l.kind = 'concurrency', false)
+                                  ELSE ratelimit._returns(l) END;
+    locked record;
     s ratelimit._state;
     d ratelimit._decision;
 BEGIN
+    IF fits THEN locked := ratelimit._locked(l, name, key); END IF;
     DELETE FROM ONLY ratelimit.rl_holds x WHERE x.id = $1 AND x.name = $2 AND x.key = $3
     RETURNING x.id, x.name, x.key, x.count, x.old, x.back, x.taken_at, x.expires_at, x.charge, x.config INTO h;
     IF NOT FOUND THEN RETURN NULL; END IF;
-    l := ratelimit._limit_of(ratelimit._defined(name, key), h.config);
-    d.ok := true;
-    IF l.kind IS NULL THEN RETURN d; END IF;
+    IF l.kind IS NULL THEN
+        d.ok := true;
+        RETURN d;
+    ELSIF NOT fits THEN
+        SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires, ratelimit._now() AS now INTO locked
+        FROM (SELECT) AS one LEFT JOIN ONLY ratelimit.rateLimits r ON r.name = $2 AND r.key = $3;
+        IF locked.expires <= ratelimit._instant(locked.now) THEN
+            SELECT x.value, x.ts, x.prior, x.log, x.added, locked.expires AS expires, locked.now AS now INTO locked
+            FROM ratelimit._lapse(name, key, locked.expires, locked.now, locked.value, locked.ts, locked.prior,
+                                  locked.log, locked.added) x;
+        END IF;
+    END IF;
     s := ratelimit._state_of(l, name, key, locked.now, locked.value, locked.ts, locked.prior, locked.log, locked.added);
+    IF NOT fits THEN RETURN ratelimit._untouched(l, s, locked.now); END IF;
     used := coalesce(used, h.count + h.back);
-    IF l.kind = 'concurrency' AND ratelimit._has_slots(h) THEN
+    IF l.kind = 'concurrency' THEN
         d := ratelimit._free(l, s, locked.now, h.taken_at);
-    ELSIF NOT ratelimit._returns(l) OR ratelimit._has_slots(h) THEN
-        RETURN ratelimit._untouched(l, s, locked.now);
     ELSIF used > h.count THEN
         d := ratelimit._credit(l, s, locked.now, h.count - used, NULL);
     ELSE

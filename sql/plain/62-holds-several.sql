@@ -43,6 +43,17 @@ BEGIN
 END
 $$;
 
+-- A hold with the slots that are still its own.
+CREATE OR REPLACE FUNCTION ratelimit._live_slots(h ratelimit._hold, s ratelimit._state, now bigint)
+RETURNS ratelimit._hold LANGUAGE plpgsql AS $$
+DECLARE
+    live CONSTANT timestamptz[] := ratelimit._live(s.log, now);
+BEGIN
+    h.count := (SELECT count(*) FROM generate_series(1, cardinality(live), 2) i WHERE live[i] = h.taken_at);
+    RETURN h;
+END
+$$;
+
 -- A group's request as that of a hold.
 CREATE OR REPLACE FUNCTION ratelimit._held_group(g ratelimit._group, asked ratelimit._hold, ttl bigint)
 RETURNS ratelimit._group LANGUAGE plpgsql AS $$
@@ -87,20 +98,21 @@ DECLARE
 BEGIN
     -- What it has of a state of another kind is gone.
     IF g.value < 'Infinity' AND NOT ratelimit._fits((g.l).kind, g.prior, g.log) AND (g.l).kind <> 'unlimited'
-        OR ((g.l).kind = 'concurrency') <> ratelimit._has_slots(g.h) THEN
+        OR (g.l).kind = 'unlimited' OR ((g.l).kind = 'concurrency') <> ratelimit._has_slots(g.h) THEN
         g.h := NULL;
     END IF;
     g.after := g.s;
     IF (g.l).kind = 'concurrency' THEN
         d := ratelimit._hold_slots(g.l, g.s, now, (g.asked).count, coalesce((g.h).taken_at, (g.asked).taken_at),
                                    ratelimit._nearest(ratelimit._plus(now, g.ttl)));
+        IF (g.h).id IS NOT NULL THEN g.h := ratelimit._live_slots(g.h, g.s, now); END IF;
     ELSE
         g.counts[1] := greatest((g.asked).count - coalesce((g.h).count, 0), 0);
         d := ratelimit._decide_hold(g.l, g.s, now, (g.h).id IS NOT NULL AND g.counts[1] = 0, g.counts[1], NULL,
                                     g.reserves[1]);
     END IF;
     g.decisions := ARRAY[d];
-    g.changed := d.ok AND (g.l).kind <> 'unlimited';
+    g.changed := (g.l).kind <> 'unlimited' AND (d.ok OR NOT d.enforced AND (g.h).id IS NOT NULL);
     IF d.changed THEN g.after := ROW(d.value, d.ts, d.prior, d.log, d.added)::ratelimit._state; END IF;
     RETURN g;
 END
@@ -113,14 +125,16 @@ DECLARE
     d CONSTANT ratelimit._decision := g.decisions[1];
     h ratelimit._hold := g.h;
 BEGIN
-    IF (g.l).kind = 'concurrency' THEN
+    IF (g.l).kind = 'concurrency' AND d.taken > 0 THEN
         h := g.asked;
         h.taken_at := coalesce((g.h).taken_at, h.taken_at);
         h.count := d.taken; h.old := d.taken; h.back := 0; h.charge := true;
         h.expires_at := greatest((g.h).expires_at, ratelimit._nearest(ratelimit._plus(now, g.ttl)));
     ELSE
-        h := ratelimit._grown(h, g.l, (g.after).ts, now, d.taken, (g.asked).config, ratelimit._plus(
-            CASE WHEN d.wait > 0 THEN ratelimit._ceil(now + d.wait, 1000) ELSE now END, g.ttl));
+        -- A dry run extends a hold that it doesn't have more tokens for.
+        h := ratelimit._grown(h, g.l, CASE (g.l).kind WHEN 'concurrency' THEN now ELSE (g.after).ts END, now,
+            CASE WHEN d.ok THEN d.taken ELSE 0 END, (g.asked).count, (g.asked).config,
+            ratelimit._plus(now + CASE WHEN d.ok AND d.wait > 0 THEN d.wait ELSE 0 END, g.ttl));
         h.id := (g.asked).id; h.name := g.name; h.key := g.key;
         h.charge := coalesce((g.h).charge, (g.asked).charge);
         IF NOT h.charge AND h.count > h.old THEN g.expires := least(g.expires, h.expires_at); END IF;
@@ -151,8 +165,8 @@ BEGIN
         n := o.n; name := o.name; key := o.key; ok := o.ok; allows := o.allows; retry_after := o.retry_after;
         retry_at := o.retry_at; remaining := o.remaining; capacity := o.capacity; reset_at := o.reset_at;
         hold := CASE WHEN ok AND g.changed THEN asked.id END;
-        -- Exempt, or a dry run: as if it held them.
-        held := CASE WHEN ok AND NOT g.changed THEN greatest((g.asked).count, (g.h).count)
+        -- Where a dry run lets pass what the limit has not, and for an exempt key: as if it held them.
+        held := CASE WHEN ok AND NOT (g.changed AND (g.decisions[1]).ok) THEN greatest((g.asked).count, (g.h).count)
                      ELSE coalesce((g.h).count, 0) END;
         expires_at := CASE WHEN NOT ok OR g.changed THEN ratelimit._shown(ratelimit._us((g.h).expires_at)) END;
         RETURN NEXT;
