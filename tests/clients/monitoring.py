@@ -1,8 +1,8 @@
 """Prometheus and Grafana, as docs/monitoring.md sets them up: prometheus-postgres-exporter with the queries
 of monitoring/, scraped, and each metric of the dashboard and of the alerts found in its output.
 
-Connects with libpq's variables, as a role that has EXECUTE on rl_stats and rl_memory. The argument is the exporter's
-program.
+Connects with libpq's variables, as a role that has EXECUTE on rl_stats and rl_memory, and SELECT on columns of rl_holds.
+The argument is the exporter's program.
 """
 
 import json
@@ -55,6 +55,14 @@ def scrape(*options, databases):
     return samples
 
 
+def hold(database):
+    """Leaves a hold of 40 tokens, and one that has expired."""
+    with psycopg.connect(dbname=database, autocommit=True) as connection:
+        for tokens, ttl in (40, "1 hour"), (5, "1 millisecond"):
+            connection.execute("SELECT rl_hold('llmTokens', 'monitored', %s, %s)", (tokens, ttl))
+    time.sleep(0.01)
+
+
 def take(database, calls):
     """Calls, and what they make of the counters: allowed, denied and tokens."""
     with psycopg.connect(dbname=database, autocommit=True) as connection:
@@ -69,6 +77,9 @@ def main():
     expected = {own: take(own, 5), "others": take("others", 4)}
     assert expected["others"] == (3, 1, 3), expected
 
+    for database in expected:
+        hold(database)
+
     # From one database the exporter discovers the others; and both named, for which its own collectors, which ask
     # the server twice then, have to be off.
     discovered = scrape("--auto-discover-databases", f"--include-databases={own},others", databases=[own])
@@ -81,6 +92,9 @@ def main():
                     found[labels["database"]].append(value)
         assert {database: tuple(values) for database, values in found.items()} == expected, (found, expected)
         assert all(value == 0 for _, value in samples["ratelimit_calls_denied_in_dry_run_total"])
+        for name, expected_value in ("tokens", 40), ("expired", 1):
+            held = {labels["database"]: value for labels, value in samples[f"ratelimit_holds_{name}"]}
+            assert held == dict.fromkeys(expected, expected_value), (name, held)
         (_, keys), (_, room) = samples["ratelimit_memory_keys"][0], samples["ratelimit_memory_room"][0]
         assert room >= keys >= 0
     # The memory is the server's: once, where the exporter knows that they are databases of one server.
