@@ -2,13 +2,28 @@
 
 use std::hash::{Hash, Hasher};
 
+use ratelimit_core::hold::Hold;
 use ratelimit_core::kinds::{Counters, Lease, Tokens};
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::ports::Stored;
 
 /// The contents of a row.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Content(pub Stored);
+pub enum Content {
+    /// Of a limit, or of a shard: and no later than the first expiry of a hold that gives tokens back.
+    Limit(Stored, Option<Micros>),
+    /// Of what a hold has of a key.
+    Hold(HoldOf),
+}
+
+/// What a hold has of a key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HoldOf {
+    /// The hold's id.
+    pub id: Vec<u8>,
+    /// What it has.
+    pub hold: Hold,
+}
 
 /// The state of a limit.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,10 +32,16 @@ pub struct Total(pub State);
 // No NaN is stored: no limit counts one.
 impl Eq for Content {}
 impl Eq for Total {}
+impl Eq for HoldOf {}
 
 impl Hash for Content {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        match &self.0 {
+        let (stored, expires) = match self {
+            Content::Limit(stored, expires) => (stored, expires),
+            Content::Hold(hold) => return (13, hold).hash(hasher),
+        };
+        expires.map(|Micros(at)| at).hash(hasher);
+        match stored {
             Stored::State(state) => hash_state(state, hasher),
             Stored::Reset { ts } => (10, ts.0).hash(hasher),
             Stored::Marker { reset } => (11, reset).hash(hasher),
@@ -32,6 +53,14 @@ impl Hash for Content {
 impl Hash for Total {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         hash_state(&self.0, hasher);
+    }
+}
+
+impl Hash for HoldOf {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        let Hold { count, old, back, taken_at, expires_at, charge } = self.hold;
+        let tokens = [count, old, back].map(bits);
+        (&self.id, tokens, taken_at.0, expires_at.0, charge).hash(hasher);
     }
 }
 

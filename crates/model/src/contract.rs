@@ -5,7 +5,7 @@ use ratelimit_core::config;
 use cases::{Case, Store};
 
 use crate::postgres::{Database, Primitive, SavedPlaces, StepReply, Xid};
-use crate::run::{self, AccessPath, Setting};
+use crate::run::{self, AccessPath, Given, Setting};
 use crate::statement::{Answered, Command, KEYS, Outcome};
 use crate::world::BEGIN;
 
@@ -60,7 +60,9 @@ impl Sessions {
             limits: case.limits.iter().map(parse).collect(),
             access,
             clock_moves: false,
+            by_key: false,
             definitions_change: false,
+            has_holds: false,
             has_worker: true,
         };
         let mut database = Database::new(SESSIONS + 1);
@@ -112,7 +114,8 @@ impl Sessions {
         let (command, mut log) = session.begun.take().expect("a statement that waits");
         loop {
             let database = std::mem::take(&mut self.database);
-            let ran = run::run(&self.setting, database, number, &command, &session.leases, log);
+            let given = Given { leases: &session.leases, ..Given::default() };
+            let ran = run::run(&self.setting, database, number, &command, given, log);
             (self.database, log) = (ran.database, ran.log);
             match ran.state {
                 Ok(outcome) => return self.outcome(number, outcome),

@@ -23,6 +23,8 @@ pub enum Action {
     Crash,
     /// The server is stopped, and started again.
     Stop,
+    /// The first session dies.
+    Die,
     /// PostgreSQL ends a session's transaction, which waits in a deadlock.
     BreakDeadlock(usize),
 }
@@ -64,6 +66,9 @@ impl Model for Exploration {
         if self.scenario.crashes && !world.has_crashed {
             actions.push(Action::Crash);
         }
+        if self.scenario.dies && world.sessions[0].pending.is_some() {
+            actions.push(Action::Die);
+        }
         if self.scenario.stops && !world.has_crashed {
             actions.push(Action::Stop);
         }
@@ -76,9 +81,12 @@ impl Model for Exploration {
             Action::Move => {
                 world.database.now += self.scenario.clock[usize::from(world.moves)];
                 world.moves += 1;
+                let all = self.scenario.clock.len();
+                world.database.clock_stands = usize::from(world.moves) == all;
                 self.scenario.observe(&mut world);
             }
             Action::Crash => self.scenario.crash(&mut world),
+            Action::Die => self.scenario.kill(&mut world, 0),
             Action::Stop => self.scenario.stop(&mut world),
             Action::BreakDeadlock(session) => self.scenario.break_deadlock(&mut world, session),
         }

@@ -10,6 +10,7 @@
 //! ratelimit-model long             all scenarios: minutes
 //! ratelimit-model random 0 500     the random programs of these numbers
 //! ratelimit-model faults           faults, each of which must be noticed
+//! ratelimit-model group NAME       the scenarios of a group, such as holds
 //! ratelimit-model named WORD       the scenarios with this word in their name
 //! ratelimit-model program TEXT…    these programs, with the path to a wrong state; see `statement::programs`
 //! ```
@@ -22,6 +23,7 @@ mod contract;
 mod entries;
 mod explore;
 mod faults;
+mod holds;
 mod oracle;
 mod postgres;
 mod properties;
@@ -164,6 +166,13 @@ fn main() -> ExitCode {
             let named = all.filter(|scenario| scenario.name.contains(word));
             named.for_each(|scenario| totals.explore(&scenario, MOST, false));
         }
+        ["group", name] | ["group", name, "short"] => {
+            let groups = scenarios::groups(arguments.len() == 2)
+                .into_iter()
+                .filter(|(group, _)| *group == name);
+            let all = groups.flat_map(|(_, all)| all);
+            all.for_each(|scenario| totals.explore(&scenario, MOST_OF_LONG, false));
+        }
         ["faults"] => totals.wrong = faults::run(),
         ["program", ..] if arguments.len() > 1 => {
             for text in &arguments[1..] {
@@ -172,7 +181,7 @@ fn main() -> ExitCode {
         }
         _ => {
             eprintln!(
-                "usage: ratelimit-model contract|short|long|faults|random FROM TO|named WORD|program TEXT…"
+                "usage: ratelimit-model contract|short|long|faults|random FROM TO|group NAME|named WORD|program TEXT…"
             );
             return ExitCode::FAILURE;
         }

@@ -4,6 +4,8 @@
 //! The judge has an oracle of its own (`crates/judge/src/judge/oracle.rs`), for histories of which neither the order
 //! nor each instant is known. Here both are: a change leads to one state, which is compared with the rows.
 
+pub mod holds;
+
 use std::rc::Rc;
 
 use ratelimit_core::config::Definition;
@@ -13,10 +15,11 @@ use ratelimit_limiter::ports::{Row, TupleId};
 use ratelimit_limiter::stores;
 use ratelimit_limiter::target::Target;
 
-use crate::content::Total;
+use crate::content::{Content, Total};
 use crate::postgres::{Version, Xid};
 use crate::run::Run;
 use crate::statement::{Answered, KEYS, NAME};
+use holds::Wanted;
 
 /// How far two counts of tokens may differ: shards share theirs by division.
 const TOLERANCE: f64 = 1e-6;
@@ -36,6 +39,12 @@ pub enum Change {
     Extend(i64, i64),
     /// Released a lease.
     Release(i64),
+    /// Held tokens: what was wanted, and the answered remaining tokens in millionths.
+    Hold(Wanted, i64),
+    /// Settled a hold: its id, and what was used; `None`: all.
+    Settle(Vec<u8>, Option<u8>),
+    /// Deleted a hold that had expired long ago.
+    Prune(Vec<u8>),
 }
 
 /// A change of a key by a transaction in progress.
@@ -165,10 +174,13 @@ pub fn left_in_rows(
 ) -> f64 {
     let target =
         Target::defined::<Run>(NAME, KEYS[usize::from(key)], Rc::new(definition.clone()), None);
-    let row = |(shard, version): &(i32, &Version)| {
-        (*shard, Row { stored: version.content.0.clone(), expires: None, tuple: TupleId::NONE })
+    let row = |(shard, version): &(i32, &Version)| match version.content.clone() {
+        Content::Limit(stored, expires) => {
+            Some((*shard, Row { stored, expires, tuple: TupleId::NONE }))
+        }
+        Content::Hold(_) => None,
     };
-    let shards = stores::of_rows(&target, rows.iter().map(row).collect(), now);
+    let shards = stores::shards_of_rows(&target, rows.iter().filter_map(row).collect(), now);
     shards.map_or(f64::INFINITY, |shards| shards.level(now).remaining)
 }
 

@@ -1,10 +1,13 @@
 //! The properties, of each answer, of each end of a transaction, of every state, and of the last one.
 
+mod holds;
+
 use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
 use ratelimit_limiter::target::Store;
 
 use crate::content::Total;
+use crate::oracle::holds::Book;
 use crate::oracle::{self, Applied, Change};
 use crate::postgres::{FROZEN, TransactionStatus};
 use crate::run::AccessPath;
@@ -66,6 +69,14 @@ impl Scenario {
         match (statement, outcome) {
             (_, Outcome::Failed(why)) if self.may_lack_room(&why) => world.denied = true,
             (_, Outcome::Failed(_)) => world.is_wrong(Wrong::Failed),
+            (_, Outcome::Held(answers, held)) => {
+                self.judge_held(world, session, statement, (&answers, &held));
+            }
+            (
+                Command::Settle(_, used, _) | Command::SettleAll(_, used, _),
+                Outcome::Settled(id, settled),
+            ) => self.judge_settled(world, session, (&id, *used), settled.as_deref()),
+            (_, Outcome::Pruned(_)) => self.note_pruned(world, session),
             (Command::Check(key, ..), Outcome::Answered(answers)) => {
                 self.judge_check(world, session, *key, &answers[0]);
             }
@@ -90,6 +101,7 @@ impl Scenario {
                 if !self.was_full(world, session, key) {
                     world.is_wrong(Wrong::TokensLost);
                 }
+                self.note_pruned(world, session);
                 self.judge_locks(world, session);
             }
             (command, Outcome::Reset(true)) => self.note_reset(world, session, command),
@@ -126,14 +138,15 @@ impl Scenario {
     fn was_full(&self, world: &World, session: usize, key: u8) -> bool {
         let definition = self.definition(world, session, key);
         world.sessions[session].seen.iter().any(|instant| {
-            let state = instant.states[usize::from(key)].as_ref();
             let now = Micros(instant.now);
+            let state = instant.state(definition, key, now);
             if let Some(bounds) = instant.bounds.get(usize::from(key)) {
                 let mut bounds = bounds.clone();
                 bounds.refill(&self.setting.limits, now);
                 return bounds.most as f64 / 1e6 > definition.limit.capacity() - TOLERANCE;
             }
-            oracle::left(definition, key, state, now) > definition.limit.capacity() - TOLERANCE
+            let left = oracle::left(definition, key, state.as_ref(), now);
+            left > definition.limit.capacity() - TOLERANCE
         })
     }
 
@@ -165,7 +178,10 @@ impl Scenario {
         let effect = Applied { xid: world.database.xid(session), key, limit, now, change };
         if !self.is_in_memory(key) {
             world.sessions[session].effects.push(effect);
-        } else if !self.apply(&mut world.committed[usize::from(key)], &effect) {
+            return;
+        }
+        let (key, mut none) = (usize::from(key), Vec::new());
+        if !self.apply(&mut world.committed[key], &mut none, &effect) {
             world.is_wrong(Wrong::Unexplained);
         }
     }
@@ -199,10 +215,10 @@ impl Scenario {
             {
                 world.is_wrong(Wrong::Unexplained);
             }
-            let states = self.instant(world, session).states;
-            let state = states[usize::from(answer.key)].as_ref();
             let definition = self.definition(world, session, answer.key);
-            if self.is_exact() && !oracle::explains(definition, state, answer, reserve) {
+            let instant = self.instant(world, session);
+            let state = instant.state(definition, answer.key, answer.now);
+            if self.is_exact() && !oracle::explains(definition, state.as_ref(), answer, reserve) {
                 world.is_wrong(Wrong::Unexplained);
             }
             let change = match answer.lease {
@@ -235,8 +251,9 @@ impl Scenario {
         let (exact, single) = (self.is_exact(), answers.len() == 1);
         let is_right = at.seen.iter().any(|instant| {
             answers.iter().any(|answer| {
-                let state = instant.states[usize::from(answer.key)].as_ref();
                 let definition = self.definition(world, session, answer.key);
+                let state = instant.state(definition, answer.key, answer.now);
+                let state = state.as_ref();
                 if answer.is_blocked {
                     return instant.blocked.contains(&answer.key);
                 }
@@ -270,7 +287,7 @@ impl Scenario {
         let was_locked = &world.sessions[session].locked;
         let keeps = world.database.locked(session).iter().any(|place| !was_locked.contains(place));
         // Through SQL, as documented, a row stays locked if another call came between its read and its lock.
-        if keeps && self.setting.access == AccessPath::Heap {
+        if keeps && self.setting.access == AccessPath::Heap && !self.may_expire(world) {
             world.is_wrong(Wrong::LockKept);
         }
     }
@@ -286,7 +303,7 @@ impl Scenario {
                 && (is_blocked
                     || oracle::explains(
                         definition,
-                        instant.states[usize::from(key)].as_ref(),
+                        instant.state(definition, key, answer.now).as_ref(),
                         &after,
                         false,
                     ))
@@ -346,7 +363,12 @@ impl Scenario {
             if self.has_bounds() {
                 world.history.push(Applied { xid: FROZEN, ..effect.clone() });
             }
-            if !self.apply(&mut world.committed[usize::from(effect.key)], effect) {
+            let key = usize::from(effect.key);
+            let (state, holds) = (&world.committed[key], &world.holds[key]);
+            let book = Book { state: state.clone(), holds: holds.clone() };
+            world.used[key] += self.used(&book, effect);
+            let World { committed, holds, .. } = world;
+            if !self.apply(&mut committed[key], &mut holds[key], effect) {
                 world.is_wrong(Wrong::Unexplained);
             }
         }
@@ -384,6 +406,7 @@ impl Scenario {
             } else if !self.is_in_memory(key) || world.has_ended() {
                 self.check_committed(world, key);
             }
+            self.check_holds(world, key);
         }
         let waits = |(session, at): (usize, &SessionState)| {
             at.pending.as_ref().map(|step| !world.database.is_enabled(session, step))
@@ -419,7 +442,8 @@ impl Scenario {
         let now = Micros(world.database.now);
         let left = |state: &Option<Total>| oracle::left(definition, key, state.as_ref(), now);
         let after = |mut state: Option<Total>, effects: &Vec<Applied>| {
-            effects.iter().for_each(|effect| _ = self.apply(&mut state, effect));
+            let mut none = Vec::new();
+            effects.iter().for_each(|effect| _ = self.apply(&mut state, &mut none, effect));
             state
         };
         // A transaction that gives more than it takes may be rolled back: no other may spend that.
@@ -441,6 +465,7 @@ impl Scenario {
         let has_two = shards.len() < rows.len();
         let committed = world.committed[usize::from(key)].as_ref();
         let entry = self.stored_entry(world, key);
+        let has_holds = self.setting.has_holds && self.is_exact();
         let bounds = self.has_bounds().then(|| {
             let mut bounds = self.bounds(world, key, &[]);
             bounds.refill(&self.setting.limits, now);
@@ -452,9 +477,21 @@ impl Scenario {
         }) {
             let is = match self.is_in_memory(key) {
                 true => oracle::left(definition, key, entry.as_ref(), now),
+                false if has_holds => {
+                    let book = self.book_of_rows(world, key, &rows).at(definition, key, now);
+                    oracle::left(definition, key, book.state.as_ref(), now)
+                }
                 false => oracle::left_in_rows(definition, key, &rows, now),
             };
-            let should = oracle::left(definition, key, committed, now);
+            let should = match has_holds {
+                true => {
+                    let holds = world.holds[usize::from(key)].clone();
+                    let book = Book { state: committed.cloned(), holds };
+                    let book = book.at(definition, key, now);
+                    oracle::left(definition, key, book.state.as_ref(), now)
+                }
+                false => oracle::left(definition, key, committed, now),
+            };
             let (least, most) = bounds.unwrap_or((should, should));
             is_more |= is > most + TOLERANCE;
             is_less |= is < least - TOLERANCE;

@@ -22,13 +22,14 @@ const SECOND: i64 = 1_000_000;
 /// The program of a number.
 pub fn scenario(number: u64) -> Arc<Scenario> {
     let numbers = &mut Numbers(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let scenario = match numbers.below(8) {
+    let scenario = match numbers.below(10) {
         0 => leases(numbers),
         1 => memory(numbers),
         2 => timed(numbers),
         3 => timed_shards(numbers),
         4 => reserved(numbers),
         5 => saved(numbers),
+        6 | 7 => holds(numbers),
         _ => bucket(numbers),
     };
     Arc::new(Scenario { name: format!("{number}: {}", scenario.name), ..scenario })
@@ -216,6 +217,42 @@ fn saved(numbers: &mut Numbers) -> Scenario {
         _ => disturbed(numbers, scenario, &[&[SECOND]]),
     };
     Scenario { name, room, ..scenario }
+}
+
+/// Holds of a bucket or a window, which expire.
+fn holds(numbers: &mut Numbers) -> Scenario {
+    let statements = [
+        "hold a #",
+        "hold a # :x ~1",
+        "hold a # :x ~2",
+        "hold a 3 :y ~1 >1",
+        "hold a # :z ~1 charge",
+        "settle :x #",
+        "settle :x 0",
+        "settle :y",
+        "settle :z 1",
+        "settle 0",
+        "take a #",
+        "check a #",
+        "prune",
+        "reset a",
+    ];
+    let text = program(numbers, 2, 2, &statements);
+    let kind = numbers.below(3) as usize;
+    let limit = [
+        r#"{"kind": "token bucket", "rate": 1, "period": "1000 days", "capacity": 3}"#,
+        r#"{"kind": "token bucket", "rate": 1, "period": "1 second", "capacity": 3}"#,
+        r#"{"kind": "fixed window", "rate": 3, "period": "1 second", "start": 0}"#,
+    ][kind];
+    let scenario = Scenario::new(&text, &[limit]);
+    let name = format!("{text} ({})", ["bucket", "bucket of seconds", "window"][kind]);
+    let clocks: [&[i64]; 3] = [&[SECOND], &[SECOND / 2, SECOND], &[SECOND, SECOND]];
+    let scenario = disturbed(numbers, Scenario { name, ..scenario }, &clocks);
+    match numbers.below(5) {
+        0 => scenario.through_sql(),
+        1 => scenario.dying(),
+        _ => scenario,
+    }
 }
 
 fn session(numbers: &mut Numbers, capacity: u64, is_sharded: bool) -> String {

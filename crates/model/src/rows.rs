@@ -17,8 +17,9 @@ fn place(id: RowId) -> RowKey {
 }
 
 /// A row that was found.
-fn row((tid, unlocked, Content(stored)): Found) -> Row {
-    Row { stored, expires: None, tuple: TupleId { tid: Some(tid), unlocked, writer: None } }
+fn row((tid, unlocked, content): Found) -> Row {
+    let Content::Limit(stored, expires) = content else { unreachable!("{content:?}") };
+    Row { stored, expires, tuple: TupleId { tid: Some(tid), unlocked, writer: None } }
 }
 
 /// The version of a row.
@@ -39,7 +40,7 @@ impl Run<'_> {
         rows.into_iter().map(|(place, found)| (place, row(found))).collect()
     }
 
-    fn was(&self, reply: StepReply) -> bool {
+    pub(crate) fn was(&self, reply: StepReply) -> bool {
         let StepReply::Was(done) = reply else { unreachable!("{reply:?}") };
         done
     }
@@ -51,7 +52,7 @@ impl Run<'_> {
         let mut locked = match (wait, self.setting.access) {
             (true, _) => self.found(Primitive::Lock(tid, place(id))),
             (false, AccessPath::Heap) => self.found(Primitive::TryLock(tid)),
-            (false, _) => self.skip_locked(tid, place(id)),
+            (false, _) => self.skip_locked(tid, place(id)).map(row),
         }?;
         if self.has(Flaw::DecidedBeforeWait) {
             locked.stored = seen.stored;
@@ -60,11 +61,11 @@ impl Run<'_> {
     }
 
     /// Locks the newest version as SKIP LOCKED does, which waits where it is updated again while an update ends.
-    fn skip_locked(&self, tid: Tid, place: RowKey) -> Option<Row> {
+    pub(crate) fn skip_locked(&self, tid: Tid, place: RowKey) -> Option<Found> {
         let mut step = Primitive::TryLockNewest(tid, place);
         loop {
             match self.step(step) {
-                StepReply::Row(found) => return found.map(row),
+                StepReply::Row(found) => return found,
                 StepReply::Updated(tid, next) => step = Primitive::TryLockUpdated(tid, next, place),
                 reply => unreachable!("{reply:?}"),
             }
@@ -76,16 +77,16 @@ impl Run<'_> {
     }
 
     /// Inserts a row, unless there is another; false if so.
-    fn insert_row(&self, id: RowId, stored: &Stored) -> bool {
-        let reply = self.step(Primitive::Insert(place(id), Content(stored.clone())));
+    fn insert_row(&self, id: RowId, content: Content) -> bool {
+        let reply = self.step(Primitive::Insert(place(id), content));
         let StepReply::Inserted(tid, is_alone) = reply else { unreachable!("{reply:?}") };
         self.step(Primitive::Confirm(tid, is_alone));
         is_alone
     }
 
     /// Waits for a session that is inserting or deleting a row.
-    fn wait_for_inserter(&self, id: RowId) {
-        let reply = self.step(Primitive::FindInserter(place(id)));
+    pub(crate) fn wait_for_inserter(&self, place: RowKey) {
+        let reply = self.step(Primitive::FindInserter(place));
         let StepReply::Inserter(found) = reply else { unreachable!("{reply:?}") };
         match found {
             Some((_, Some(tid))) => drop(self.step(Primitive::WaitForInsert(tid))),
@@ -131,16 +132,28 @@ impl Rows for Run<'_> {
         Ok(self.lock_newest(id, wait))
     }
 
-    fn insert(&self, id: RowId, stored: &Stored, _: Option<Micros>, wait: bool) -> Result<bool> {
-        let is_alone = self.insert_row(id, stored);
+    fn insert(
+        &self,
+        id: RowId,
+        stored: &Stored,
+        expires: Option<Micros>,
+        wait: bool,
+    ) -> Result<bool> {
+        let is_alone = self.insert_row(id, Content::Limit(stored.clone(), expires));
         if !is_alone && (wait || self.setting.access != AccessPath::Heap) {
-            self.wait_for_inserter(id);
+            self.wait_for_inserter(place(id));
         }
         Ok(is_alone)
     }
 
-    fn update(&self, _: RowId, locked: TupleId, stored: &Stored, _: Option<Micros>) -> Result<()> {
-        let update = Primitive::Update(tid(locked), Content(stored.clone()));
+    fn update(
+        &self,
+        _: RowId,
+        locked: TupleId,
+        stored: &Stored,
+        expires: Option<Micros>,
+    ) -> Result<()> {
+        let update = Primitive::Update(tid(locked), Content::Limit(stored.clone(), expires));
         // The row is locked: no session sees the new version before the commit.
         let done = self.was(self.at_once(update));
         if done { Ok(()) } else { Err(LimiterError::not_written()) }
@@ -162,13 +175,13 @@ impl Rows for Run<'_> {
         _: RowId,
         seen: &Row,
         stored: &Stored,
-        _: Option<Micros>,
+        expires: Option<Micros>,
         wait: bool,
     ) -> Result<bool> {
         if self.setting.access != AccessPath::Heap {
             return Ok(false);
         }
-        let update = Primitive::Update(tid(seen.tuple), Content(stored.clone()));
+        let update = Primitive::Update(tid(seen.tuple), Content::Limit(stored.clone(), expires));
         Ok(match wait {
             true => self.was(self.step(update)),
             false => self.lock_seen(seen) && self.was(self.at_once(update)),

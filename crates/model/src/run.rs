@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
-use ratelimit_limiter::error::{LimiterError, Result};
+use ratelimit_limiter::error::Result;
 use ratelimit_limiter::ports::{
     BlockInForce, Clock, Counted, Defined, Definitions, Encoding, ExemptKey, Holds, Host, Id,
     Interrupts, Random, RowAccess, Rows, Subtransaction, Tally,
@@ -43,8 +43,12 @@ pub struct Setting {
     pub access: AccessPath,
     /// Whether the clock moves, so that reading it is a step.
     pub clock_moves: bool,
+    /// Whether a key has the definition of its number where a call brings none.
+    pub by_key: bool,
     /// Whether definitions or blocks change, so that reading them is a step.
     pub definitions_change: bool,
+    /// Whether there are holds: where there is no table of them, a reset doesn't look for them.
+    pub has_holds: bool,
     /// Whether a worker can be started where a call waits for room.
     pub has_worker: bool,
 }
@@ -54,6 +58,15 @@ impl Setting {
     pub fn has_saved(&self) -> bool {
         self.limits.iter().any(|limit| Store::from_definition(limit) == Store::Saved)
     }
+}
+
+/// What a session was given.
+#[derive(Clone, Copy, Default)]
+pub struct Given<'a> {
+    /// Its leases, the last at the end.
+    pub leases: &'a [i64],
+    /// Its holds, likewise.
+    pub holds: &'a [Vec<u8>],
 }
 
 /// A statement that runs.
@@ -98,7 +111,7 @@ pub fn run(
     database: Database,
     session: usize,
     statement: &Command,
-    leases: &[i64],
+    given: Given,
     log: Vec<StepReply>,
 ) -> Ran {
     let inner = RefCell::new(Inner { database, log, position: 0, pending: None });
@@ -106,7 +119,7 @@ pub fn run(
     let used = Cell::new([0, 1].map(|key| statement.limit(key).unwrap_or(0)));
     let is_worker = Cell::new(false);
     let run = Run { setting, session, is_worker, statement, used, is_locked, inner };
-    let outcome = catch_unwind(AssertUnwindSafe(|| statement.execute(&run, leases)));
+    let outcome = catch_unwind(AssertUnwindSafe(|| statement.execute(&run, given)));
     let used = run.used.get();
     let Inner { database, log, pending, .. } = run.inner.into_inner();
     let state = match (outcome, pending) {
@@ -161,7 +174,8 @@ impl Run<'_> {
         let step = Primitive::Known(key_number(key));
         let reply = self.step_if(self.setting.definitions_change, step);
         let StepReply::Known(defined, blocked) = reply else { unreachable!("{reply:?}") };
-        let number = self.statement.limit(key_number(key)).unwrap_or(defined);
+        let in_force = if self.setting.by_key { key_number(key) } else { defined };
+        let number = self.statement.limit(key_number(key)).unwrap_or(in_force);
         let mut used = self.used.get();
         // No call is for the empty key.
         if let Some(used) = used.get_mut(usize::from(key_number(key))) {
@@ -174,7 +188,9 @@ impl Run<'_> {
 
 impl Clock for Run<'_> {
     fn now(&self) -> Micros {
-        let is_step = self.setting.clock_moves && !self.is_locked.get();
+        // Once it moves no more, no other session can distinguish when it is read.
+        let moves = self.setting.clock_moves && !self.inner.borrow().database.clock_stands;
+        let is_step = moves && !self.is_locked.get();
         let reply = self.step_if(is_step, Primitive::Clock);
         let StepReply::Instant(now) = reply else { unreachable!("{reply:?}") };
         Micros(now)
@@ -314,12 +330,12 @@ impl Host for Run<'_> {
         unreachable!("nothing is counted")
     }
 
-    fn with_holds<T>(&self, _: impl FnOnce(&dyn Holds) -> Result<T>) -> Result<T> {
-        Err(LimiterError::not_written())
+    fn with_holds<T>(&self, work: impl FnOnce(&dyn Holds) -> Result<T>) -> Result<T> {
+        work(self)
     }
 
     fn has_holds(&self) -> bool {
-        false
+        self.setting.has_holds
     }
 
     fn refuse_read_only(&self) -> Result<()> {

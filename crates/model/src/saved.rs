@@ -8,7 +8,7 @@ use crate::content::Total;
 use crate::oracle;
 use crate::postgres::{Flaw, Primitive, StepReply};
 use crate::properties::TOLERANCE;
-use crate::run;
+use crate::run::{self, Given};
 use crate::statement::{Command, KEYS};
 use crate::turn::TurnEnd;
 use crate::world::{Scenario, World, Wrong, tokens};
@@ -99,7 +99,7 @@ impl Scenario {
         loop {
             let database = std::mem::take(&mut world.database);
             let save = Command::Save(TurnEnd::Committed);
-            let ran = run::run(&self.setting, database, session, &save, &[], log);
+            let ran = run::run(&self.setting, database, session, &save, Given::default(), log);
             (world.database, log) = (ran.database, ran.log);
             let Err(step) = ran.state else { return };
             let reply = world.database.execute(session, &step, 0);

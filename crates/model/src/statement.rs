@@ -2,6 +2,7 @@
 
 use ratelimit_core::Micros;
 use ratelimit_limiter::error::Result;
+use ratelimit_limiter::holds::{self, HeldOfSeveral, Settled, Used};
 use ratelimit_limiter::leases;
 use ratelimit_limiter::several::{self, RequestOutcome};
 
@@ -9,7 +10,7 @@ use ratelimit_limiter::request::{Answer, Request};
 use ratelimit_limiter::{prune, single};
 
 use crate::postgres::{Primitive, StepReply};
-use crate::run::Run;
+use crate::run::{Given, Run};
 use crate::turn::{self, TurnEnd};
 
 /// The limit's name.
@@ -25,6 +26,19 @@ pub fn key_number(key: &[u8]) -> u8 {
 
 /// Stands for the definition in force, where a number of one is expected.
 pub const DEFINED: u8 = u8::MAX;
+
+/// The terms of a hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Terms {
+    /// The letter that is its id; `None`: a random one.
+    pub id: Option<u8>,
+    /// How many seconds it lasts.
+    pub ttl: u16,
+    /// Whether its tokens stay taken when it expires.
+    pub charge: bool,
+    /// The fewest tokens, where there aren't as many as it wants.
+    pub at_least: Option<u8>,
+}
 
 /// A statement. The last number of a call is the definition that it brings, or [`DEFINED`]: so sessions may use
 /// different ones.
@@ -54,6 +68,14 @@ pub enum Command {
     Extend(u8, u8),
     /// `rl_release` of the session's last lease: key.
     Release(u8, u8),
+    /// `rl_hold`: key, count.
+    Hold(u8, u8, Terms, u8),
+    /// `rl_hold_all`: a key, a count and a definition for each request.
+    HoldAll(Vec<(u8, u8, u8)>, Terms),
+    /// `rl_settle` of the hold with this letter, or of the session's last one, and what was used; `None`: all.
+    Settle(Option<u8>, Option<u8>, u8),
+    /// `rl_settle_all`, likewise.
+    SettleAll(Option<u8>, Option<u8>, u8),
     /// `rl_define`: the definition.
     Define(u8),
     /// `rl_block`, without an end: key.
@@ -99,6 +121,26 @@ pub struct Answered {
     pub lease: Option<i64>,
 }
 
+/// What a hold has of a key after a call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Held {
+    /// The hold's id; `None`: there is none.
+    pub id: Option<Vec<u8>>,
+    /// The tokens.
+    pub count: f64,
+    /// When it expires.
+    pub expires_at: Option<i64>,
+}
+
+/// A key that a hold was settled of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SettledKey {
+    /// The key.
+    pub key: u8,
+    /// The instant, and the tokens left; `None`: there is no limit any more.
+    pub left: Option<(i64, f64)>,
+}
+
 /// The outcome of a statement.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
@@ -114,6 +156,10 @@ pub enum Outcome {
     Released(i64, bool),
     /// Whether the owner has renamed it.
     Renamed(bool),
+    /// The answers to each request of a hold, and what it has then.
+    Held(Vec<Answered>, Vec<Held>),
+    /// A hold was settled: its id, and the limits; `None`: there is no such hold.
+    Settled(Vec<u8>, Option<Vec<SettledKey>>),
     /// How many rows were deleted.
     Pruned(i64),
     /// Nothing else.
@@ -155,6 +201,10 @@ impl Command {
             return Command::TakeAll(requests.split(',').map(arguments).collect());
         }
         let (verb, rest) = text.split_once(' ').unwrap_or((text, ""));
+        let all = Arguments::read(rest);
+        if let ("hold_all", Arguments { terms, .. }) = (verb, &all) {
+            return Command::HoldAll(rest.split(',').map(arguments).collect(), *terms);
+        }
         let (first, second, limit) = arguments(rest);
         match verb {
             "take" => Command::Take(first, second, limit),
@@ -168,6 +218,9 @@ impl Command {
             "acquire" => Command::Acquire(first, limit),
             "extend" => Command::Extend(first, limit),
             "release" => Command::Release(first, limit),
+            "hold" => Command::Hold(first, second, all.terms, limit),
+            "settle" => Command::Settle(all.terms.id, all.number, limit),
+            "settle_all" => Command::SettleAll(all.terms.id, all.number, limit),
             "define" => Command::Define(second),
             "block" => Command::Block(first),
             "rename" => Command::Rename(first, 1 - first),
@@ -198,8 +251,11 @@ impl Command {
             | Command::Prune(limit)
             | Command::Acquire(_, limit)
             | Command::Extend(_, limit)
-            | Command::Release(_, limit) => *limit,
-            Command::TakeAll(takes) => {
+            | Command::Release(_, limit)
+            | Command::Hold(.., limit)
+            | Command::Settle(.., limit)
+            | Command::SettleAll(.., limit) => *limit,
+            Command::TakeAll(takes) | Command::HoldAll(takes, _) => {
                 takes.iter().find(|take| take.0 == key).map_or(DEFINED, |take| take.2)
             }
             _ => DEFINED,
@@ -218,8 +274,11 @@ impl Command {
             | Command::Reset(key, _)
             | Command::Acquire(key, _)
             | Command::Extend(key, _)
+            | Command::Hold(key, ..)
             | Command::Release(key, _) => *key == wanted,
-            Command::TakeAll(takes) => takes.iter().any(|take| take.0 == wanted),
+            Command::TakeAll(takes) | Command::HoldAll(takes, _) => {
+                takes.iter().any(|take| take.0 == wanted)
+            }
             _ => false,
         }
     }
@@ -229,8 +288,16 @@ impl Command {
         matches!(self, Command::Define(_) | Command::Block(_))
     }
 
-    /// Executes it; the leases are the session's.
-    pub fn execute(&self, run: &Run, leases: &[i64]) -> Outcome {
+    /// Whether it takes or settles a hold.
+    pub fn is_of_holds(&self) -> bool {
+        matches!(
+            self,
+            Command::Hold(..) | Command::HoldAll(..) | Command::Settle(..) | Command::SettleAll(..)
+        )
+    }
+
+    /// Executes it; the leases and holds are the session's.
+    pub fn execute(&self, run: &Run, given: Given) -> Outcome {
         let outcome = match self {
             Command::Savepoint => return at_once(run, Primitive::BeginSub),
             Command::RollbackTo | Command::Commit | Command::Rollback => {
@@ -242,13 +309,14 @@ impl Command {
             &Command::LockRow(key) => return lock_row(run, key),
             &Command::Replicate(key, left) => return step(run, Primitive::Replicate(key, left)),
             Command::Promote => return step(run, Primitive::Promote),
-            call => call.call(run, leases),
+            call => call.call(run, given),
         };
         outcome.unwrap_or_else(|error| Outcome::Failed(format!("{error:?}")))
     }
 
     /// Calls a function of the extension.
-    fn call(&self, run: &Run, leases: &[i64]) -> Result<Outcome> {
+    fn call(&self, run: &Run, given: Given) -> Result<Outcome> {
+        let leases = given.leases;
         Ok(match self {
             &Command::Take(key, count, _) => {
                 answered(key, count, single::limit(run, &request(key, count), |_| Ok(()))?)
@@ -295,6 +363,25 @@ impl Command {
             &Command::Acquire(key, _) => answered(key, 1, leases::acquire(run, &request(key, 1))?),
             &Command::Extend(key, _) => extended(run, key, leases)?,
             &Command::Release(key, _) => released(run, key, leases)?,
+            &Command::Hold(key, count, terms, _) => hold(run, key, count, terms)?,
+            Command::HoldAll(takes, terms) => hold_all(run, takes, *terms)?,
+            &Command::Settle(id, used, _) => match hold_id(id, given) {
+                Some(id) => {
+                    let settled = holds::settle(run, &id, used.map(f64::from))?;
+                    let settled = settled.map(|settled| vec![settled_key(&settled)]);
+                    Outcome::Settled(id, settled)
+                }
+                None => Outcome::Done,
+            },
+            &Command::SettleAll(id, used, _) => match hold_id(id, given) {
+                Some(id) => {
+                    let used = used.map_or(Used::All, |used| Used::Count(used.into()));
+                    let settled = holds::settle_all(run, &id, &used)?;
+                    let settled: Vec<_> = settled.iter().map(settled_key).collect();
+                    Outcome::Settled(id, (!settled.is_empty()).then_some(settled))
+                }
+                None => Outcome::Done,
+            },
             &Command::Save(end) => {
                 turn::save(run, end)?;
                 Outcome::Done
@@ -304,18 +391,81 @@ impl Command {
     }
 }
 
-/// Reads a key, a number and the number of a definition: `a 1 @2`, `@defined` for the one in force.
-fn arguments(text: &str) -> (u8, u8, u8) {
-    let mut arguments = (0, 1, 0);
-    for word in text.split_whitespace() {
-        match (word.strip_prefix('@'), word.parse()) {
-            (Some("defined"), _) => arguments.2 = DEFINED,
-            (Some(limit), _) => arguments.2 = limit.parse().unwrap_or_else(|_| panic!("{word:?}")),
-            (None, Ok(number)) => arguments.1 = number,
-            (None, Err(_)) => arguments.0 = key_number(word.as_bytes()),
+/// The arguments of a statement.
+struct Arguments {
+    key: u8,
+    number: Option<u8>,
+    limit: u8,
+    terms: Terms,
+}
+
+impl Arguments {
+    /// Reads a key, a number and the number of a definition: `a 1 @2`, `@defined` for the one in force. Of holds also
+    /// the id `:x`, the seconds `~1`, the fewest tokens `>1`, and `charge`.
+    fn read(text: &str) -> Arguments {
+        let terms = Terms { ttl: 3600, ..Terms::default() };
+        let mut arguments = Arguments { key: 0, number: None, limit: 0, terms };
+        for word in text.split([' ', ',']).filter(|word| !word.is_empty()) {
+            let rest = &word[1..];
+            let number = || rest.parse().unwrap_or_else(|_| panic!("{word:?}"));
+            match (word.as_bytes()[0], word.parse()) {
+                (b'@', _) if rest == "defined" => arguments.limit = DEFINED,
+                (b'@', _) => arguments.limit = number() as u8,
+                (b':', _) => arguments.terms.id = Some(rest.as_bytes()[0]),
+                (b'~', _) => arguments.terms.ttl = number(),
+                (b'>', _) => arguments.terms.at_least = Some(number() as u8),
+                (_, Ok(number)) => arguments.number = Some(number),
+                _ if word == "charge" => arguments.terms.charge = true,
+                _ => arguments.key = key_number(word.as_bytes()),
+            }
         }
+        arguments
     }
-    arguments
+}
+
+/// The key, the number and the number of the definition.
+fn arguments(text: &str) -> (u8, u8, u8) {
+    let Arguments { key, number, limit, .. } = Arguments::read(text);
+    (key, number.unwrap_or(1), limit)
+}
+
+/// The id of the hold with this letter, or of the session's last one.
+fn hold_id(letter: Option<u8>, given: Given) -> Option<Vec<u8>> {
+    letter.map(|letter| vec![letter]).or_else(|| given.holds.last().cloned())
+}
+
+fn hold(run: &Run, key: u8, count: u8, terms: Terms) -> Result<Outcome> {
+    let id = terms.id.map(|letter| [letter]);
+    let id = id.as_ref().map(|id| &id[..]);
+    let ttl = Micros(i64::from(terms.ttl) * 1_000_000);
+    let of = holds::Terms { ttl, id, charge: terms.charge };
+    let held = holds::hold(run, &request(key, count), terms.at_least.map(f64::from), &of)?;
+    let holds::Held { answer, id, count: has, expires_at } = held;
+    let answered = self::answer(key, count, &answer);
+    let held = Held { id, count: has, expires_at: expires_at.map(|Micros(at)| at) };
+    Ok(Outcome::Held(vec![answered], vec![held]))
+}
+
+fn hold_all(run: &Run, takes: &[(u8, u8, u8)], terms: Terms) -> Result<Outcome> {
+    let id = terms.id.map(|letter| [letter]);
+    let id = id.as_ref().map(|id| &id[..]);
+    let ttl = Micros(i64::from(terms.ttl) * 1_000_000);
+    let requests: Vec<Request> = takes.iter().map(|&(key, count, _)| request(key, count)).collect();
+    let of = holds::Terms { ttl, id, charge: terms.charge };
+    let outcomes = holds::hold_all(run, &requests, &of)?;
+    let (mut answers, mut held) = (Vec::new(), Vec::new());
+    for (&(key, count, _), HeldOfSeveral { outcome, id, count: has, expires_at }) in
+        takes.iter().zip(outcomes)
+    {
+        answers.push(self::answer(key, count, &outcome.answer));
+        held.push(Held { id, count: has, expires_at: expires_at.map(|Micros(at)| at) });
+    }
+    Ok(Outcome::Held(answers, held))
+}
+
+fn settled_key(settled: &Settled) -> SettledKey {
+    let left = settled.answer.as_ref().map(|answer| (answer.now.0, answer.level.remaining));
+    SettledKey { key: key_number(&settled.key), left }
 }
 
 fn request(key: u8, count: u8) -> Request<'static> {

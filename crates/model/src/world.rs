@@ -10,12 +10,13 @@ use ratelimit_limiter::ports::Stored;
 use ratelimit_limiter::target::Store;
 
 use crate::bounds::Bounds;
-use crate::content::{Content, Total};
+use crate::content::{Content, HoldOf, Total};
+use crate::oracle::holds::Book;
 use crate::oracle::{self, Applied, Change};
 use crate::postgres::{
     Database, FROZEN, Flaw, LoadedKey, Primitive, RowKey, SavedPlaces, StepReply, Tid, Version,
 };
-use crate::run::{self, AccessPath, Setting};
+use crate::run::{self, AccessPath, Given, Setting};
 use crate::statement::{self, Command, KEYS};
 
 /// A program of a few sessions, and the state at the beginning.
@@ -36,6 +37,8 @@ pub struct Scenario {
     pub crashes: bool,
     /// Whether the server may be stopped and started, at any instant, once.
     pub stops: bool,
+    /// Whether the first session may die, at any instant.
+    pub dies: bool,
     /// Whether it is a standby at first.
     pub is_standby: bool,
     /// By key, whether its limit is in memory and saved.
@@ -67,6 +70,14 @@ pub enum Wrong {
     TwoWriters,
     /// Two rows have one key.
     TwoRows,
+    /// A hold is not found that is there.
+    HoldLost,
+    /// A hold is settled that is not there.
+    SettledTwice,
+    /// A row says that no hold expires before one does.
+    ExpiryOverlooked,
+    /// The rows of holds are not as the answers explain.
+    HoldsDiffer,
     /// An id is that of two leases.
     LeaseTwice,
     /// Sessions wait for each other.
@@ -82,8 +93,10 @@ pub enum Wrong {
 pub struct Instant {
     /// The clock.
     pub now: i64,
-    /// By key, the state.
+    /// By key, the state, before what expires comes back.
     pub states: Vec<Option<Total>>,
+    /// By key, the holds.
+    pub holds: Vec<Vec<HoldOf>>,
     /// The keys that are blocked.
     pub blocked: Vec<u8>,
     /// The number of the definition in force.
@@ -115,6 +128,8 @@ pub struct SessionState {
     pub savepoint: Option<u8>,
     /// Its leases, the last at the end.
     pub leases: Vec<i64>,
+    /// The ids of its holds, the last at the end.
+    pub holds: Vec<Vec<u8>>,
     /// What its transaction read first, of a database that has [`Flaw::OldSnapshot`].
     pub first_read: Option<StepReply>,
     /// The key that its transaction renamed, the new one, and the state of that.
@@ -130,6 +145,10 @@ pub struct World {
     pub sessions: Vec<SessionState>,
     /// By key, the state that follows from the committed changes.
     pub committed: Vec<Option<Total>>,
+    /// By key, its holds likewise.
+    pub holds: Vec<Vec<HoldOf>>,
+    /// By key, the tokens that were used up: taken, or settled as used.
+    pub used: Vec<i64>,
     /// By key, the state that was saved last; none where nothing is saved.
     pub kept: Vec<Option<Total>>,
     /// By key, the state in the writer's copy.
@@ -180,7 +199,9 @@ impl Scenario {
             limits,
             access: AccessPath::Heap,
             clock_moves: false,
+            by_key: false,
             definitions_change: statements.any(Command::changes_definitions),
+            has_holds: programs.iter().flatten().flatten().any(Command::is_of_holds),
             has_worker: true,
         };
         Scenario {
@@ -189,6 +210,7 @@ impl Scenario {
             programs,
             in_memory: stores.map(Store::is_in_memory),
             stops: false,
+            dies: false,
             is_standby: false,
             saved: stores.map(|store| store == Store::Saved),
             rows: Vec::new(),
@@ -244,6 +266,17 @@ impl Scenario {
         Scenario { name: format!("{} (stop)", self.name), stops: true, ..self }
     }
 
+    /// Lets the first session die.
+    pub fn dying(self) -> Scenario {
+        Scenario { name: format!("{} (death)", self.name), dies: true, ..self }
+    }
+
+    /// Gives each key the definition of its number, where a call brings none.
+    pub fn by_key(self) -> Scenario {
+        let setting = Setting { by_key: true, ..self.setting };
+        Scenario { setting, ..self }
+    }
+
     /// Has no worker that saves where a call waits for room.
     pub fn without_worker(self) -> Scenario {
         let setting = Setting { has_worker: false, ..self.setting };
@@ -274,7 +307,7 @@ impl Scenario {
         for (number, (key, shard, stored)) in (0..).zip(&self.rows) {
             let version = Version {
                 place: RowKey { key: *key, shard: *shard },
-                content: Content(stored.clone()),
+                content: Content::Limit(stored.clone(), None),
                 xmin: FROZEN,
                 is_speculative: false,
                 lockers: Vec::new(),
@@ -296,6 +329,8 @@ impl Scenario {
             database,
             sessions: vec![SessionState::default(); self.programs.len()],
             committed,
+            holds: vec![Vec::new(); KEYS.len()],
+            used: (0..KEYS.len() as u8).map(|key| self.used_at_first(key)).collect(),
             copied: kept.clone(),
             kept,
             history: Vec::new(),
@@ -313,9 +348,10 @@ impl Scenario {
 
     /// What a session sees of the keys now.
     pub fn instant(&self, world: &World, session: usize) -> Instant {
-        let mut states = world.committed.clone();
+        let (mut states, mut holds) = (world.committed.clone(), world.holds.clone());
         for effect in &world.sessions[session].effects {
-            self.apply(&mut states[usize::from(effect.key)], effect);
+            let key = usize::from(effect.key);
+            self.apply(&mut states[key], &mut holds[key], effect);
         }
         let database = &world.database;
         let mut blocked = database.blocked.clone();
@@ -327,7 +363,7 @@ impl Scenario {
                 .collect(),
             false => Vec::new(),
         };
-        Instant { now: database.now, states, blocked, defined, bounds }
+        Instant { now: database.now, states, holds, blocked, defined, bounds }
     }
 
     /// Whether the tokens in shards are only known in bounds: they refill one by one, or are cut to a smaller share.
@@ -355,10 +391,31 @@ impl Scenario {
     }
 
     /// Changes a state; false where the state before does not explain it.
-    pub fn apply(&self, state: &mut Option<Total>, effect: &Applied) -> bool {
+    pub fn apply(
+        &self,
+        state: &mut Option<Total>,
+        holds: &mut Vec<HoldOf>,
+        effect: &Applied,
+    ) -> bool {
         if effect.change == Change::Reset {
             *state = None; // full, whatever the definition
+            holds.clear();
             return true;
+        }
+        if self.setting.has_holds && self.is_exact() {
+            let mut book = Book { state: state.take(), holds: std::mem::take(holds) };
+            let limit = &self.setting.limits[usize::from(effect.limit)];
+            book.expire(limit, effect.key, Micros(effect.now));
+            let is_right = match effect.change {
+                Change::Hold(..) | Change::Settle(..) | Change::Prune(_) => {
+                    Some(self.apply_to_hold(&mut book, effect))
+                }
+                _ => None,
+            };
+            (*state, *holds) = (book.state, book.holds);
+            if let Some(is_right) = is_right {
+                return is_right;
+            }
         }
         let after = match self.is_exact() {
             true => {
@@ -407,12 +464,13 @@ impl Scenario {
                 continue;
             }
             let at = &mut world.sessions[session];
-            let (log, leases) = (std::mem::take(&mut at.log), std::mem::take(&mut at.leases));
+            let log = std::mem::take(&mut at.log);
             let database = std::mem::take(&mut world.database);
-            let ran = run::run(&self.setting, database, session, statement, &leases, log);
+            let at = &world.sessions[session];
+            let given = Given { leases: &at.leases, holds: &at.holds };
+            let ran = run::run(&self.setting, database, session, statement, given, log);
             world.database = ran.database;
             let at = &mut world.sessions[session];
-            at.leases = leases;
             match ran.state {
                 Err(step) => {
                     (at.log, at.pending) = (ran.log, Some(step));
@@ -571,6 +629,13 @@ impl Scenario {
             }
             self.end(world, session, false);
         }
+    }
+
+    /// Ends a session: its transaction is rolled back, and it makes no more calls.
+    pub fn kill(&self, world: &mut World, session: usize) {
+        self.cut(world, session);
+        world.sessions[session].transaction = self.programs[session].len() as u8;
+        self.observe(world);
     }
 
     /// Empties the memory, and lets sessions go on with their next transactions. Saved limits keep the state that was

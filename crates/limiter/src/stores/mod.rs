@@ -93,6 +93,15 @@ pub(crate) fn peek_found<'t, H: Host>(
     Ok(Peeked { now, shards: found.shards, expires })
 }
 
+/// The shards of a target in these rows, which were read before `now`; what expires is not applied.
+pub fn shards_of_rows<'t>(
+    target: &'t Target,
+    found: Vec<ShardRow>,
+    now: Micros,
+) -> Result<Shards<'t>> {
+    Ok(shards::contents::interpret(target, found, now)?.shards)
+}
+
 /// Reads what a target holds that has no row: in memory, or full.
 pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<Peeked<'t>> {
     let found = match target.store {

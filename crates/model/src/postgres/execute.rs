@@ -13,6 +13,7 @@ impl Database {
             Primitive::Read(_)
             | Primitive::ReadKey(_)
             | Primitive::ReadAll
+            | Primitive::ReadHolds(_)
             | Primitive::FindInserter(_) => self.read(session, step),
             &Primitive::Lock(tid, place)
             | &Primitive::TryLockNewest(tid, place)
@@ -133,8 +134,9 @@ impl Database {
     fn read(&self, session: usize, step: &Primitive) -> StepReply {
         let is_wanted = |place: &RowKey| match step {
             Primitive::Read(wanted) => place == wanted,
-            Primitive::ReadKey(key) => place.key == *key,
-            _ => true,
+            Primitive::ReadKey(key) => place.key == *key && !place.is_hold(),
+            Primitive::ReadHolds(which) => which.has(place),
+            _ => !place.is_hold(),
         };
         if let &Primitive::FindInserter(place) = step {
             return StepReply::Inserter(self.inserter(session, place));
@@ -155,6 +157,9 @@ impl Database {
     /// Remembers that a session holds a row, as `store::own_locks` does: in the subtransaction in which it locked it
     /// first.
     fn note_own(&mut self, session: usize, place: RowKey) {
+        if place.is_hold() {
+            return;
+        }
         let xid = self.xid(session);
         let own = &mut self.own_rows[session];
         let row = match own.iter().position(|(other, _)| *other == place) {

@@ -75,8 +75,56 @@ pub type Tid = (u32, u16);
 pub struct RowKey {
     /// The key: 0 for a, 1 for b.
     pub key: u8,
-    /// The shard number.
+    /// The shard number; negative: of a hold.
     pub shard: i32,
+}
+
+impl RowKey {
+    /// The row of what a hold has of a key, in a table of its own.
+    pub fn of_hold(key: u8, id: &[u8]) -> RowKey {
+        RowKey { key, shard: -1 - id_number(id) }
+    }
+
+    /// Whether it is a row of a hold.
+    pub fn is_hold(self) -> bool {
+        self.shard < 0
+    }
+}
+
+/// The number of a hold's id: of a letter its own, of a random text a hash.
+fn id_number(id: &[u8]) -> i32 {
+    match id {
+        [letter] => i32::from(*letter),
+        _ => 1000 + id.iter().fold(0, |sum, byte| (31 * sum + i32::from(*byte)) % 1_000_003),
+    }
+}
+
+/// Which rows of holds are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WhichHolds {
+    /// What the hold with this id has; by the number of its rows.
+    OfId(i32),
+    /// What all holds have of a key.
+    OfKey(u8),
+    /// All.
+    All,
+}
+
+impl WhichHolds {
+    /// Those of an id.
+    pub fn of_id(id: &[u8]) -> WhichHolds {
+        WhichHolds::OfId(RowKey::of_hold(0, id).shard)
+    }
+
+    /// Whether it is one of them.
+    pub fn has(self, place: &RowKey) -> bool {
+        place.is_hold()
+            && match self {
+                WhichHolds::OfId(number) => place.shard == number,
+                WhichHolds::OfKey(key) => place.key == key,
+                WhichHolds::All => true,
+            }
+    }
 }
 
 /// A version of a row.
@@ -118,6 +166,8 @@ pub enum Primitive {
     ReadKey(u8),
     /// Reads all rows (`read_after`).
     ReadAll,
+    /// Reads rows of holds likewise.
+    ReadHolds(WhichHolds),
     /// Locks the newest version from this one on: table_tuple_lock with TUPLE_LOCK_FLAG_FIND_LAST_VERSION
     /// (`lock_version`), SELECT FOR UPDATE. Waits for its holder; a row with another key by then is none.
     Lock(Tid, RowKey),
@@ -328,6 +378,8 @@ pub struct Database {
     pub drawn: Vec<u8>,
     /// The clock, in microseconds.
     pub now: i64,
+    /// Whether it moves no more.
+    pub clock_stands: bool,
     /// The entries of memory.
     pub entries: BTreeMap<[u64; 2], MemoryEntry>,
     /// How many were ever made.

@@ -126,7 +126,7 @@ impl Database {
                 copies_of(self.saved.partition().keys(SCOPE, None, in_recovery), None)
             }
             &Primitive::Replicate(key, left) => {
-                self.replicate(RowKey { key, shard: 0 }, Content(tokens(left.into())));
+                self.replicate(RowKey { key, shard: 0 }, Content::Limit(tokens(left.into()), None));
                 StepReply::Done
             }
             Primitive::Promote => {

@@ -1,6 +1,10 @@
 //! The versions that a session sees, and the sessions that it waits for.
 
-use super::{Database, Flaw, Found, Primitive, RowKey, Tid, TransactionStatus, Version, Xid};
+use super::{
+    Content, Database, Flaw, Found, Primitive, RowKey, Tid, TransactionStatus, Version, Xid,
+};
+
+use crate::content::HoldOf;
 
 /// A wait for another session, which has this version.
 pub struct MustWait(pub Tid);
@@ -127,10 +131,36 @@ impl Database {
 
     /// The committed rows of a key, with their shard numbers.
     pub fn committed(&self, key: u8) -> Vec<(i32, &Version)> {
-        let rows = self.versions.values().filter(|version| version.place.key == key);
-        let counts = |xid: Xid| self.status(xid) == TransactionStatus::Committed;
-        let visible = rows.filter(|version| is_visible_if(version, counts));
+        let is_row = |version: &&Version| version.place.key == key && !version.place.is_hold();
+        let visible = self.all_committed().filter(is_row);
         visible.map(|version| (version.place.shard, version)).collect()
+    }
+
+    /// The committed holds of a key, in the order of their rows' keys.
+    pub fn committed_holds(&self, key: u8) -> Vec<(RowKey, HoldOf)> {
+        let mut holds = self.all_committed().filter(|version| version.place.key == key);
+        let mut holds: Vec<_> = holds.by_ref().filter_map(hold_of).collect();
+        holds.sort_by_key(|(place, _)| *place);
+        holds
+    }
+
+    fn all_committed(&self) -> impl Iterator<Item = &Version> {
+        let counts = |xid: Xid| self.status(xid) == TransactionStatus::Committed;
+        self.versions.values().filter(move |version| is_visible_if(version, counts))
+    }
+
+    /// The holds that a session has deleted.
+    pub fn deleted_holds(&self, session: usize) -> Vec<(RowKey, HoldOf)> {
+        let is_deleted = |version: &&Version| matches!(version.xmax, Some((xid, None)) if self.is_own(session, xid));
+        self.versions.values().filter(is_deleted).filter_map(hold_of).collect()
+    }
+}
+
+/// A version of a hold's row.
+fn hold_of(version: &Version) -> Option<(RowKey, HoldOf)> {
+    match &version.content {
+        Content::Hold(hold) => Some((version.place, hold.clone())),
+        Content::Limit(..) => None,
     }
 }
 

@@ -1,5 +1,6 @@
 //! The scenarios. Their names are their programs; see [`programs`](crate::statement::programs).
 
+mod holds;
 mod leases;
 mod memory;
 mod saved;
@@ -38,6 +39,7 @@ pub fn groups(long: bool) -> Vec<Group> {
         ("shards", shards::all(long)),
         ("several", several::all(long)),
         ("leases", leases::all(long)),
+        ("holds", holds::all(long)),
         ("memory", memory::all(long)),
         ("saved", saved::all(long)),
     ];
