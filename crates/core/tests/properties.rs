@@ -12,6 +12,8 @@ mod changed;
 mod clock;
 #[path = "properties/concurrency.rs"]
 mod concurrency;
+#[path = "properties/holds.rs"]
+mod holds;
 #[path = "properties/http.rs"]
 mod http;
 #[path = "properties/idle.rs"]

@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use ratelimit_core::Micros;
 
 use crate::error::{LimiterError, Result};
-use crate::holds;
+use crate::holds::{self, expiry};
 use crate::keys::each_key;
 use crate::ports::{Host, KeyRows, RowAccess, Rows};
 use crate::stores::{self, Batch};
@@ -50,7 +50,12 @@ pub fn prune<H: Host>(
         let mut reached = start.clone();
         let most = rows.facts().batch;
         let mut batch = (most > 1).then(Batch::default);
-        let mut visit = |key: KeyRows| {
+        let mut visit = |mut key: KeyRows| {
+            // Settled since, or about to expire: the row says no later.
+            if key.rows.first().is_some_and(|(_, row)| expiry::is_due(row, host.now())) {
+                holds::prune::give_back_if_valid(host, rows, &key.name, &key.key)?;
+                key.rows = rows.read_key(&key.name, &key.key, None)?;
+            }
             *deleted += prune_key(host, rows, &key, undefined_idle, batch.as_mut())?;
             reached = (key.name, key.key);
             let waiting = batch.as_ref().map_or(0, |batch| batch.rows);

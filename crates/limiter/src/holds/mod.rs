@@ -266,7 +266,8 @@ pub fn hold_all<H: Host>(
         let (allows, is_never) = (verdict.decision.ok, is_never(&verdict));
         let waits = if ok { allows } else { !(verdict.passes || never) };
         let retry_after = verdict.answer.retry_after.filter(|_| waits);
-        let answer = Answer { ok, retry_after, ..verdict.answer };
+        let level = if ok { verdict.answer.level } else { verdict.level };
+        let answer = Answer { ok, retry_after, level, ..verdict.answer };
         outcomes.push((
             n,
             HeldOfSeveral {

@@ -43,8 +43,13 @@ pub(crate) fn prune<H: Host>(host: &H, most: i64) -> Result<i64> {
     host.with_holds(|holds| holds.prune(host.now().minus(SETTLED_LATE), most))
 }
 
-/// Gives back what has expired of a key, unless its row can't be read.
-fn give_back_if_valid<H: Host>(host: &H, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<()> {
+/// Gives back what has expired of a key, unless its row can't be read, or another session has it locked.
+pub(crate) fn give_back_if_valid<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    name: &[u8],
+    key: &[u8],
+) -> Result<()> {
     host.check_for_interrupts();
     match give_back(host, rows, RowId { name, key, shard: 0 }) {
         Err(LimiterError::BadState { .. } | LimiterError::Busy) => Ok(()),

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use ratelimit_core::hold::Hold;
 use ratelimit_core::kinds::Lease;
-use ratelimit_core::{AsMany, Decision, Micros, Shards, State, decide};
+use ratelimit_core::{AsMany, Decision, Level, Micros, Shards, State, decide};
 
 use super::Terms;
 use super::expiry::Expiries;
@@ -48,6 +48,8 @@ pub(super) struct Verdict {
     pub(super) passes: bool,
     /// What is held after it; `None`: it has no hold.
     pub(super) after: Option<Hold>,
+    /// The level before it.
+    pub(super) level: Level,
 }
 
 impl Verdict {
@@ -123,7 +125,8 @@ impl Wanted<'_> {
                 }
             }
         });
-        Verdict { decision, answer, before: seen.hold.clone(), had, took, asks, passes, after }
+        let (level, before) = (seen.shards.level(now), seen.hold.clone());
+        Verdict { decision, answer, before, had, took, asks, passes, after, level }
     }
 
     /// Decides what is missing on a state, and the tokens that it takes; whether the key is blocked or not.
