@@ -233,17 +233,16 @@ BEGIN
         SELECT f.*, ratelimit._now() AS now INTO stored FROM ratelimit._look_up($2, $3) f;
         l := ratelimit._usable(function, name, key, stored.defined, config, count);
         IF at_least IS NOT NULL THEN PERFORM ratelimit._check_as_many(l.kind, count, at_least); END IF;
-        IF stored.expires <= ratelimit._instant(stored.now) AND l.kind <> 'unlimited'
-            AND current_setting('transaction_read_only') = 'off' THEN
-            PERFORM ratelimit._expire(name, key);
-            CONTINUE;
-        END IF;
         IF stored.until IS NOT NULL AND function <> 'rl_credit' THEN
             d := ratelimit._seen(l, name, key, stored.now, stored.until, count, reserve, true, at_least, stored.value,
                                  stored.ts, stored.prior, stored.log, stored.added, stored.expires);
             IF d.blocked THEN RETURN ratelimit._logged(name, d); END IF;
         END IF;
         IF l.kind <> 'unlimited' THEN PERFORM ratelimit._writable(function); END IF;
+        IF l.kind <> 'unlimited' AND stored.expires <= ratelimit._instant(stored.now) THEN
+            PERFORM ratelimit._expire(name, key);
+            CONTINUE;
+        END IF;
         d := ratelimit._decided(function, l, name, key, stored.now, count, reserve, taken_at, id, at_least,
                                 stored.value, stored.ts, stored.prior, stored.log, stored.added);
         IF stored.expires IS NOT NULL AND NOT d.ok AND d.enforced THEN

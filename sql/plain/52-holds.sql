@@ -114,42 +114,51 @@ CREATE OR REPLACE FUNCTION ratelimit._hold(name text, key text, count double pre
     OUT held double precision) LANGUAGE plpgsql AS $$
 DECLARE
     stored record;
+    until timestamptz;
     l ratelimit._limit;
     now bigint;
     s ratelimit._state;
     more double precision;
     fewest double precision;
+    lapsed text[];
+    came double precision[];
     first boolean := true;
-    anew boolean;
 BEGIN
     FOR try IN 1..1000 LOOP
         IF first THEN
             SELECT f.*, ratelimit._now() AS now INTO stored FROM ratelimit._look_up($1, $2) f;
             now := stored.now;
+            until := stored.until;
             l := ratelimit._usable('rl_hold', name, key, stored.defined, config, count);
+            PERFORM ratelimit._check_at_least(at_least, count);
         ELSE
-            SELECT NULL::timestamptz AS until, r.ctid AS place, r.value, r.ts, r.prior, r.log, r.added, r.expires
-            INTO stored FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
+            SELECT r.ctid AS place, r.value, r.ts, r.prior, r.log, r.added, r.expires INTO stored
+            FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
             now := ratelimit._now();
         END IF;
-        anew := coalesce(stored.value < 'Infinity' AND NOT ratelimit._fits(l.kind, stored.prior, stored.log), false);
-        h := CASE WHEN NOT anew AND l.kind <> 'unlimited' THEN ratelimit._hold_of(terms.id, name, key) END;
-        IF ratelimit._has_slots(h) THEN h := NULL; END IF;
+        h := ratelimit._kept(ratelimit._hold_of(terms.id, name, key), l, stored.value, stored.prior, stored.log);
+        lapsed := NULL;
+        IF stored.expires <= ratelimit._instant(now) AND l.kind <> 'unlimited' THEN
+            IF NOT first THEN
+                PERFORM ratelimit._expire(name, key);
+                CONTINUE;
+            END IF;
+            SELECT x.value, x.ts, x.prior, x.log, x.added, x.ids, x.came
+            INTO stored.value, stored.ts, stored.prior, stored.log, stored.added, lapsed, came
+            FROM ratelimit._lapse(name, key, stored.expires, now, stored.value, stored.ts, stored.prior, stored.log,
+                                  stored.added) x;
+            h := ratelimit._lapsed(h, lapsed, came);
+        END IF;
         more := greatest(count - coalesce(h.count, 0), 0);
         fewest := CASE WHEN at_least IS NOT NULL THEN greatest(at_least - coalesce(h.count, 0), 0) END;
-        IF stored.expires <= ratelimit._instant(now) AND l.kind <> 'unlimited'
-            AND current_setting('transaction_read_only') = 'off' THEN
-            PERFORM ratelimit._expire(name, key);
-            CONTINUE;
-        END IF;
-        IF first AND stored.until IS NOT NULL THEN
-            d := ratelimit._seen(l, name, key, now, stored.until, more, reserve, true, fewest, stored.value, stored.ts,
-                                 stored.prior, stored.log, stored.added, stored.expires);
+        IF first AND until IS NOT NULL THEN
+            d := ratelimit._seen(l, name, key, now, until, more, reserve, true, fewest, stored.value, stored.ts,
+                stored.prior, stored.log, stored.added,
+                CASE WHEN stored.expires IS NOT NULL THEN timestamptz 'infinity' END);
             EXIT WHEN d.blocked;
         END IF;
         IF l.kind = 'unlimited' THEN
             d := ratelimit._decide(l, NULL, now, count, false);
-            h := NULL;
             held := count;
             RETURN;
         END IF;
@@ -157,46 +166,79 @@ BEGIN
         s := ratelimit._state_of(l, name, key, now, stored.value, stored.ts, stored.prior, stored.log, stored.added);
         d := ratelimit._decide_hold(l, s, now, h.id IS NOT NULL AND more = 0, more, fewest, reserve);
         -- A dry run extends a hold that it doesn't have more tokens for.
-        IF NOT d.ok AND (d.enforced OR h.id IS NULL) THEN
-            IF stored.expires IS NOT NULL AND d.enforced THEN
-                d := ratelimit._sooner(d, l, name, key, now, NULL, more, reserve, fewest, stored.value, stored.ts,
-                                       stored.prior, stored.log, stored.added);
-            END IF;
-            EXIT;
+        EXIT WHEN NOT d.ok AND (d.enforced OR h.id IS NULL);
+        IF NOT first AND stored.place IS NOT NULL THEN
+            h := ratelimit._write_taken(name, key, h, l, s, d, now, count, terms, ttl, stored.value, stored.prior,
+                                        stored.log, stored.expires);
+            -- A dry run lets all pass, whatever the limit has.
+            held := CASE WHEN d.enforced THEN h.count ELSE greatest(count, h.count) END;
+            d := ratelimit._logged(name, d);
+            RETURN;
         END IF;
-        IF first OR stored.place IS NULL THEN
-            first := false;
-            IF stored.place IS NULL THEN
-                INSERT INTO ratelimit.rateLimits (name, key, value, ts, prior, log, added)
-                VALUES ($1, $2, s.value, ratelimit._nearest(s.ts), s.prior, s.log, s.added) ON CONFLICT DO NOTHING;
-            END IF;
-            CONTINUE;
+        first := false;
+        IF stored.place IS NULL THEN
+            -- Like a row that was reset, it counts as no row.
+            INSERT INTO ratelimit.rateLimits (name, key, value, ts)
+            VALUES ($1, $2, 'Infinity', ratelimit._nearest(now)) ON CONFLICT DO NOTHING;
         END IF;
-        IF anew THEN PERFORM ratelimit._begins_anew(l, name, key, stored.value, stored.prior, stored.log); END IF;
-        IF NOT d.changed THEN d.value := s.value; d.ts := s.ts; d.added := s.added; END IF;
-        h := ratelimit._grown(h, l, d.ts, now, CASE WHEN d.ok THEN d.taken ELSE 0 END, count, terms.config,
-            ratelimit._plus(now + CASE WHEN d.ok AND d.wait > 0 THEN d.wait ELSE 0 END, ttl));
-        h.id := coalesce(terms.id, gen_random_uuid()::text);
-        h.name := name; h.key := key; h.charge := coalesce(h.charge, terms.charge);
-        IF d.changed OR anew OR NOT h.charge AND h.count > h.old AND (stored.expires <= h.expires_at) IS NOT TRUE THEN
-            UPDATE ONLY ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = NULL,
-                log = NULL, added = d.added, expires = least(CASE WHEN NOT anew THEN stored.expires END,
-                    CASE WHEN NOT h.charge AND h.count > h.old THEN h.expires_at END)
-            WHERE r.name = $1 AND r.key = $2;
-            IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
-        END IF;
-        PERFORM ratelimit._write_hold(h);
-        -- A dry run lets all pass, whatever the limit has.
-        held := CASE WHEN d.enforced THEN h.count ELSE greatest(count, h.count) END;
-        d := ratelimit._logged(name, d);
-        RETURN;
     END LOOP;
     IF d.ok THEN PERFORM ratelimit._not_written(); END IF;
+    IF d.enforced AND stored.expires IS NOT NULL AND d.blocked IS NULL THEN
+        d := ratelimit._sooner(d, l, name, key, now, NULL, more, reserve, fewest, stored.value, stored.ts,
+                               stored.prior, stored.log, stored.added);
+    END IF;
+    IF cardinality(lapsed) > 100 AND d.blocked IS NULL THEN PERFORM ratelimit._expire(name, key); END IF;
     held := coalesce(h.count, 0);
     d := ratelimit._logged(name, d);
-    IF d.ok THEN -- a dry run
-        held := greatest(count, held);
-        h := NULL;
+    IF d.ok THEN held := greatest(count, held); END IF; -- a dry run
+END
+$$;
+
+-- A hold where a limit may still have what it holds: not one of slots, nor of a state of another kind.
+CREATE OR REPLACE FUNCTION ratelimit._kept(h ratelimit._hold, l ratelimit._limit, value double precision,
+    prior double precision, log timestamptz[]) RETURNS ratelimit._hold LANGUAGE plpgsql AS $$
+BEGIN
+    IF l.kind = 'unlimited' OR ratelimit._has_slots(h) OR value < 'Infinity'
+        AND NOT ratelimit._fits(l.kind, prior, log) THEN
+        RETURN NULL;
+    END IF;
+    RETURN h;
+END
+$$;
+
+-- Writes the hold of a take that passes, and the key's row, which is locked: with this value, prior, log and expires.
+CREATE OR REPLACE FUNCTION ratelimit._write_taken(name text, key text, h ratelimit._hold, l ratelimit._limit,
+    s ratelimit._state, d ratelimit._decision, now bigint, count double precision, terms ratelimit._hold, ttl bigint,
+    value double precision, prior double precision, log timestamptz[], expires timestamptz) RETURNS ratelimit._hold
+LANGUAGE plpgsql AS $$
+DECLARE
+    anew CONSTANT boolean := ratelimit._begins_anew(l, name, key, value, prior, log);
+    first timestamptz := CASE WHEN NOT anew THEN expires END;
+BEGIN
+    h := ratelimit._grown(h, l, coalesce(d.ts, s.ts), now, CASE WHEN d.ok THEN d.taken ELSE 0 END, count, terms.config,
+        ratelimit._plus(now + CASE WHEN d.ok AND d.wait > 0 THEN d.wait ELSE 0 END, ttl));
+    h.id := coalesce(terms.id, gen_random_uuid()::text);
+    h.name := name; h.key := key; h.charge := coalesce(h.charge, terms.charge);
+    IF NOT h.charge AND h.count > h.old THEN first := least(first, h.expires_at); END IF;
+    IF d.changed OR anew THEN
+        IF NOT d.changed THEN d.value := s.value; d.ts := s.ts; d.added := s.added; END IF;
+        UPDATE ONLY ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = NULL, log = NULL,
+            added = d.added, expires = first WHERE r.name = $1 AND r.key = $2;
+    ELSIF first IS DISTINCT FROM expires THEN
+        UPDATE ONLY ratelimit.rateLimits r SET expires = first WHERE r.name = $1 AND r.key = $2;
+    END IF;
+    PERFORM ratelimit._write_hold(h);
+    RETURN h;
+END
+$$;
+
+-- Checks the least that a hold is to have.
+CREATE OR REPLACE FUNCTION ratelimit._check_at_least(at_least double precision, count double precision) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT (at_least >= 0 AND at_least <= count) THEN
+        PERFORM ratelimit._bad('at_least', ratelimit._digits(at_least),
+            'a number from 0 to count, which is ' || ratelimit._digits(count));
     END IF;
 END
 $$;
@@ -213,11 +255,6 @@ DECLARE
     r ratelimit.rl_result;
 BEGIN
     PERFORM ratelimit._check(name, key, count, reserve, throws), ratelimit._check_terms(ttl, id, on_expiry);
-    IF NOT (at_least >= 0 AND at_least <= count) THEN
-        PERFORM ratelimit._check_count(NULL, count);
-        PERFORM ratelimit._bad('at_least', ratelimit._digits(at_least),
-            'a number from 0 to count, which is ' || ratelimit._digits(count));
-    END IF;
     terms.id := id;
     terms.charge := on_expiry = 'charge';
     terms.config := CASE WHEN config IS NOT NULL AND (ratelimit._defined(name, key)).kind IS NULL THEN config END;
@@ -232,23 +269,18 @@ END
 $$;
 
 -- Locks a key's row, or inserts it first, and gives back what has expired.
-CREATE OR REPLACE FUNCTION ratelimit._locked(l ratelimit._limit, name text, key text, OUT value double precision,
-    OUT ts timestamptz, OUT prior double precision, OUT log timestamptz[], OUT added double precision, OUT expires timestamptz,
-    OUT now bigint) LANGUAGE plpgsql AS $$
-DECLARE
-    s ratelimit._state;
+CREATE OR REPLACE FUNCTION ratelimit._locked(name text, key text, OUT value double precision,
+    OUT ts timestamptz, OUT prior double precision, OUT log timestamptz[], OUT added double precision,
+    OUT expires timestamptz, OUT now bigint) LANGUAGE plpgsql AS $$
 BEGIN
     FOR try IN 1..100 LOOP
         SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires INTO value, ts, prior, log, added, expires
-        FROM ONLY ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3 FOR UPDATE;
-        IF NOT FOUND THEN
-            s := ratelimit._state_of(l, name, key, ratelimit._now());
-            INSERT INTO ratelimit.rateLimits (name, key, value, ts, prior, log, added)
-            VALUES ($2, $3, s.value, ratelimit._nearest(s.ts), s.prior, s.log, s.added) ON CONFLICT DO NOTHING;
-            CONTINUE;
-        END IF;
+        FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
         now := ratelimit._now();
-        IF expires <= ratelimit._instant(now) THEN
+        IF NOT FOUND THEN
+            INSERT INTO ratelimit.rateLimits (name, key, value, ts)
+            VALUES ($1, $2, 'Infinity', ratelimit._nearest(now)) ON CONFLICT DO NOTHING;
+        ELSIF expires <= ratelimit._instant(now) THEN
             PERFORM ratelimit._expire(name, key);
         ELSE
             RETURN;
@@ -271,7 +303,7 @@ DECLARE
     s ratelimit._state;
     d ratelimit._decision;
 BEGIN
-    IF fits THEN locked := ratelimit._locked(l, name, key); END IF;
+    IF fits THEN locked := ratelimit._locked(name, key); END IF;
     DELETE FROM ONLY ratelimit.rl_holds x WHERE x.id = $1 AND x.name = $2 AND x.key = $3
     RETURNING x.id, x.name, x.key, x.count, x.old, x.back, x.taken_at, x.expires_at, x.charge, x.config INTO h;
     IF NOT FOUND THEN RETURN NULL; END IF;

@@ -316,6 +316,8 @@ BEGIN
         IF g.changed THEN
             IF ratelimit._begins_anew(g.l, g.name, g.key, g.value, g.prior, g.log) THEN g.expires := NULL; END IF;
             IF g.ttl IS NOT NULL THEN g := ratelimit._write_held(g, now); END IF;
+        END IF;
+        IF g.changed AND (g.after).ts IS NOT NULL THEN
             g.value := (g.after).value; g.ts := ratelimit._nearest((g.after).ts); g.prior := (g.after).prior;
             g.log := (g.after).log; g.added := (g.after).added;
         END IF;
@@ -393,8 +395,8 @@ BEGIN
 END
 $$;
 
--- Lets the denials of groups wait no longer than until holds that expire give back what they need. The groups that
--- found some expired have that written: the answer doesn't depend on it, but the next call has less to do.
+-- Lets the denials of groups wait no longer than until holds that expire give back what they need. Where many were
+-- found to have expired, that is written: the answer doesn't depend on it, but the next call has less to do.
 CREATE OR REPLACE FUNCTION ratelimit._denials(groups ratelimit._group[], writes boolean) RETURNS ratelimit._group[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -403,7 +405,7 @@ DECLARE
 BEGIN
     FOR i IN 1..cardinality(groups) LOOP
         g := groups[i];
-        IF writes AND g.ids IS NOT NULL THEN PERFORM ratelimit._expire(g.name, g.key); END IF;
+        IF writes AND cardinality(g.ids) > 100 THEN PERFORM ratelimit._expire(g.name, g.key); END IF;
         CONTINUE WHEN g.allows OR g.expires IS NULL OR NOT ratelimit._returns(g.l);
         IF cardinality(g.counts) = 1 THEN
             d := g.decisions[1];

@@ -15,7 +15,7 @@ DECLARE
     d ratelimit._decision;
     live timestamptz[] := ratelimit._live(s.log, now);
     had int := 0;
-    more int;
+    more double precision;
 BEGIN
     FOR i IN 1..cardinality(live) BY 2 LOOP
         IF live[i] = lease THEN
@@ -30,7 +30,7 @@ BEGIN
     FOR i IN 1..cardinality(live) BY 2 LOOP
         IF live[i] = lease THEN live[i + 1] := ends; END IF;
     END LOOP;
-    FOR i IN 1..more LOOP live := live || ARRAY[lease, ends]; END LOOP;
+    FOR i IN 1..more::int LOOP live := live || ARRAY[lease, ends]; END LOOP;
     s.log := live;
     d := ratelimit._acquire(l, s, now, 0, 0);
     d.changed := true;
@@ -101,7 +101,6 @@ BEGIN
         OR (g.l).kind = 'unlimited' OR ((g.l).kind = 'concurrency') <> ratelimit._has_slots(g.h) THEN
         g.h := NULL;
     END IF;
-    g.after := g.s;
     IF (g.l).kind = 'concurrency' THEN
         d := ratelimit._hold_slots(g.l, g.s, now, (g.asked).count, coalesce((g.h).taken_at, (g.asked).taken_at),
                                    ratelimit._nearest(ratelimit._plus(now, g.ttl)));
@@ -113,7 +112,7 @@ BEGIN
     END IF;
     g.decisions := ARRAY[d];
     g.changed := (g.l).kind <> 'unlimited' AND (d.ok OR NOT d.enforced AND (g.h).id IS NOT NULL);
-    IF d.changed THEN g.after := ROW(d.value, d.ts, d.prior, d.log, d.added)::ratelimit._state; END IF;
+    g.after := CASE WHEN d.changed THEN ROW(d.value, d.ts, d.prior, d.log, d.added)::ratelimit._state END;
     RETURN g;
 END
 $$;
@@ -132,7 +131,8 @@ BEGIN
         h.expires_at := greatest((g.h).expires_at, ratelimit._nearest(ratelimit._plus(now, g.ttl)));
     ELSE
         -- A dry run extends a hold that it doesn't have more tokens for.
-        h := ratelimit._grown(h, g.l, CASE (g.l).kind WHEN 'concurrency' THEN now ELSE (g.after).ts END, now,
+        h := ratelimit._grown(h, g.l,
+            CASE (g.l).kind WHEN 'concurrency' THEN now ELSE coalesce((g.after).ts, (g.s).ts) END, now,
             CASE WHEN d.ok THEN d.taken ELSE 0 END, (g.asked).count, (g.asked).config,
             ratelimit._plus(now + CASE WHEN d.ok AND d.wait > 0 THEN d.wait ELSE 0 END, g.ttl));
         h.id := (g.asked).id; h.name := g.name; h.key := g.key;
@@ -212,10 +212,16 @@ BEGIN
                 PERFORM ratelimit._bad('used', format('%s for %s', ratelimit._type_of(given),
                     to_json(ratelimit._short(field))), allowed);
             END IF;
-            PERFORM ratelimit._check_used(ratelimit._float(least(greatest(given::numeric, -1e300), 1e300)));
+            IF abs(given::numeric) > 1.7976931348623158e308 THEN
+                PERFORM ratelimit._bad('used', 'too large for ' || to_json(ratelimit._short(field)), allowed);
+            END IF;
+            PERFORM ratelimit._check_used(ratelimit._float(given::numeric));
         END LOOP;
     ELSIF jsonb_typeof(used) = 'number' THEN
-        PERFORM ratelimit._check_used(ratelimit._float(least(greatest(used::numeric, -1e300), 1e300)));
+        IF abs(used::numeric) > 1.7976931348623158e308 THEN
+            PERFORM ratelimit._bad('used', 'too large', allowed);
+        END IF;
+        PERFORM ratelimit._check_used(ratelimit._float(used::numeric));
     ELSIF used IS NOT NULL THEN
         PERFORM ratelimit._bad('used', ratelimit._type_of(used), allowed);
     END IF;

@@ -45,12 +45,20 @@ pub struct Calls {
     /// The number of leases requested; the table `leases` has those that were granted.
     requested: u32,
     in_transaction: bool,
+    /// Above READ COMMITTED.
+    has_snapshot: bool,
 }
 
 impl Calls {
     pub fn new(seed: u64) -> Calls {
         let random = Rng::with_seed(seed);
-        Calls { random, clock: 1_800_000_000_000_000, requested: 0, in_transaction: false }
+        Calls {
+            random,
+            clock: 1_800_000_000_000_000,
+            requested: 0,
+            in_transaction: false,
+            has_snapshot: false,
+        }
     }
 
     /// The calls that define the limits.
@@ -120,7 +128,8 @@ impl Calls {
             name = one(&mut self.random, &["not defined", "", "\u{1}"]).into();
         }
         let mut call = Call { sql: String::new(), names: vec![name.clone()] };
-        call.sql = match self.random.u8(..100) {
+        call.sql = match self.random.u8(..130) {
+            100.. => self.hold(n, &key, &mut call.names),
             0..26 => self.one_limit(n, &quoted(&name), &key),
             26..34 => self.take(n, &quoted(&name), &key),
             34..44 => self.several(&mut call.names),
@@ -211,8 +220,7 @@ impl Calls {
         format!("SELECT * FROM rl_take({name}, {key}, {at_most}, {at_least}{options})")
     }
 
-    fn request(&mut self, names: &mut Vec<String>) -> String {
-        let n = self.random.usize(..NAMES);
+    fn request(&mut self, n: usize, names: &mut Vec<String>) -> String {
         names.push(name(n));
         let mut request = format!(r#"{{"name": "{}""#, name(n));
         if self.random.u8(..8) > 0 {
@@ -252,7 +260,12 @@ impl Calls {
         names.clear();
         let function = if self.random.u8(..4) == 0 { "rl_check_all" } else { "rl_limit_all" };
         let throws = if self.random.u8(..6) == 0 { ", throws => true" } else { "" };
-        let requests: Vec<_> = (0..self.random.usize(1..=5)).map(|_| self.request(names)).collect();
+        let count = self.random.usize(1..=5);
+        let mut request = |_| {
+            let n = self.random.usize(..NAMES);
+            self.request(n, names)
+        };
+        let requests: Vec<_> = (0..count).map(&mut request).collect();
         let mut list = format!("[{}]", requests.join(", "));
         if self.random.u8(..60) == 0 {
             let bad =
@@ -284,6 +297,112 @@ impl Calls {
                     self.requested
                 )
             }
+        }
+    }
+
+    /// A limit that can mostly have holds: of the kind of a bucket, a window, or with slots.
+    fn with_holds(&mut self, n: usize) -> usize {
+        n / 6 * 6 + one(&mut self.random, &[0, 0, 1, 1, 5, 5, 5, 3, 4, n % 6])
+    }
+
+    /// Holds and settlements, which share a few ids.
+    fn hold(&mut self, n: usize, key: &str, names: &mut Vec<String>) -> String {
+        let random = &mut self.random;
+        let mut id = format!("'h{}'", random.u8(..8));
+        if random.u8(..40) == 0 {
+            id = one(random, &["''", "'h'", "NULL", "repeat('h', 201)", "'h é'"]).into();
+        }
+        // Where the snapshot is older than a commit of the other session, the file says no that it found no hold.
+        match random.u8(..10) {
+            0 | 1 if !self.has_snapshot => {
+                names.clear();
+                let used = one(
+                    random,
+                    &["NULL", "0", "1", "2.5", "7", "1000", "0.1", "1e15", "-1", "'NaN'", "1e16"],
+                );
+                format!("SELECT * FROM rl_settle({id}, {used})")
+            }
+            2 | 3 if !self.has_snapshot => {
+                names.clear();
+                let used = one(
+                    random,
+                    &[
+                        "NULL",
+                        "'0'",
+                        "'1.5'",
+                        "'7'",
+                        "'1e3'",
+                        "'-1'",
+                        "'[]'",
+                        "'null'",
+                        "'\"5\"'",
+                        "'{}'",
+                        "'1e400'",
+                        "'{\"limit 00\": 0, \"limit 01\": 20, \"limit 05\": 1, \"limit 06\": 0.5}'",
+                        "'{\"limit 07\": 0, \"limit 11\": 2, \"limit 12\": 5, \"limit 13\": 0}'",
+                        "'{\"limit 00\": true}'",
+                        "'{\"limit 00\": -1}'",
+                    ],
+                );
+                format!("SELECT * FROM rl_settle_all({id}, {used})")
+            }
+            4..7 => {
+                names.clear();
+                let count = self.random.usize(1..=4);
+                let mut request = |_| {
+                    let n = self.with_holds(n);
+                    self.request(n, names)
+                };
+                let requests: Vec<_> = (0..count).map(&mut request).collect();
+                let (ttl, on_expiry) = (self.ttl(), self.on_expiry());
+                let throws = if self.random.u8(..8) == 0 { ", throws => true" } else { "" };
+                let list = quoted(&format!("[{}]", requests.join(", ")));
+                format!("SELECT * FROM rl_hold_all({list}, {ttl}, {id}{on_expiry}{throws})")
+            }
+            _ => {
+                let n = self.with_holds(n);
+                *names = vec![name(n)];
+                let (count, options) = (self.count(), self.options(n));
+                let (ttl, on_expiry, name) = (self.ttl(), self.on_expiry(), quoted(&name(n)));
+                let at_least = match self.random.u8(..3) {
+                    0 => format!(
+                        ", at_least => {}",
+                        one(&mut self.random, &["0", "1", "1", "0.5", "2", "20"])
+                    ),
+                    _ => String::new(),
+                };
+                // Not all ids are ours.
+                let (id, shown) = match self.random.u8(..12) {
+                    0 => ("NULL", "ok, hold IS NOT NULL, held, expires_at, retry_at, remaining"),
+                    _ => (&*id, "*"),
+                };
+                format!(
+                    "SELECT {shown} FROM rl_hold({name}, {key}, {count}, {ttl}, {id}{at_least}{on_expiry}{options})"
+                )
+            }
+        }
+    }
+
+    /// How long a hold lasts: hardly any two end at the same time.
+    fn ttl(&mut self) -> String {
+        let random = &mut self.random;
+        match random.u8(..40) {
+            0 => one(random, &["'0'", "'-1 s'", "'367 days'", "'999 us'", "NULL", "'13 months'"])
+                .into(),
+            1 => one(random, &["'366 days'", "'1 ms'", "'1 month'", "'1 year'", "'1 day 01:00'"])
+                .into(),
+            2..6 => format!("'{} us'", random.u32(1_000..100_000)),
+            6..30 => format!("'{} us'", random.u32(1_000..10_000_000)),
+            _ => format!("'{} us'", random.u64(1_000..10_000_000_000)),
+        }
+    }
+
+    fn on_expiry(&mut self) -> &'static str {
+        match self.random.u8(..24) {
+            0 => ", on_expiry => 'none'",
+            1 => ", on_expiry => NULL",
+            2..8 => ", on_expiry => 'charge'",
+            _ => "",
         }
     }
 
@@ -552,6 +671,7 @@ impl Calls {
         if !self.in_transaction {
             self.in_transaction = true;
             let level = one(random, &["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]);
+            self.has_snapshot = level != "READ COMMITTED";
             let only = if random.u8(..8) == 0 { " READ ONLY" } else { "" };
             return format!("BEGIN ISOLATION LEVEL {level}{only}; SAVEPOINT s");
         }

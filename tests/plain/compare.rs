@@ -138,22 +138,28 @@ fn answer(result: Result<Vec<SimpleQueryMessage>, tokio_postgres::Error>) -> Ans
     }
 }
 
-/// The rows that differ, without the ids of leases, which are random.
+/// The rows that differ, but for those that were reset, without the ids of leases and of holds, where these are random.
 const ROWS: &str = "
     SELECT coalesce(a.place, b.place), a.row, b.row
-    FROM (SELECT concat_ws('/', name, key, shard) AS place, row(float8send(value + 0), ts, float8send(prior), float8send(added),
+    FROM (SELECT concat_ws('/', name, key, shard) AS place, row(float8send(value + 0), ts, float8send(prior), float8send(added), expires,
                  CASE WHEN prior IS NULL OR log IS NULL THEN log
                       ELSE ARRAY(SELECT log[n] FROM generate_series(2, cardinality(log), 2) n ORDER BY n) END)::text
-          FROM extension.rateLimits
+          FROM extension.rateLimits WHERE value <> 'Infinity'
           UNION ALL SELECT concat_ws('/', 'config', name, key), config::text FROM extension.rl_config
-          UNION ALL SELECT concat_ws('/', 'block', name, key), until::text FROM extension.rl_blocks) AS a (place, row)
+          UNION ALL SELECT concat_ws('/', 'block', name, key), until::text FROM extension.rl_blocks
+          UNION ALL SELECT concat_ws('/', 'hold', name, key, h.id), row(float8send(count + 0), float8send(old + 0), float8send(back + 0),
+                 CASE WHEN NOT (charge AND count > 0 AND old = count) THEN taken_at END, expires_at, charge, config)::text
+          FROM extension.rl_holds, LATERAL (SELECT CASE WHEN length(id) < 36 THEN id ELSE expires_at::text END) AS h (id)) AS a (place, row)
     FULL JOIN
-         (SELECT concat_ws('/', name, key, shard), row(float8send(value + 0), ts, float8send(prior), float8send(added),
+         (SELECT concat_ws('/', name, key, shard), row(float8send(value + 0), ts, float8send(prior), float8send(added), expires,
                  CASE WHEN prior IS NULL OR log IS NULL THEN log
                       ELSE ARRAY(SELECT log[n] FROM generate_series(2, cardinality(log), 2) n ORDER BY n) END)::text
-          FROM ratelimit.rateLimits
+          FROM ratelimit.rateLimits WHERE value <> 'Infinity'
           UNION ALL SELECT concat_ws('/', 'config', name, key), config::text FROM ratelimit.rl_config
-          UNION ALL SELECT concat_ws('/', 'block', name, key), until::text FROM ratelimit.rl_blocks) AS b (place, row)
+          UNION ALL SELECT concat_ws('/', 'block', name, key), until::text FROM ratelimit.rl_blocks
+          UNION ALL SELECT concat_ws('/', 'hold', name, key, h.id), row(float8send(count + 0), float8send(old + 0), float8send(back + 0),
+                 CASE WHEN NOT (charge AND count > 0 AND old = count) THEN taken_at END, expires_at, charge, config)::text
+          FROM ratelimit.rl_holds, LATERAL (SELECT CASE WHEN length(id) < 36 THEN id ELSE expires_at::text END) AS h (id)) AS b (place, row)
     USING (place) WHERE a.row IS DISTINCT FROM b.row ORDER BY 1 LIMIT 3";
 
 /// A difference, as text.
@@ -241,7 +247,7 @@ impl Pair {
     /// Empties all tables.
     async fn start_again(&self) {
         for edition in &self.editions {
-            let empty = "ROLLBACK; TRUNCATE rateLimits, rl_config, rl_blocks, leases;
+            let empty = "ROLLBACK; TRUNCATE rateLimits, rl_config, rl_blocks, rl_holds, leases;
                          SELECT set_config('ratelimit.clock', '', false)";
             edition.client.batch_execute(empty).await.unwrap();
             edition.notices();
@@ -356,7 +362,8 @@ fn both(name: &'static str, settings: &[(&str, &str)]) -> Database {
                      END LOOP;
                  END $$;
                  GRANT USAGE ON SCHEMA {schema}, {schema}_tests TO {CALLER};
-                 GRANT EXECUTE ON FUNCTION {schema}.rl_limit, {schema}.rl_take, {schema}.rl_check, {schema}.rl_limit_all TO {CALLER};
+                 GRANT EXECUTE ON FUNCTION {schema}.rl_limit, {schema}.rl_take, {schema}.rl_check, {schema}.rl_limit_all,
+                     {schema}.rl_hold, {schema}.rl_hold_all TO {CALLER};
                  GRANT INSERT ON by_row, by_statement TO {CALLER}"
             ))
             .unwrap();
