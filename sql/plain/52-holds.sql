@@ -220,8 +220,7 @@ BEGIN
     h.id := coalesce(terms.id, gen_random_uuid()::text);
     h.name := name; h.key := key; h.charge := coalesce(h.charge, terms.charge);
     IF NOT h.charge AND h.count > h.old THEN first := least(first, h.expires_at); END IF;
-    IF d.changed OR anew THEN
-        IF NOT d.changed THEN d.value := s.value; d.ts := s.ts; d.added := s.added; END IF;
+    IF d.changed THEN
         UPDATE ONLY ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = NULL, log = NULL,
             added = d.added, expires = first WHERE r.name = $1 AND r.key = $2;
     ELSIF first IS DISTINCT FROM expires THEN

@@ -113,7 +113,10 @@ BEGIN
                 l := ratelimit._resolve(function, g.name, g.key, ratelimit._defined(g.name, g.key), given);
             END IF;
             PERFORM ratelimit._check_use(function, l.kind, count, g.name);
-            IF NOT is_new AND l IS DISTINCT FROM g.l THEN
+            IF NOT is_new AND function = 'rl_hold_all' THEN
+                PERFORM ratelimit._bad('requests', 'a list with two requests for the same name and key',
+                    'one request per name and key');
+            ELSIF NOT is_new AND l IS DISTINCT FROM g.l THEN
                 PERFORM ratelimit._bad('config', 'different from that of an earlier request for the same name and key',
                     'one config per name and key');
             END IF;

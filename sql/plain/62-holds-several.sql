@@ -58,10 +58,6 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._held_group(g ratelimit._group, asked ratelimit._hold, ttl bigint)
 RETURNS ratelimit._group LANGUAGE plpgsql AS $$
 BEGIN
-    IF cardinality(g.ns) > 1 THEN
-        PERFORM ratelimit._raise('22023', format('request %s: the name and key are those of request %s', g.ns[2],
-            g.ns[1]), 'A hold has one request for each name and key.');
-    END IF;
     g.ttl := ttl;
     asked.name := g.name;
     asked.key := g.key;
@@ -209,7 +205,7 @@ BEGIN
     IF jsonb_typeof(used) = 'object' THEN
         FOR field, given IN SELECT * FROM jsonb_each(used) LOOP
             IF jsonb_typeof(given) <> 'number' THEN
-                PERFORM ratelimit._bad('used', format('%s for %s', ratelimit._type_of(given),
+                PERFORM ratelimit._bad('used', format('%s for %s', replace(ratelimit._type_of(given), 'empty ', ''),
                     to_json(ratelimit._short(field))), allowed);
             END IF;
             IF abs(given::numeric) > 1.7976931348623158e308 THEN
@@ -223,7 +219,7 @@ BEGIN
         END IF;
         PERFORM ratelimit._check_used(ratelimit._float(used::numeric));
     ELSIF used IS NOT NULL THEN
-        PERFORM ratelimit._bad('used', ratelimit._type_of(used), allowed);
+        PERFORM ratelimit._bad('used', replace(ratelimit._type_of(used), 'empty ', ''), allowed);
     END IF;
     PERFORM ratelimit._writable('rl_settle_all');
     SELECT array_agg(x.name ORDER BY x.name, x.key), array_agg(x.key ORDER BY x.name, x.key) INTO names, keys
