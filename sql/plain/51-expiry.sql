@@ -253,30 +253,19 @@ END
 $$;
 
 -- Tokens of a key's holds that would come back if all were settled as unused now.
-CREATE OR REPLACE FUNCTION ratelimit._held(defined ratelimit._limit, name text, key text, now bigint,
+CREATE OR REPLACE FUNCTION ratelimit._held(l ratelimit._limit, name text, key text, now bigint,
     value double precision, ts timestamptz, prior double precision, log timestamptz[], added double precision)
 RETURNS double precision LANGUAGE plpgsql AS $$
 DECLARE
-    l ratelimit._limit := defined;
-    given jsonb;
-    held double precision;
-    total double precision := 0;
+    since timestamptz := '-infinity';
 BEGIN
-    -- Without a definition, the limits are those of the calls.
-    FOR given, held IN
-        SELECT CASE WHEN defined.kind IS NULL THEN h.config END, sum(h.count - h.old) FROM ONLY ratelimit.rl_holds h
-        WHERE h.name = $2 AND h.key = $3 AND h.count > h.old AND h.expires_at > ratelimit._instant($4) GROUP BY 1
-    LOOP
-        l := ratelimit._limit_of(defined, given);
-        IF l.kind = 'token bucket' THEN
-            total := total + held;
-        ELSIF l.kind = 'fixed window' THEN
-            total := total + coalesce((SELECT sum(h.count - h.old) FROM ONLY ratelimit.rl_holds h
-                WHERE h.name = $2 AND h.key = $3 AND h.count > h.old AND h.expires_at > ratelimit._instant($4)
-                AND (defined.kind IS NOT NULL OR h.config = given) AND h.taken_at >= ratelimit._nearest(
-                    (ratelimit._refilled(l, ratelimit._state_of(l, $2, $3, $4, $5, $6, $7, $8, $9), $4)).ts)), 0);
-        END IF;
-    END LOOP;
-    RETURN total;
+    IF NOT ratelimit._returns(l) THEN RETURN 0; END IF;
+    IF l.kind = 'fixed window' THEN
+        since := ratelimit._nearest((ratelimit._refilled(l, ratelimit._current(l, ratelimit._state_of(l, name, key, now,
+            value, ts, prior, log, added), now), now)).ts);
+    END IF;
+    RETURN coalesce((SELECT sum(h.count - h.old) FROM ONLY ratelimit.rl_holds h
+        WHERE h.name = $2 AND h.key = $3 AND h.count > h.old AND h.expires_at > ratelimit._instant($4)
+        AND h.taken_at >= since), 0);
 END
 $$;

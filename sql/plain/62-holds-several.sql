@@ -33,7 +33,7 @@ BEGIN
     FOR i IN 1..more::int LOOP live := live || ARRAY[lease, ends]; END LOOP;
     s.log := live;
     d := ratelimit._acquire(l, s, now, 0, 0);
-    d.changed := true;
+    d.changed := had > 0 OR more > 0;
     d.value := cardinality(live) / 2;
     d.ts := greatest(s.ts, now);
     d.prior := 0;
