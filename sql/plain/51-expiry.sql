@@ -257,7 +257,7 @@ CREATE OR REPLACE FUNCTION ratelimit._held(l ratelimit._limit, name text, key te
     value double precision, ts timestamptz, prior double precision, log timestamptz[], added double precision)
 RETURNS double precision LANGUAGE plpgsql AS $$
 DECLARE
-    since timestamptz := '-infinity';
+    since timestamptz := timestamptz '-infinity';
 BEGIN
     IF NOT ratelimit._returns(l) THEN RETURN 0; END IF;
     IF l.kind = 'fixed window' THEN

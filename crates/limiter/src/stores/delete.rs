@@ -189,13 +189,10 @@ pub fn prune_key<H: Host>(
     batch: Option<&mut Batch>,
 ) -> Result<i64> {
     let KeyRows { name, key, rows: seen } = found;
-    // What has expired was given back before. A settlement leaves the expiry in the row.
-    let awaits = |rows: &[ShardRow], now| {
-        rows.iter().any(|(_, row)| row.expires.is_some_and(|expires| expires > now))
-    };
+    let has_holds = |rows: &[ShardRow]| rows.iter().any(|(_, row)| row.expires.is_some());
     let idle = |rows: &[ShardRow]| match definition {
-        // Some of its tokens may come back later.
-        _ if awaits(rows, host.now()) => false,
+        // Some of its tokens come back later.
+        _ if has_holds(rows) => false,
         Some(definition) => {
             let target = Target::defined::<H>(name, key, definition.clone(), None);
             is_idle(&target, rows, host.now())
