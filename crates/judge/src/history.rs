@@ -64,6 +64,30 @@ pub enum Asked {
         /// Tokens.
         count: f64,
     },
+    /// `rl_hold`, or a request of `rl_hold_all`.
+    Hold {
+        /// The hold's id, as a number: [`hold_number`].
+        hold: u64,
+        /// Tokens.
+        count: f64,
+        /// The fewest that do; `count` where as many as there are don't.
+        at_least: f64,
+        /// How long it lasts, in microseconds.
+        ttl: i64,
+        /// Whether its tokens stay taken when it expires.
+        charge: bool,
+        /// The answer: the tokens that it has.
+        held: f64,
+        /// The answer: when it expires; `i64::MAX` where that is not known.
+        expires_at: i64,
+    },
+    /// `rl_settle`, or a limit of `rl_settle_all`; its `ok` is whether there was the hold.
+    Settle {
+        /// The hold's id, as a number.
+        hold: u64,
+        /// What was used; `None`: all.
+        used: Option<f64>,
+    },
     /// `rl_reset`; its `ok` is whether there was a state.
     Reset,
     /// `rl_acquire`.
@@ -83,6 +107,13 @@ pub enum Asked {
         /// The lease's id.
         lease: i64,
     },
+}
+
+/// The number of a hold's id: FNV-1a, G. Fowler, L. C. Noll, P. Vo.
+pub fn hold_number(id: &str) -> u64 {
+    id.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }
 
 /// A call's answer. Fields that are `None` are not judged.

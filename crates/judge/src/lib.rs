@@ -14,6 +14,8 @@ pub mod history;
 pub mod judge;
 pub mod record;
 
-pub use history::{Asked, End, History, Invocation, Limited, Reply, ShardSeen, Storage};
+pub use history::{
+    Asked, End, History, Invocation, Limited, Reply, ShardSeen, Storage, hold_number,
+};
 pub use judge::{Judgement, Refusal, judge};
 pub use record::{Recorder, Recording};

@@ -55,6 +55,8 @@ pub(super) fn writes(call: &Invocation) -> Writes {
         }
         Asked::Check { .. } => Writes::No,
         Asked::Credit { .. } => Writes::Perhaps,
+        // One that takes nothing still writes its row, under the lock of the limit's.
+        Asked::Hold { .. } | Asked::Settle { .. } => yes(call.reply.ok),
         Asked::Reset | Asked::Extend { .. } | Asked::Release { .. } => yes(call.reply.ok),
     }
 }

@@ -10,6 +10,9 @@
 //! - **Leases**: as a row or memory; and by their ids (`leases`): none is given twice, and no more slots are surely
 //!   taken at once than there are.
 //!
+//! - **Holds** (`holds`): of limits in a row. A hold is a take, and a settlement a credit; what has expired has come back
+//!   at its own instant, whoever called since. The rows of holds follow those of their limits.
+//!
 //! A call without an answer may have been made, or not: an order may leave it out.
 //!
 //! A take is explained where `ratelimit_core::decide` gives its answer on the state that the order leaves, at the
@@ -22,6 +25,7 @@
 //!
 //! Not judged: `reset_at`; definitions that change; keys of limits in memory that make room for others; blocks.
 
+mod holds;
 mod items;
 mod leases;
 mod oracle;
@@ -50,16 +54,18 @@ pub struct Judgement {
     pub by_rows: usize,
     /// On concurrency limits.
     pub leases: usize,
+    /// How many of those on rows hold or settle.
+    pub holds: usize,
     /// How many of all were denied.
     pub denied: usize,
 }
 
 impl fmt::Display for Judgement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Judgement { rows, memory, shards, by_rows, leases, denied } = self;
+        let Judgement { rows, memory, shards, by_rows, leases, holds, denied } = self;
         write!(
             f,
-            "judged {rows} calls on rows, {memory} in memory, {shards} on shards ({by_rows} takes by their rows), \
+            "judged {rows} calls on rows ({holds} of holds), {memory} in memory, {shards} on shards ({by_rows} takes by their rows), \
              {leases} of leases; {denied} denied"
         )
     }
@@ -125,6 +131,7 @@ fn judge_key(
 ) -> Result<(), (u32, String)> {
     let limited = &history.keys[key];
     let first = calls.first().copied().unwrap_or_default();
+    holds::judge(history, limited.storage, calls)?;
     let limit =
         config::definition(&limited.config).map_err(|error| (first, error.to_string()))?.limit;
     for &n in calls {
@@ -146,6 +153,8 @@ fn judge_key(
         judgement.leases += calls.len();
     } else if limited.storage == Storage::Row {
         judgement.rows += calls.len();
+        let is_of_hold = |&&n: &&u32| holds::is_of_hold(&history.calls[n as usize]);
+        judgement.holds += calls.iter().filter(is_of_hold).count();
     } else {
         judgement.memory += calls.len();
     }

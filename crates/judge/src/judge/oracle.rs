@@ -7,8 +7,10 @@
 
 use std::cmp::Ordering;
 
+use ratelimit_core::hold::Hold;
 use ratelimit_core::{Decision, Limit, Micros, State, credit, decide};
 
+use super::holds::{self, Known};
 use crate::history::{Asked, Invocation, Reply};
 
 /// A possible state of a key.
@@ -18,11 +20,15 @@ pub(super) struct Belief {
     pub state: Option<State>,
     /// By how much the times in the state may be later, since the instant of a decision was not known.
     pub slack: i64,
+    /// The holds.
+    pub holds: Known,
 }
 
 impl Belief {
     /// Nothing is stored.
-    pub(super) const NOTHING: Belief = Belief { state: None, slack: 0 };
+    pub(super) fn nothing() -> Belief {
+        Belief { state: None, slack: 0, holds: Known::default() }
+    }
 
     /// Mixes it into a hash.
     pub(super) fn fingerprint(&self) -> u64 {
@@ -31,6 +37,11 @@ impl Belief {
             hash = (hash ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             hash ^= hash >> 32;
         };
+        for (number, hold) in self.holds.iter() {
+            mix(*number);
+            mix(hold.count.to_bits() ^ hold.old.to_bits().rotate_left(7));
+            mix(hold.expires_at.0 as u64);
+        }
         match &self.state {
             None => mix(1),
             Some(State::Tokens(tokens)) => {
@@ -70,6 +81,10 @@ struct Outcome {
     retry_at: Option<i64>,
     /// What is stored after it; `None`: the same as before.
     after: Option<Option<State>>,
+    /// The holds after it.
+    holds: Known,
+    /// The tokens that a hold has after it.
+    held: Option<f64>,
 }
 
 impl Outcome {
@@ -79,12 +94,15 @@ impl Outcome {
             remaining: Some(decision.level.remaining),
             retry_at: decision.retry_after.map(|wait| now.plus(wait).0),
             after: decision.state.filter(|_| writes).map(Some),
+            holds: Known::default(),
+            held: None,
         }
     }
 
     /// The outcome of a call that answers yes or no.
     fn from_yes(ok: bool, after: Option<Option<State>>) -> Outcome {
-        Outcome { ok, remaining: None, retry_at: None, after }
+        let (remaining, retry_at, holds, held) = (None, None, Known::default(), None);
+        Outcome { ok, remaining, retry_at, after, holds, held }
     }
 }
 
@@ -132,8 +150,67 @@ impl Oracle {
     /// The outcome of a call at `now`, on the believed state with its times `later`.
     fn outcome(&self, belief: &Belief, asked: Asked, later: i64, now: Micros) -> Outcome {
         let before = self.state(belief, later, now);
-        let (limit, before) = (&self.limit, &before);
+        let (before, known) = holds::expired(&self.limit, before, &belief.holds, now);
+        let outcome = self.on_state(belief, &before, &known, asked, now);
+        if known.is_empty() {
+            return outcome;
+        }
+        self.with_holds(outcome, (&before, known), asked, now)
+    }
+
+    /// The same outcome beside the holds that are known.
+    fn with_holds(
+        &self,
+        outcome: Outcome,
+        (before, known): (&State, Known),
+        asked: Asked,
+        now: Micros,
+    ) -> Outcome {
+        let wanted = match asked {
+            Asked::Limit { count, reserve } | Asked::Check { count, reserve } => {
+                Some((count, reserve))
+            }
+            _ => None,
+        };
+        let retry_at = match wanted {
+            Some(wanted) if !outcome.ok => {
+                let denied = outcome.retry_at.map(|at| Micros(at).minus(now));
+                holds::retry_at(&self.limit, (before, &known), now, wanted, denied)
+            }
+            _ => outcome.retry_at,
+        };
+        let holds = match asked {
+            Asked::Hold { .. } | Asked::Settle { .. } if outcome.ok => outcome.holds.clone(),
+            Asked::Reset => Known::default(),
+            _ => known,
+        };
+        Outcome { retry_at, holds, ..outcome }
+    }
+
+    /// The outcome on a state and holds of which nothing is to expire by `now`.
+    fn on_state(
+        &self,
+        belief: &Belief,
+        before: &State,
+        known: &Known,
+        asked: Asked,
+        now: Micros,
+    ) -> Outcome {
+        let limit = &self.limit;
         match asked {
+            Asked::Hold { hold, .. } => self.hold((before, known), asked, hold, now),
+            Asked::Settle { hold, used } => {
+                let settled =
+                    holds::of(known, hold).and_then(|of| of.settle(limit, before, now, used));
+                let Some(decision) = settled else { return Outcome::from_yes(false, None) };
+                let after = decision.state.clone().unwrap_or_else(|| before.clone());
+                let outcome = Outcome::new(decision, now, true);
+                Outcome {
+                    after: Some(Some(after)),
+                    holds: holds::put(known, hold, None),
+                    ..outcome
+                }
+            }
             Asked::Limit { count, reserve } => {
                 Outcome::new(decide(limit, before, now, count, reserve), now, true)
             }
@@ -156,6 +233,49 @@ impl Oracle {
             Asked::Extend { lease } => lease_changed(limit.extend(before, now, Micros(lease))),
             Asked::Release { lease } => lease_changed(limit.release(before, now, Micros(lease))),
         }
+    }
+
+    /// The outcome of a hold.
+    fn hold(
+        &self,
+        (before, known): (&State, &Known),
+        asked: Asked,
+        number: u64,
+        now: Micros,
+    ) -> Outcome {
+        let Asked::Hold { count, at_least, ttl, charge, .. } = asked else {
+            return Outcome::from_yes(false, None);
+        };
+        let (limit, of) = (&self.limit, holds::of(known, number));
+        let had = of.map_or(0.0, |hold| hold.count);
+        let more = (count - had).max(0.0);
+        let until = now.plus(Micros(ttl));
+        let kept = |took: f64, after: &State| Hold::of(of, limit, after, now, took, until, charge);
+        if of.is_some() && more == 0.0 {
+            let outcome = Outcome::from_yes(true, Some(Some(before.clone())));
+            return Outcome {
+                remaining: Some(limit.level(before, now).remaining),
+                holds: holds::put(known, number, Some(kept(0.0, before))),
+                held: Some(had),
+                ..outcome
+            };
+        }
+        let (mut took, mut decision) = (more, decide(limit, before, now, more, false));
+        let whole = (limit.level(before, now).remaining + 1e-9).floor();
+        if !decision.ok && at_least < count && whole >= (at_least - had).max(1.0) {
+            (took, decision) = (whole, decide(limit, before, now, whole, false));
+        }
+        let (is_taken, after) = (decision.ok, decision.state.clone());
+        let outcome = Outcome::new(decision, now, true);
+        if !is_taken {
+            let needed = if at_least < count { (at_least - had).max(1.0) } else { more };
+            let denied = decide(limit, before, now, needed, false).retry_after;
+            let retry_at = holds::retry_at(limit, (before, known), now, (needed, false), denied);
+            return Outcome { retry_at, ..outcome };
+        }
+        let after = after.unwrap_or_else(|| before.clone());
+        let holds = holds::put(known, number, Some(kept(took, &after)));
+        Outcome { after: Some(Some(after)), holds, held: Some(had + took), ..outcome }
     }
 
     /// Compares a call's answer with an outcome. `Less`: a later instant may give that answer; `Greater`: an earlier
@@ -189,6 +309,41 @@ impl Oracle {
         call: &Invocation,
         span: (i64, i64),
     ) -> Vec<Explained> {
+        let mut ways = Vec::new();
+        for span in self.parts(belief, call, span) {
+            ways.extend(self.explain_part(belief, call, span));
+        }
+        ways
+    }
+
+    /// The parts of a span between which nothing expires. The answer to a hold says when it was decided.
+    fn parts(&self, belief: &Belief, call: &Invocation, span: (i64, i64)) -> Vec<(i64, i64)> {
+        let (mut from, mut to) = span;
+        if let (Asked::Hold { hold, ttl, expires_at, .. }, true) = (call.asked, call.reply.ok)
+            && expires_at < i64::MAX
+        {
+            let before = holds::of(&belief.holds, hold).map(|of| of.expires_at.0);
+            match before.is_none_or(|before| before < expires_at) {
+                true => (from, to) = (from.max(expires_at - ttl), to.min(expires_at - ttl)),
+                // It was extended to no later than before.
+                false if before != Some(expires_at) => return Vec::new(),
+                false => to = to.min(expires_at - ttl),
+            }
+        }
+        let mut parts = Vec::new();
+        for at in holds::expiries(&belief.holds, to) {
+            if at > from {
+                parts.push((from, at - 1));
+                from = at;
+            }
+        }
+        parts.push((from, to));
+        parts.retain(|(from, to)| from <= to);
+        parts
+    }
+
+    /// The ways to explain a call that was decided within a part of its span.
+    fn explain_part(&self, belief: &Belief, call: &Invocation, span: (i64, i64)) -> Vec<Explained> {
         let at = |now, later| self.outcome(belief, call.asked, later, Micros(now));
         let Some((from, to)) = self.instants(belief, call, span) else { return Vec::new() };
         let early = at(from, 0);
@@ -200,7 +355,22 @@ impl Oracle {
         if !call.reply.ok {
             return unchanged();
         }
-        let wrote = |state, slack| Explained { after: Belief { state, slack }, wrote: true };
+        if let (Asked::Hold { held, .. }, Some(has)) = (call.asked, early.held)
+            && !call.unanswered
+            && (held - has).abs() > self.tolerance
+        {
+            return Vec::new();
+        }
+        let mut holds = early.holds.clone();
+        if let Asked::Hold { hold, expires_at: i64::MAX, .. } = call.asked
+            && let Some(of) = holds::of(&holds, hold).copied()
+        {
+            holds = holds::put(&holds, hold, Some(Hold { expires_at: Micros(i64::MAX), ..of }));
+        }
+        let wrote = |state, slack| {
+            let holds = holds.clone();
+            Explained { after: Belief { state, slack, holds }, wrote: true }
+        };
         match (early.after, late) {
             (Some(after), None) => vec![wrote(after, 0)],
             (Some(after), Some(late)) if self.has_slack() => {

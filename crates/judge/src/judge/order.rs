@@ -154,7 +154,7 @@ impl<'h> Search<'h> {
     /// # Errors
     /// There is none, or the search takes too long.
     pub(super) fn run(mut self) -> Result<(), NoOrder> {
-        let beliefs = Rc::new(vec![Belief::NOTHING]);
+        let beliefs = Rc::new(vec![Belief::nothing()]);
         let place =
             Place { beliefs, point: i64::MIN, released: i64::MIN, committed: i64::MIN, hash: 0 };
         let mut budget = 1_000_000 + 400 * self.items.len() as u64;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use ratelimit_judge::{Storage, judge};
 
 use super::simulate::{Fault, Scene, simulate};
-use super::{BUCKET, SCENES, SLOTS, scene};
+use super::{BUCKET, SCENES, SLOTS, scene, with_holds};
 
 #[test]
 fn right_histories_are_accepted() {
@@ -58,6 +58,8 @@ fn a_fault_of_the_engine_is_refused() {
         (Fault::ResetLost, [row(true), memory(true)]),
         (Fault::WriteLost, [memory(true), memory(false)]),
         (Fault::LeaseOverlooked, [slots(Storage::Row), slots(Storage::Memory)]),
+        (Fault::ExpiryOverlooked, [with_holds(BUCKET, true), with_holds(BUCKET, false)]),
+        (Fault::SettledTwice, [with_holds(BUCKET, true), with_holds(BUCKET, false)]),
     ] {
         for scene in scenes {
             let (refused, faulty) = refused(scene, fault);

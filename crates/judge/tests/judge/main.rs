@@ -19,11 +19,25 @@ const SLOTS: &str = r#"{"kind":"concurrency","slots":6,"ttl":"1 hour"}"#;
 
 /// A scene without a fault.
 const fn scene(config: &'static str, storage: Storage, knows_now: bool) -> Scene {
-    Scene { config, storage, keys: 5, calls: 10_000, knows_now, fault: Fault::None, seed: 1 }
+    Scene {
+        config,
+        storage,
+        keys: 5,
+        calls: 10_000,
+        knows_now,
+        fault: Fault::None,
+        seed: 1,
+        holds: false,
+    }
+}
+
+/// A scene with holds.
+const fn with_holds(config: &'static str, knows_now: bool) -> Scene {
+    Scene { holds: true, ..scene(config, Storage::Row, knows_now) }
 }
 
 /// All that is simulated. A log can't be judged without the instants of its takes.
-const SCENES: [Scene; 16] = [
+const SCENES: [Scene; 19] = [
     scene(BUCKET, Storage::Row, true),
     scene(BUCKET, Storage::Row, false),
     scene(BUCKET, Storage::Memory, true),
@@ -40,4 +54,7 @@ const SCENES: [Scene; 16] = [
     scene(SLOTS, Storage::Row, true),
     scene(SLOTS, Storage::Row, false),
     scene(SLOTS, Storage::Memory, false),
+    with_holds(BUCKET, true),
+    with_holds(BUCKET, false),
+    with_holds(WINDOW, true),
 ];

@@ -4,6 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
+use ratelimit_core::hold::Hold;
 use ratelimit_core::kinds::Leases;
 use ratelimit_core::{Limit, Micros, State, config, credit, decide, phase};
 use ratelimit_judge::{Asked, End, History, Invocation, Limited, Reply, Storage};
@@ -30,6 +31,10 @@ pub enum Fault {
     WriteLost,
     /// A live lease is not seen.
     LeaseOverlooked,
+    /// A hold that has expired is not seen.
+    ExpiryOverlooked,
+    /// A hold is settled again.
+    SettledTwice,
 }
 
 /// SplitMix64.
@@ -56,15 +61,24 @@ pub struct Scene {
     pub knows_now: bool,
     pub fault: Fault,
     pub seed: u64,
+    /// Whether there are holds.
+    pub holds: bool,
+}
+
+/// What is stored of a key.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Stored {
+    state: Option<State>,
+    holds: Vec<(u64, Hold)>,
 }
 
 /// A version that others have not seen yet: of which call it is, by its number in the transaction.
-type Own = (usize, Option<State>);
+type Own = (usize, Stored);
 
 #[derive(Default)]
 struct Row {
-    committed: Option<State>,
-    old: VecDeque<(i64, Option<State>)>,
+    committed: Stored,
+    old: VecDeque<(i64, Stored)>,
     own: Vec<Own>,
     holder: Option<usize>,
     queue: VecDeque<usize>,
@@ -78,7 +92,7 @@ struct Session {
     key: usize,
     asked: Option<Asked>,
     invoked: i64,
-    seen: Option<State>,
+    seen: Stored,
     seen_at: i64,
     left: u32,
     calls: Vec<Invocation>,
@@ -112,6 +126,8 @@ pub struct Simulation {
     made: usize,
     transactions: u32,
     leases: i64,
+    /// The holds that were taken, with their keys.
+    holds: Vec<(usize, u64)>,
     /// Whether the fault has happened.
     pub faulty: bool,
 }
@@ -138,6 +154,7 @@ pub fn simulate(scene: Scene) -> Simulation {
         made: 0,
         transactions: 0,
         leases: 0,
+        holds: Vec::new(),
         faulty: false,
     };
     while let Some(Reverse((at, session))) = simulation.events.pop() {
@@ -222,6 +239,9 @@ impl Simulation {
                 }
             };
         }
+        if self.scene.holds && self.random.below(3) > 0 {
+            return self.asked_of_holds(key, count);
+        }
         match self.random.below(40) {
             0..4 => Asked::Check { count, reserve: false },
             4 => Asked::Reset,
@@ -231,28 +251,111 @@ impl Simulation {
         }
     }
 
-    /// A call's answer on a state, and the state after it if that changes.
+    /// A new hold, a top-up, or the settlement of one, which may have been settled.
+    fn asked_of_holds(&mut self, key: usize, count: f64) -> Asked {
+        let of_key = self.holds.iter().rev().filter(|hold| hold.0 == key);
+        let known: Vec<u64> = of_key.map(|hold| hold.1).take(6).collect();
+        let any = self.random.below(6) as usize;
+        let (ttl, charge) = (1_000 * (1 + self.random.below(20)), self.random.below(4) == 0);
+        let used = [None, Some(0.0), Some(1.0), Some(4.0)][self.random.below(4) as usize];
+        let hold = |hold, count: f64, at_least| Asked::Hold {
+            hold,
+            count,
+            at_least,
+            ttl,
+            charge,
+            held: 0.0,
+            expires_at: 0,
+        };
+        match (self.random.below(5), known.get(any)) {
+            (0, Some(&number)) => hold(number, count + 2.0, count + 2.0),
+            (1 | 2, Some(&number)) => Asked::Settle { hold: number, used },
+            (way, _) => {
+                self.leases += 1;
+                self.holds.push((key, self.leases as u64));
+                hold(self.leases as u64, 2.0 * count, if way == 3 { 1.0 } else { 2.0 * count })
+            }
+        }
+    }
+
+    /// What is stored once what has expired by `now` has come back.
+    fn expired(&self, key: usize, stored: &Stored, now: Micros) -> Stored {
+        let Stored { mut state, mut holds } = stored.clone();
+        let mut due: Vec<&mut Hold> = holds.iter_mut().map(|(_, hold)| hold).collect();
+        due.retain(|hold| hold.returns() && hold.expires_at <= now);
+        due.sort_by_key(|hold| hold.expires_at);
+        for hold in due {
+            let phase = phase(b"limit", format!("key {key}").as_bytes());
+            let full = || self.limit.initial_state(hold.expires_at, phase);
+            let (after, changed) = hold.expired(&self.limit, &state.clone().unwrap_or_else(full));
+            *hold = after;
+            state = changed.or(state);
+        }
+        Stored { state, holds }
+    }
+
+    /// A call's answer on what is stored, and what is stored after it if that changes.
     fn answer(
         &self,
         key: usize,
-        stored: &Option<State>,
+        stored: &Stored,
         asked: Asked,
         now: i64,
-    ) -> (Reply, Option<Option<State>>) {
+    ) -> (Reply, Option<Stored>) {
+        let stored = self.expired(key, stored, Micros(now));
+        let holds = &stored.holds;
+        let with = |state: Option<State>, holds: &[(u64, Hold)]| {
+            Some(Stored { state, holds: holds.to_vec() })
+        };
         let now = Micros(now);
         let phase = phase(b"limit", format!("key {key}").as_bytes());
-        let state = stored.clone().unwrap_or_else(|| self.limit.initial_state(now, phase));
+        let state = stored.state.clone().unwrap_or_else(|| self.limit.initial_state(now, phase));
         let truth = |ok| Reply { ok, ..Reply::default() };
         let leases = |after: Option<Leases>| {
-            (truth(after.is_some()), after.map(|leases| Some(State::Leases(leases))))
+            let is_there = after.is_some();
+            (truth(is_there), after.and_then(|leases| with(Some(State::Leases(leases)), holds)))
         };
+        let of = |number: u64| holds.iter().position(|hold| hold.0 == number);
         let decision = match (asked, &self.limit, &state) {
             (Asked::Limit { count, reserve } | Asked::Check { count, reserve }, ..) => {
                 decide(&self.limit, &state, now, count, reserve)
             }
             (Asked::Credit { count }, ..) => credit(&self.limit, &state, now, count, None).unwrap(),
             (Asked::Reset, ..) => {
-                return (truth(stored.is_some()), stored.is_some().then_some(None));
+                let was = stored.state.is_some();
+                return (truth(was), was.then(Stored::default));
+            }
+            (Asked::Settle { hold, used }, ..) => {
+                let Some(at) = of(hold) else { return (truth(false), None) };
+                let settled = holds[at].1.settle(&self.limit, &state, now, used).unwrap();
+                let mut holds = holds.clone();
+                holds.remove(at);
+                let remaining = Some(settled.level.remaining);
+                let reply = Reply { ok: true, remaining, retry_at: None };
+                return (reply, with(Some(settled.state.unwrap_or(state)), &holds));
+            }
+            (Asked::Hold { hold, count, at_least, ttl, charge, .. }, ..) => {
+                let at = of(hold);
+                let before = at.map(|at| &holds[at].1);
+                let had = before.map_or(0.0, |hold| hold.count);
+                let mut took = (count - had).max(0.0);
+                let left = self.limit.level(&state, now).remaining;
+                if at_least < count && took > left && left.floor() >= (at_least - had).max(1.0) {
+                    took = left.floor();
+                }
+                let repeats = before.is_some() && took == 0.0;
+                let decision = decide(&self.limit, &state, now, took, false);
+                let remaining = Some(decision.level.remaining);
+                if !decision.ok && !repeats {
+                    return (Reply { ok: false, remaining, retry_at: None }, None);
+                }
+                let after = decision.state.unwrap_or(state);
+                let until = now.plus(Micros(ttl));
+                let new = Hold::of(before, &self.limit, &after, now, took, until, charge);
+                let mut holds = holds.clone();
+                holds.retain(|other| other.0 != hold);
+                holds.push((hold, new));
+                return (Reply { ok: true, remaining, retry_at: None }, with(Some(after), &holds));
             }
             (Asked::Acquire { count, lease }, Limit::Concurrency(limit), State::Leases(held)) => {
                 limit.acquire(held, now, count, Micros(lease))
@@ -269,11 +372,14 @@ impl Simulation {
         let is_check = matches!(asked, Asked::Check { .. });
         let level = if is_check { self.limit.level(&state, now) } else { decision.level };
         let remaining = Some(level.remaining);
-        let reply = Reply { ok: decision.ok, remaining, retry_at: (!decision.ok).then_some(retry) };
-        (reply, decision.state.filter(|_| !is_check).map(Some))
+        // Holds that expire make it earlier.
+        let is_judged = !decision.ok && !self.scene.holds;
+        let reply = Reply { ok: decision.ok, remaining, retry_at: is_judged.then_some(retry) };
+        let after = decision.state.filter(|_| !is_check);
+        (reply, after.and_then(|after| with(Some(after), holds)))
     }
 
-    fn visible(&self, n: usize, key: usize) -> Option<State> {
+    fn visible(&self, n: usize, key: usize) -> Stored {
         let row = &self.rows[key];
         match row.own.last() {
             Some(own) if row.holder == Some(n) => own.1.clone(),
@@ -322,15 +428,19 @@ impl Simulation {
         {
             now = self.sessions[n].seen_at;
         }
-        if let Some(State::Leases(held)) = &state
+        if let Some(State::Leases(held)) = &state.state
             && matches!(asked, Asked::Acquire { .. })
             && !current.0.ok
             && self.scene.fault == Fault::LeaseOverlooked
         {
             let fewer = Leases { leases: Vec::new(), ts: held.ts };
             if self.fails(Fault::LeaseOverlooked) {
-                state = Some(State::Leases(fewer));
+                state.state = Some(State::Leases(fewer));
             }
+        }
+        // A call that waits decides again.
+        if self.scene.holds && self.rows[place].holder.is_none_or(|holder| holder == n) {
+            state = self.with_fault_of_holds(place, state, (asked, &current.0), now);
         }
         let (reply, after) = self.answer(key, &state, asked, now);
         let held = self.rows[place].holder.is_some_and(|holder| holder != n);
@@ -340,11 +450,35 @@ impl Simulation {
             self.rows[place].queue.push_back(n);
             return;
         }
+        let asked = told(asked, after.as_ref());
         self.write(at, n, place, after);
         self.answered(at, n, (asked, reply, now));
     }
 
-    fn write(&mut self, at: i64, n: usize, key: usize, after: Option<Option<State>>) {
+    /// What is stored, or what a fault of holds makes of it.
+    fn with_fault_of_holds(
+        &mut self,
+        key: usize,
+        stored: Stored,
+        (asked, right): (Asked, &Reply),
+        now: i64,
+    ) -> Stored {
+        let mut wrong = stored.clone();
+        match (self.scene.fault, asked) {
+            (Fault::ExpiryOverlooked, Asked::Limit { .. }) => {
+                wrong.holds.retain(|(_, hold)| hold.expires_at.0 > now);
+            }
+            (Fault::SettledTwice, Asked::Settle { hold, .. }) if !right.ok => {
+                let mut old = self.rows[key].old.iter().flat_map(|(_, old)| &old.holds);
+                wrong.holds.extend(old.find(|of| of.0 == hold && of.1.expires_at.0 > now));
+            }
+            _ => return stored,
+        }
+        let differs = self.answer(key, &wrong, asked, now).0 != *right;
+        if differs && self.fails(self.scene.fault) { wrong } else { stored }
+    }
+
+    fn write(&mut self, at: i64, n: usize, key: usize, after: Option<Stored>) {
         let Some(after) = after else {
             // A session that waited and changed nothing lets the next one go on.
             if self.rows[key].holder.is_none() {
@@ -352,7 +486,7 @@ impl Simulation {
             }
             return;
         };
-        let is_reset = after.is_none();
+        let is_reset = after.state.is_none();
         let lost = self.fails(Fault::WriteLost) || (is_reset && self.fails(Fault::ResetLost));
         let after = if lost { self.visible(n, key) } else { after };
         if self.scene.storage == Storage::Memory
@@ -371,7 +505,7 @@ impl Simulation {
         }
     }
 
-    fn commit(&mut self, at: i64, key: usize, state: Option<State>) {
+    fn commit(&mut self, at: i64, key: usize, state: Stored) {
         let row = &mut self.rows[key];
         row.old.push_back((at, std::mem::replace(&mut row.committed, state)));
         if row.old.len() > 64 {
@@ -481,6 +615,14 @@ impl Simulation {
         let answered = self.finish(at, n, 0, fault);
         self.later(answered, 1, n, Step::Begin);
     }
+}
+
+/// The arguments with what the answer says of a hold.
+fn told(asked: Asked, after: Option<&Stored>) -> Asked {
+    let Asked::Hold { hold, count, at_least, ttl, charge, .. } = asked else { return asked };
+    let of = after.and_then(|after| after.holds.iter().find(|of| of.0 == hold));
+    let (held, expires_at) = of.map_or((0.0, 0), |(_, of)| (of.count, of.expires_at.0));
+    Asked::Hold { hold, count, at_least, ttl, charge, held, expires_at }
 }
 
 fn credit_of(limit: &Limit) -> bool {
