@@ -7,6 +7,7 @@ mod database;
 mod documents;
 mod dump;
 mod fuzz;
+mod holds;
 mod in_memory;
 mod leases;
 mod library;

@@ -1,0 +1,242 @@
+//! Holds among sessions: what they have is never more than the limit, each is settled once, and when all have ended
+//! exactly what was used is gone.
+
+use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
+
+use fastrand::Rng;
+use postgres::{Client, GenericClient, Row};
+
+use crate::database::Database;
+
+/// Tokens of a limit that refills next to none of them while a test runs, and may go into debt.
+const CAPACITY: f64 = 10_000.0;
+const STORM: usize = 32;
+const CLIENTS: usize = 50;
+
+/// Defines a bucket of [`CAPACITY`] tokens, with further fields.
+fn bucket(client: &mut Client, name: &str, capacity: f64) {
+    let config = format!(
+        r#"{{"kind": "token bucket", "rate": 1, "period": "1 hour", "capacity": {capacity}}}"#
+    );
+    client.execute("SELECT rl_define($1, $2::text::jsonb)", &[&name, &config]).unwrap();
+}
+
+/// What the sessions of a storm know together.
+#[derive(Default)]
+struct Known {
+    /// Tokens that are held or used for certain; what may have expired is left out.
+    taken: f64,
+    /// Tokens that are used for good: of settled holds, and of those that are charged.
+    used: f64,
+    /// Holds that a session has left to others, to be settled late.
+    left: Vec<(String, f64)>,
+    settled: u64,
+    expired: u64,
+}
+
+/// Takes a hold; `None`: denied.
+fn hold(
+    client: &mut impl GenericClient,
+    (count, ttl, on_expiry): (f64, &str, &str),
+) -> Option<String> {
+    let hold = "SELECT hold FROM rl_hold('tokens', 'k', $1, $2::text::interval, on_expiry => $3)";
+    client.query_one(hold, &[&count, &ttl, &on_expiry]).unwrap().get(0)
+}
+
+/// Settles a hold; whether it was the one to do so.
+fn settle(client: &mut impl GenericClient, id: &str, used: f64) -> bool {
+    client.query_one("SELECT ok FROM rl_settle($1, $2)", &[&id, &used]).unwrap().get(0)
+}
+
+/// The life of one hold, which may end in many ways.
+fn live(database: &Database, client: &mut Client, random: &mut Rng, known: &Mutex<Known>) {
+    let count = f64::from(random.u32(1..=500));
+    let used = f64::from(random.u32(0..=count as u32));
+    match random.u8(..8) {
+        // It is rolled back, or its session dies before the commit.
+        0 => {
+            let mut transaction = client.transaction().unwrap();
+            hold(&mut transaction, (count, "1 day", "refund"));
+            transaction.rollback().unwrap();
+        }
+        1 => {
+            let mut other = database.connect();
+            let mut transaction = other.transaction().unwrap();
+            if let Some(id) = hold(&mut transaction, (count, "1 day", "charge")) {
+                settle(&mut transaction, &id, used);
+            }
+            let pid: i32 = transaction.query_one("SELECT pg_backend_pid()", &[]).unwrap().get(0);
+            client.execute("SELECT pg_terminate_backend($1)", &[&pid]).unwrap();
+        }
+        // Its session dies after the commit: it expires, unless another settles it late.
+        2 => {
+            if let Some(id) = hold(client, (count, "50 milliseconds", "refund")) {
+                let mut known = known.lock().unwrap();
+                known.expired += 1;
+                if random.bool() {
+                    known.left.push((id, count));
+                }
+            }
+        }
+        3 => {
+            if hold(client, (count, "1 millisecond", "charge")).is_some() {
+                let mut known = known.lock().unwrap();
+                known.taken += count;
+                known.used += count;
+            }
+        }
+        4 => {
+            let left = known.lock().unwrap().left.pop();
+            if let Some((id, _)) = left {
+                // It may have come back, so it is taken again, also beyond the limit.
+                assert!(settle(client, &id, used));
+                let mut known = known.lock().unwrap();
+                known.used += used;
+                known.settled += 1;
+            }
+        }
+        // Two settle it at once.
+        5 => {
+            let Some(id) = hold(client, (count, "1 day", "refund")) else { return };
+            let mut other = database.connect();
+            let settled = thread::scope(|scope| {
+                let one = scope.spawn(|| settle(client, &id, used));
+                settle(&mut other, &id, used) ^ one.join().unwrap()
+            });
+            assert!(settled, "a hold is settled by one of two");
+            let mut known = known.lock().unwrap();
+            known.used += used;
+            known.settled += 1;
+        }
+        _ => {
+            let mut transaction = client.transaction().unwrap();
+            let held = hold(&mut transaction, (count, "1 day", "charge"));
+            transaction.commit().unwrap();
+            let Some(id) = held else { return };
+            {
+                let mut known = known.lock().unwrap();
+                known.taken += count;
+                assert!(known.taken <= CAPACITY, "{} of {CAPACITY}", known.taken);
+            }
+            thread::sleep(Duration::from_millis(random.u64(..3)));
+            known.lock().unwrap().taken -= count - used;
+            assert!(settle(client, &id, used));
+            assert!(!settle(client, &id, used), "a hold is settled once");
+            let mut known = known.lock().unwrap();
+            known.used += used;
+            known.settled += 1;
+        }
+    }
+}
+
+/// The tokens of a key that are left and held.
+fn left(client: &mut Client, name: &str, key: &str) -> (f64, f64) {
+    let row: Row =
+        client.query_one("SELECT remaining, held FROM rl_status($1, $2)", &[&name, &key]).unwrap();
+    (row.get(0), row.get(1))
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn sessions_that_die_lose_no_token_and_hold_none_twice() {
+    let database = Database::new("holds");
+    let mut client = database.connect();
+    bucket(&mut client, "tokens", CAPACITY);
+    let known = Mutex::new(Known::default());
+    thread::scope(|scope| {
+        for session in 0..STORM {
+            let (database, known) = (&database, &known);
+            scope.spawn(move || {
+                let (mut client, mut random) = (database.connect(), Rng::with_seed(session as u64));
+                for _ in 0..Database::part(25) {
+                    live(database, &mut client, &mut random, known);
+                    if random.u8(..20) == 0 {
+                        client.execute("SELECT rl_prune(100)", &[]).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    let Known { used, settled, expired, .. } = known.into_inner().unwrap();
+    // The holds that nobody settles expire.
+    while left(&mut client, "tokens", "k").1 > 0.0 {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let (remaining, _) = left(&mut client, "tokens", "k");
+    println!("{settled} holds settled, {expired} left to expire, {used} tokens used");
+    assert!(settled > 0 && expired > 0);
+    assert!((CAPACITY - used - remaining).abs() < 0.5, "{CAPACITY} - {used} is {remaining}");
+}
+
+/// One job of a client: holds a request, tokens, money and a slot, in any order of the list, and settles them with what
+/// it used; returns the tokens and the money used.
+fn job(client: &mut Client, random: &mut Rng, user: &str) -> (f64, f64) {
+    let mut requests = vec![
+        format!(r#"{{"name": "requests", "key": "{user}"}}"#),
+        format!(r#"{{"name": "tokens", "key": "{user}", "count": 400}}"#),
+        r#"{"name": "money", "key": "tenant", "count": 900}"#.to_owned(),
+        r#"{"name": "slots", "key": "tenant"}"#.to_owned(),
+    ];
+    random.shuffle(&mut requests);
+    let requests = format!("[{}]", requests.join(","));
+    let hold = "SELECT bool_and(ok), min(hold) FROM rl_hold_all($1::text::jsonb)";
+    let id: String = loop {
+        let row = client.query_one(hold, &[&requests]).unwrap();
+        match row.get(0) {
+            true => break row.get(1),
+            false => thread::sleep(Duration::from_millis(1)), // no slot is free
+        }
+    };
+    let (tokens, money) = (f64::from(random.u16(..500)), f64::from(random.u16(..1000)));
+    let used = format!(r#"{{"money": {money}, "tokens": {tokens}}}"#);
+    let settle = "SELECT count(*) FROM rl_settle_all($1, $2::text::jsonb)";
+    let limits: i64 = client.query_one(settle, &[&id, &used]).unwrap().get(0);
+    assert_eq!(limits, 4);
+    (tokens, money)
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn fifty_clients_settle_several_limits_in_any_order_and_none_fails() {
+    let database = Database::new("holds_of_several");
+    let mut client = database.connect();
+    for name in ["requests", "tokens", "money"] {
+        bucket(&mut client, name, 1e9);
+    }
+    let slots = r#"{"kind": "concurrency", "slots": 8, "ttl": "1 hour"}"#;
+    client.execute("SELECT rl_define('slots', $1::text::jsonb)", &[&slots]).unwrap();
+    const JOBS: usize = 20;
+    let total = Mutex::new((0.0, 0.0));
+    thread::scope(|scope| {
+        for number in 0..CLIENTS {
+            let (database, total) = (&database, &total);
+            scope.spawn(move || {
+                let (mut client, mut random) = (database.connect(), Rng::with_seed(number as u64));
+                let user = format!("user {}", number % 5);
+                for _ in 0..Database::part(JOBS) {
+                    let (tokens, money) = job(&mut client, &mut random, &user);
+                    let mut total = total.lock().unwrap();
+                    *total = (total.0 + tokens, total.1 + money);
+                }
+            });
+        }
+    });
+    let (tokens, money) = total.into_inner().unwrap();
+    let used = "SELECT sum(1e9 - remaining)::float8, sum(held)::float8 FROM rl_status($1)";
+    for (name, expected) in [
+        ("requests", (CLIENTS * Database::part(JOBS)) as f64),
+        ("tokens", tokens),
+        ("money", money),
+    ] {
+        let row = client.query_one(used, &[&name]).unwrap();
+        let (found, held): (f64, f64) = (row.get(0), row.get(1));
+        assert!((found - expected).abs() < 0.5, "{name}: {found} for {expected}");
+        assert_eq!(held, 0.0, "{name}");
+    }
+    let free = "SELECT remaining FROM rl_check('slots', 'tenant')";
+    assert_eq!(client.query_one(free, &[]).unwrap().get::<_, f64>(0), 8.0);
+    let open: i64 = client.query_one("SELECT count(*) FROM rl_holds", &[]).unwrap().get(0);
+    assert_eq!(open, 0);
+}
