@@ -259,6 +259,10 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
     }
 }
 
+/// Why limits in memory have no holds.
+const ROLLED_BACK: &str =
+    "A hold is a row, which is rolled back with its transaction; memory is not.";
+
 /// Why a limit has no holds, and what does instead.
 fn not_for_holds(report: Report, name: &str, why: NoHolds, schema: &str) -> Report {
     let name = literal(name);
@@ -271,9 +275,10 @@ fn not_for_holds(report: Report, name: &str, why: NoHolds, schema: &str) -> Repo
         NoHolds::Kind(_) => report
             .detail("Only token buckets and fixed windows can be given tokens back.")
             .hint(format!("Take them: SELECT * FROM {schema}rl_limit({name}, $1, 10);")),
-        NoHolds::Memory => report
-            .detail("A hold is a row, which is rolled back with its transaction; memory is not.")
-            .hint(take_and_give_back(&name, schema)),
+        NoHolds::Memory => report.detail(ROLLED_BACK).hint(take_and_give_back(&name, schema)),
+        NoHolds::SlotsInMemory => report
+            .detail(ROLLED_BACK)
+            .hint(format!("Take one: SELECT * FROM {schema}rl_acquire({name}, $1);")),
         NoHolds::Shards => report
             .detail("A hold waits for one row of its key; shards are for keys that are too busy for that.")
             .hint(take_and_give_back(&name, schema)),

@@ -126,6 +126,8 @@ pub enum NoHolds {
     Kind(Kind),
     /// It is in memory.
     Memory,
+    /// It is a concurrency limit in memory.
+    SlotsInMemory,
     /// It has shards.
     Shards,
 }
@@ -134,7 +136,7 @@ impl fmt::Display for NoHolds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             NoHolds::Kind(kind) => kind.with_article(),
-            NoHolds::Memory => "a limit in memory",
+            NoHolds::Memory | NoHolds::SlotsInMemory => "a limit in memory",
             NoHolds::Shards => "a limit with shards",
         })
     }

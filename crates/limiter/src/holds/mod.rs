@@ -98,7 +98,6 @@ pub fn hold<H: Host>(
     terms: &Terms,
 ) -> Result<Held> {
     let target = Target::resolve(host, request)?;
-    target.refuse_leases("rl_hold")?;
     let wanted = [wanted("rl_hold", request, target, at_least)?];
     let id = id_of(host, terms)?;
     let (mut verdicts, ok) = take::take(host, &wanted, &id, terms)?;
@@ -150,13 +149,14 @@ fn wanted<'a>(
     target: Target<'a>,
     at_least: Option<f64>,
 ) -> Result<Wanted<'a>> {
+    let kind = target.limit().kind();
     let why = match target.store {
+        _ if kind.has_leases() && function == "rl_hold" => Some(NoHolds::Kind(kind)),
+        Store::Memory | Store::Saved if kind.has_leases() => Some(NoHolds::SlotsInMemory),
         Store::Memory | Store::Saved => Some(NoHolds::Memory),
         Store::Shards(_) => Some(NoHolds::Shards),
-        Store::Row if target.limit().concurrency().is_some() => None,
-        Store::Row => {
-            Some(NoHolds::Kind(target.limit().kind())).filter(|_| !can_be_credited(&target))
-        }
+        Store::Row if kind.has_leases() => None,
+        Store::Row => Some(NoHolds::Kind(kind)).filter(|_| !can_be_credited(&target)),
         Store::Nowhere => None,
     };
     if let Some(why) = why {
