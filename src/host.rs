@@ -14,14 +14,14 @@ use ratelimit_limiter::ports::{
 };
 
 use crate::cache::{blocks, changed, definitions};
-use crate::schema::catalog::{self, Catalog, TableLock};
+use crate::schema::catalog::{self, Catalog, Table, TableLock};
 use crate::schema::error::{Error, Result};
 use crate::schema::invalidation;
 use crate::schema::settings::{self, Access};
 use crate::schema::spi;
 use crate::store::distributed::Distributed;
-use crate::store::heap::Heap;
-use crate::store::holds::SqlHolds;
+use crate::store::heap::{Heap, HeldHeap};
+use crate::store::holds::{HeapHolds, SqlHolds};
 use crate::store::memory::writer::{self, Origin};
 use crate::store::memory::{Memory, SavedMemory, SharedEntries};
 use crate::store::own_locks::{self, Noting};
@@ -72,6 +72,18 @@ impl Session<'_> {
     /// The OID of the table of rows.
     pub fn table(&self) -> pg_sys::Oid {
         self.catalog.rate_limits.oid
+    }
+
+    /// Runs `work` on the holds through SQL.
+    fn with_sql_holds<T>(
+        &self,
+        table: Table,
+        lock: TableLock,
+        work: impl FnOnce(&dyn Holds) -> PortResult<T>,
+    ) -> PortResult<T> {
+        Ok(spi::with_owner(self.catalog, table, lock, |sql| {
+            Ok(work(&SqlHolds { sql, parse: definitions::inline })?)
+        })?)
     }
 
     /// The entries of a memory, as this database and extension have them.
@@ -271,9 +283,28 @@ impl Host for Session<'_> {
             return Err(Error::HoldsOnCitus.into());
         }
         let lock = catalog::first_lock();
-        Ok(spi::with_owner(catalog, table, lock, |sql| {
-            Ok(work(&SqlHolds { sql, parse: definitions::inline })?)
-        })?)
+        let parse = definitions::inline;
+        if let (Access::Auto | Access::Heap, Some(indexes)) =
+            (settings::access(), catalog.hold_indexes)
+        {
+            let mut work = Some(work);
+            let mut directly = || {
+                // One that has changed meanwhile needs SQL: the call may have written already, and can't begin again.
+                let heap = HeldHeap::open(catalog, indexes, lock)?;
+                let holds = HeapHolds { heap: &heap, catalog, table, lock, parse };
+                Some(work.take()?(&holds))
+            };
+            let done = match lock {
+                TableLock::Read => catalog::reading(table, directly),
+                TableLock::LockRows | TableLock::Write => directly(),
+            };
+            return match (done, work) {
+                (Some(done), _) => done,
+                (None, Some(work)) => self.with_sql_holds(table, lock, work),
+                (None, None) => Err(Error::Moved.into()),
+            };
+        }
+        self.with_sql_holds(table, lock, work)
     }
 
     fn has_holds(&self) -> bool {

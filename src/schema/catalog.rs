@@ -32,6 +32,8 @@ pub struct Catalog {
     pub rl_blocks: Option<Table>,
     /// rl_holds, likewise.
     pub rl_holds: Option<Table>,
+    /// The indexes of rl_holds, for direct access to it, if that does not need SQL.
+    pub hold_indexes: Option<HoldIndexes>,
     /// The primary key's index, for direct access to rateLimits, or the reason why it needs SQL.
     pub index: std::result::Result<pg_sys::Oid, &'static str>,
     /// Whether the primary key of rateLimits is unaltered, which rules out two rows of one key.
@@ -51,6 +53,17 @@ pub struct Table {
     pub distributed: bool,
     /// Whether it does so by the column `key`, or by none, with one copy of each row.
     pub by_key: bool,
+}
+
+/// rl_holds as CREATE EXTENSION made it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HoldIndexes {
+    /// The table.
+    pub table: pg_sys::Oid,
+    /// The index of its primary key: id, name and key.
+    pub primary: pg_sys::Oid,
+    /// The index of name, key, charge and expires_at.
+    pub of_key: pg_sys::Oid,
 }
 
 /// The table lock of a statement, as Postgres takes it.
@@ -306,7 +319,12 @@ unsafe fn read(namespace: pg_sys::Oid) -> Result<Catalog> {
         let has_new_columns = unaltered_table::has_new_columns(relation);
         // Callers lock the table before they use it.
         pg_sys::table_close(relation, lock);
+        let rl_holds = match table(extension, namespace, c"rl_holds", "rl_holds") {
+            Err(missing) if has_holds(namespace) => return Err(missing),
+            holds => holds.ok(),
+        };
         Ok(Catalog {
+            hold_indexes: rl_holds.and_then(|holds| hold_indexes(holds)),
             extension,
             namespace,
             schema,
@@ -319,12 +337,27 @@ unsafe fn read(namespace: pg_sys::Oid) -> Result<Catalog> {
                 Err(missing) if has_blocks(namespace) => return Err(missing),
                 blocks => blocks.ok(),
             },
-            rl_holds: match table(extension, namespace, c"rl_holds", "rl_holds") {
-                Err(missing) if has_holds(namespace) => return Err(missing),
-                holds => holds.ok(),
-            },
+            rl_holds,
             rl_define: rl_define(namespace),
         })
+    }
+}
+
+/// The indexes of the table of holds, if it is unaltered.
+///
+/// # Safety
+/// Inside a transaction.
+unsafe fn hold_indexes(holds: Table) -> Option<HoldIndexes> {
+    // SAFETY: as the caller says; the table is closed here.
+    unsafe {
+        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+        let relation = pg_sys::try_table_open(holds.oid, lock);
+        if relation.is_null() {
+            return None;
+        }
+        let indexes = unaltered_table::indexes_of_holds(relation);
+        pg_sys::table_close(relation, lock);
+        indexes.map(|[primary, of_key]| HoldIndexes { table: holds.oid, primary, of_key })
     }
 }
 

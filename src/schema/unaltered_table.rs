@@ -1,6 +1,6 @@
-//! The unaltered table: as CREATE EXTENSION of this version or of 1.0.0 made it, with its own primary key, and without
-//! any addition that the executor would have to process. Every property that matters to a write must have an
-//! allowed value, so that unforeseen ones are refused.
+//! The unaltered tables: that of the states as CREATE EXTENSION of this version or of 1.0.0 made it, and that of holds,
+//! with their own indexes, and without any addition that the executor would have to process. Every property that
+//! matters to a write must have an allowed value, so that unforeseen ones are refused.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -47,6 +47,20 @@ const CREATED: [Column; COLUMNS] = [
     Column { not_null: false, ..column(c"expires", TIMESTAMPTZOID) },
 ];
 
+/// The columns of rl_holds as CREATE EXTENSION made it.
+const HOLDS_CREATED: [Column; 10] = [
+    text(c"id"),
+    text(c"name"),
+    Column { has_default: true, ..text(c"key") },
+    column(c"count", FLOAT8OID),
+    Column { has_default: true, ..column(c"old", FLOAT8OID) },
+    Column { has_default: true, ..column(c"back", FLOAT8OID) },
+    column(c"taken_at", TIMESTAMPTZOID),
+    column(c"expires_at", TIMESTAMPTZOID),
+    column(c"charge", BOOLOID),
+    Column { not_null: false, extended: true, ..column(c"config", JSONBOID) },
+];
+
 /// The names and types of the columns, in their order.
 pub fn columns() -> impl Iterator<Item = (&'static CStr, pg_sys::BuiltinOid)> {
     CREATED.iter().map(|column| (column.name, column.data_type))
@@ -60,6 +74,54 @@ pub fn columns() -> impl Iterator<Item = (&'static CStr, pg_sys::BuiltinOid)> {
 /// # Safety
 /// The table is open.
 pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::Oid, &'static str> {
+    // SAFETY: reads the open relation's descriptions.
+    unsafe {
+        match alteration(table, &CREATED, &[COLUMNS_OF_1_0, COLUMNS], 1) {
+            Some(why) => Err(why),
+            None => unaltered_key(table).ok_or("has a different primary key"),
+        }
+    }
+}
+
+/// Returns the indexes of the unaltered table of holds: of its primary key, and the other.
+///
+/// # Safety
+/// The table is open.
+pub unsafe fn indexes_of_holds(table: pg_sys::Relation) -> Option<[pg_sys::Oid; 2]> {
+    // SAFETY: reads the open relation's descriptions.
+    unsafe {
+        let created = &HOLDS_CREATED;
+        if alteration(table, created, &[created.len()], 2).is_some() {
+            return None;
+        }
+        let primary = (*table).rd_pkindex;
+        let list = pg_sys::RelationGetIndexList(table);
+        let listed = |n: usize| (*(*list).elements.add(n)).oid_value;
+        let other = if listed(0) == primary { listed(1) } else { listed(0) };
+        pg_sys::list_free(list);
+        let is_as_made = |oid, columns: &[i16], is_primary| {
+            let index = pg_sys::index_open(oid, pg_sys::AccessShareLock as _);
+            let is_as_made = has_index_columns(index, columns, is_primary);
+            pg_sys::index_close(index, pg_sys::AccessShareLock as _);
+            is_as_made
+        };
+        let are_both =
+            is_as_made(primary, &[1, 2, 3], true) && is_as_made(other, &[2, 3, 9, 8], false);
+        are_both.then_some([primary, other])
+    }
+}
+
+/// Why a table is not as it was created: with these columns, or the first of them in one of these numbers, and so many
+/// indexes.
+///
+/// # Safety
+/// The table is open.
+unsafe fn alteration(
+    table: pg_sys::Relation,
+    created: &[Column],
+    numbers: &[usize],
+    index_count: c_int,
+) -> Option<&'static str> {
     // SAFETY: reads the open relation's descriptions; the list of its indexes finds the primary key.
     unsafe {
         let class = &*(*table).rd_rel;
@@ -86,11 +148,11 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
             (!class.relispartition, "is a partition"),
             (!is_catalog_table(table), "is used as a catalog table, where ON CONFLICT is refused"),
             (class.relreplident == b'd' as c_char, "does not have the default replica identity"),
-            (has_columns(table, is_same_column), "has different columns"),
-            (has_columns(table, is_unaltered_column), "has an altered column"),
+            (has_columns(table, created, numbers, is_same_column), "has different columns"),
+            (has_columns(table, created, numbers, is_unaltered_column), "has an altered column"),
             (!has_checks(table), "has a check constraint"),
             ((*table).rd_pkindex != pg_sys::InvalidOid, "has no primary key"),
-            (!indexes.is_null() && (*indexes).length == 1, "has an additional index"),
+            (!indexes.is_null() && (*indexes).length == index_count, "has an additional index"),
             (
                 publications_allow_writes(table),
                 "has a publication whose filter or columns forbid updates",
@@ -101,10 +163,7 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
                 "can lose rows that a snapshot still sees, because old_snapshot_threshold is set",
             ),
         ];
-        if let Some(&(_, why)) = allowed.iter().find(|(is_unaltered, _)| !is_unaltered) {
-            return Err(why);
-        }
-        unaltered_key(table).ok_or("has a different primary key")
+        allowed.iter().find(|(is_unaltered, _)| !is_unaltered).map(|&(_, why)| why)
     }
 }
 
@@ -118,20 +177,22 @@ pub unsafe fn has_new_columns(table: pg_sys::Relation) -> bool {
     has(c"added") && has(c"expires")
 }
 
-/// Whether the table has the columns of the unaltered one, and each matches.
+/// Whether the table has the columns of the unaltered one, in one of these numbers, and each matches.
 ///
 /// # Safety
 /// The table is open.
 unsafe fn has_columns(
     table: pg_sys::Relation,
+    created: &[Column],
+    numbers: &[usize],
     matches: unsafe fn(pg_sys::TupleDesc, &pg_sys::FormData_pg_attribute, &Column) -> bool,
 ) -> bool {
     // SAFETY: reads the columns of the open relation; each tuple is read before it is released.
     unsafe {
         let description = (*table).rd_att;
         let columns = (*description).natts as usize;
-        [COLUMNS_OF_1_0, COLUMNS].contains(&columns)
-            && CREATED[..columns].iter().enumerate().all(|(n, created)| {
+        numbers.contains(&columns)
+            && created[..columns].iter().enumerate().all(|(n, created)| {
                 let tuple = pg_sys::SearchSysCache2(
                     pg_sys::SysCacheIdentifier::ATTNUM as c_int,
                     (*table).rd_id.into(),
@@ -270,6 +331,38 @@ pub unsafe fn unaltered_key(table: pg_sys::Relation) -> Option<pg_sys::Oid> {
         let unaltered = is_unaltered_index(relation);
         pg_sys::index_close(relation, pg_sys::AccessShareLock as _);
         unaltered.then_some(index)
+    }
+}
+
+/// Whether an index of the table of holds has these columns, and no other property than it was created with.
+///
+/// # Safety
+/// The index is open.
+unsafe fn has_index_columns(index: pg_sys::Relation, columns: &[i16], is_primary: bool) -> bool {
+    // SAFETY: reads the open index's descriptions, each of as many entries as it has columns.
+    unsafe {
+        let form = &*(*index).rd_index;
+        (*(*index).rd_rel).relam == pg_sys::BTREE_AM_OID
+            && form.indisunique == is_primary
+            && form.indisprimary == is_primary
+            && form.indimmediate
+            && form.indisvalid
+            && form.indisready
+            && form.indislive
+            && !form.indisexclusion
+            && !form.indnullsnotdistinct
+            && form.indnatts as usize == columns.len()
+            && form.indnkeyatts as usize == columns.len()
+            && pg_sys::RelationGetIndexExpressions(index).is_null()
+            && pg_sys::RelationGetIndexPredicate(index).is_null()
+            && columns.iter().enumerate().all(|(n, &column)| {
+                let is_text = column <= 3;
+                *form.indkey.values.as_ptr().add(n) == column
+                    && (!is_text
+                        || *(*index).rd_opfamily.add(n) == pg_sys::TEXT_BTREE_FAM_OID
+                            && *(*index).rd_indcollation.add(n) == pg_sys::C_COLLATION_OID)
+                    && *(*index).rd_indoption.add(n) == 0
+            })
     }
 }
 

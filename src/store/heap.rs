@@ -1,6 +1,6 @@
 //! Accesses the rows directly in the heap, without the executor: finds a row by its last tuple id or by the primary
 //! key's index, under the latest state, and updates it in one step. Only for an unaltered table; see
-//! `unaltered_table`.
+//! `unaltered_table`. A hold and its settlement find, insert and delete the rows of `rl_holds` in the same ways (`held`).
 //!
 //! # The executor's steps, and where they are here
 //!
@@ -120,6 +120,7 @@ use ratelimit_limiter::ports::{
 use read::decode;
 use row::RawRow;
 
+mod held;
 mod open;
 mod own;
 mod raw;
@@ -128,6 +129,7 @@ mod roots;
 mod row;
 mod write;
 
+pub use held::{HeldHeap, Replaced};
 pub use open::Heap;
 pub use own::forget;
 

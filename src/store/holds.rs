@@ -1,4 +1,5 @@
-//! Access to the holds, through SQL: their table is written seldom beside that of the limits, and each row once or twice.
+//! Access to the holds: what a hold and its settlement need directly in the heap, where that is unaltered, and all of it
+//! through SQL.
 
 use std::collections::BTreeSet;
 use std::ffi::c_int;
@@ -14,10 +15,11 @@ use ratelimit_core::hold::Hold;
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{HoldRow, Holds};
 
-use crate::schema::catalog::TableLock;
+use crate::schema::catalog::{Catalog, Table, TableLock};
 use crate::schema::error::{Error, Result};
-use crate::schema::spi::{Connection, Statement};
+use crate::schema::spi::{self, Connection, Statement};
 use crate::store::codec::{float_array, text_array};
+use crate::store::heap::{HeldHeap, Replaced};
 use ratelimit_pg::clock::{from_timestamptz, to_nearest_timestamptz};
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::values::{Jsonb, float_datum, jsonb_from_json, text_datum, utf8};
@@ -74,7 +76,109 @@ const ROW: [pg_sys::BuiltinOid; 10] = [
     TEXTOID,
 ];
 
-/// The rows of rl_holds.
+/// The rows of rl_holds, of which those that a hold and its settlement need are accessed directly in the heap.
+pub struct HeapHolds<'a> {
+    /// The open table.
+    pub heap: &'a HeldHeap,
+    /// The extension's objects.
+    pub catalog: &'a Catalog,
+    /// The table.
+    pub table: Table,
+    /// The lock that it is open with.
+    pub lock: TableLock,
+    /// Parses a config.
+    pub parse: fn(Jsonb) -> Result<Rc<Definition>>,
+}
+
+impl HeapHolds<'_> {
+    /// Runs `work` through SQL.
+    fn by_sql<T>(&self, work: impl FnOnce(&SqlHolds) -> PortResult<T>) -> PortResult<T> {
+        let &HeapHolds { catalog, table, lock, parse, .. } = self;
+        Ok(spi::with_owner(catalog, table, lock, |sql| Ok(work(&SqlHolds { sql, parse })?))?)
+    }
+}
+
+impl Holds for HeapHolds<'_> {
+    fn of_id(&self, id: &[u8]) -> PortResult<Vec<HoldRow>> {
+        Ok(self.heap.find([id]))
+    }
+
+    fn one(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Option<HoldRow>> {
+        Ok(self.heap.find([id, name, key]).pop())
+    }
+
+    fn insert(&self, row: &HoldRow) -> PortResult<()> {
+        if self.heap.insert(row) { Ok(()) } else { self.by_sql(|sql| sql.insert(row)) }
+    }
+
+    fn delete(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Option<HoldRow>> {
+        let deleted = self.heap.delete([id, name, key]);
+        deleted.or_else(|Replaced| self.by_sql(|sql| sql.delete(id, name, key)))
+    }
+
+    fn definition(&self, config: &[u8]) -> PortResult<Rc<Definition>> {
+        Ok((self.parse)(jsonb_from_json(&utf8(config)))?)
+    }
+
+    fn returning(
+        &self,
+        name: &[u8],
+        key: &[u8],
+        from: Micros,
+        until: Micros,
+        most: i64,
+    ) -> PortResult<Vec<HoldRow>> {
+        self.by_sql(|sql| sql.returning(name, key, from, until, most))
+    }
+
+    fn update(&self, row: &HoldRow) -> PortResult<bool> {
+        self.by_sql(|sql| sql.update(row))
+    }
+
+    fn expire(&self, name: &[u8], key: &[u8], rows: &[HoldRow]) -> PortResult<()> {
+        self.by_sql(|sql| sql.expire(name, key, rows))
+    }
+
+    fn delete_of_key(&self, name: &[u8], key: &[u8]) -> PortResult<u64> {
+        self.by_sql(|sql| sql.delete_of_key(name, key))
+    }
+
+    fn delete_of_name(&self, name: &[u8]) -> PortResult<u64> {
+        self.by_sql(|sql| sql.delete_of_name(name))
+    }
+
+    fn delete_of_all_names(&self, key: &[u8]) -> PortResult<u64> {
+        self.by_sql(|sql| sql.delete_of_all_names(key))
+    }
+
+    fn keys(
+        &self,
+        name: Option<&[u8]>,
+        key: Option<&[u8]>,
+        now: Micros,
+    ) -> PortResult<BTreeSet<(Vec<u8>, Vec<u8>)>> {
+        self.by_sql(|sql| sql.keys(name, key, now))
+    }
+
+    fn held(&self, name: &[u8], key: &[u8], since: Micros, now: Micros) -> PortResult<f64> {
+        self.by_sql(|sql| sql.held(name, key, since, now))
+    }
+
+    fn due_keys(
+        &self,
+        after: (&[u8], &[u8]),
+        now: Micros,
+        most: i64,
+    ) -> PortResult<Vec<(Vec<u8>, Vec<u8>)>> {
+        self.by_sql(|sql| sql.due_keys(after, now, most))
+    }
+
+    fn prune(&self, before: Micros, most: i64) -> PortResult<i64> {
+        self.by_sql(|sql| sql.prune(before, most))
+    }
+}
+
+/// The rows of rl_holds, through SQL.
 pub struct SqlHolds<'a> {
     /// Connected to that table.
     pub sql: &'a Connection<'a>,

@@ -91,6 +91,11 @@ pub fn jsonb_from_json(json: &str) -> Jsonb<'static> {
     }
 }
 
+/// Converts a jsonb to JSON text in the server's encoding.
+pub fn json_text(jsonb: Jsonb) -> Vec<u8> {
+    jsonb.to_server_json(usize::MAX).map_or(Vec::new(), <[u8]>::to_vec)
+}
+
 /// Detoasts a jsonb.
 ///
 /// # Safety

@@ -60,6 +60,51 @@ impl Heap {
     }
 }
 
+impl Heap {
+    /// Opens another table with two indexes, the first of them its own, and returns the second beside it; locks rateLimits
+    /// before them. `None` if one of the extension's tables has changed since the catalog was read.
+    pub fn open_others(
+        catalog: &Catalog,
+        oid: pg_sys::Oid,
+        indexes: [pg_sys::Oid; 2],
+        lock: TableLock,
+    ) -> Option<(Heap, pg_sys::Relation)> {
+        let mode = lock as pg_sys::LOCKMODE;
+        let rate_limits = catalog.rate_limits.oid;
+        // SAFETY: closed when dropped, or after an error by the resource owner.
+        let opened = unsafe {
+            guarded(|| {
+                lock.take(|| {
+                    raw::LockRelationOid(rate_limits, mode);
+                    raw::LockRelationOid(oid, mode);
+                    raw::LockRelationOid(indexes[0], mode);
+                    raw::LockRelationOid(indexes[1], mode);
+                });
+                if !catalog::is_fresh(catalog) {
+                    return None;
+                }
+                let table = raw::table_open(oid, UNLOCKED);
+                let [index, other] = indexes.map(|index| raw::index_open(index, UNLOCKED));
+                let fetched = raw::table_slot_create(table, std::ptr::null_mut());
+                let kind = &raw const pg_sys::TTSOpsHeapTuple;
+                let written = raw::MakeSingleTupleTableSlot((*table).rd_att, kind);
+                Some((table, index, other, fetched, written))
+            })
+        };
+        let (table, index, other, fetched, written) = opened?;
+        Some((Heap { table, index, fetched, written }, other))
+    }
+
+    /// Closes an index that was opened beside the table.
+    pub fn close_index(&self, index: pg_sys::Relation) {
+        if panicking() {
+            return;
+        }
+        // SAFETY: open, and not used any more.
+        unsafe { guarded(|| raw::index_close(index, UNLOCKED)) }
+    }
+}
+
 impl Drop for Heap {
     fn drop(&mut self) {
         // While an error unwinds only its abort may close them.

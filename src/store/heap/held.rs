@@ -1,0 +1,200 @@
+//! Holds directly in the heap: found by the primary key's index, inserted and deleted, as the rows of limits are.
+
+use std::ffi::c_int;
+
+use pgrx::pg_sys;
+use ratelimit_core::hold::Hold;
+use ratelimit_limiter::ports::HoldRow;
+
+use super::open::{Heap, guarded};
+use super::raw;
+use super::row::copy_texts;
+use crate::schema::catalog::{Catalog, HoldIndexes, TableLock};
+use crate::schema::error::Result;
+use ratelimit_pg::clock::{from_timestamptz, to_nearest_timestamptz};
+use ratelimit_pg::interrupts::check_for_interrupts;
+use ratelimit_pg::values::{float_datum, json_text, jsonb, jsonb_from_json, text_datum, utf8};
+
+/// The columns of the table.
+const COLUMNS: usize = 10;
+
+/// The open table of holds and its indexes.
+pub struct HeldHeap {
+    /// The table, with the index of its primary key.
+    heap: Heap,
+    /// The index of the holds of a key.
+    of_key: pg_sys::Relation,
+}
+
+impl Drop for HeldHeap {
+    fn drop(&mut self) {
+        self.heap.close_index(self.of_key);
+    }
+}
+
+/// A fetched row: plain data but for its texts.
+struct RawHold {
+    tid: pg_sys::ItemPointerData,
+    texts: [Vec<u8>; 3],
+    hold: Hold,
+    /// A detoasted copy, or null.
+    config: *mut pg_sys::varlena,
+}
+
+impl RawHold {
+    /// Copies the row of a slot.
+    ///
+    /// # Safety
+    /// Inside a guard; the slot holds a row of the unaltered table of holds, deformed.
+    unsafe fn from_slot(slot: *mut pg_sys::TupleTableSlot) -> RawHold {
+        // SAFETY: as the caller says: the columns are those of the table, and only the last may be NULL. The copy that may
+        // raise an error comes before those that would be leaked.
+        unsafe {
+            let value = |n: usize| *(*slot).tts_values.add(n);
+            let float = |n| f64::from_bits(value(n).value() as u64);
+            let at = |n| from_timestamptz(value(n).value() as i64);
+            let config = match *(*slot).tts_isnull.add(9) {
+                true => std::ptr::null_mut(),
+                false => raw::pg_detoast_datum_copy(value(9).cast_mut_ptr()),
+            };
+            let (taken_at, expires_at) = (at(6), at(7));
+            let charge = value(8).value() as u8 != 0;
+            let (count, old, back) = (float(3), float(4), float(5));
+            let texts = copy_texts([value(0), value(1), value(2)]);
+            let hold = Hold { count, old, back, taken_at, expires_at, charge };
+            RawHold { tid: (*slot).tts_tid, texts, hold, config }
+        }
+    }
+
+    /// Decodes the row. Calls Postgres: not inside a guard.
+    fn decode(self) -> HoldRow {
+        check_for_interrupts();
+        let [id, name, key] = self.texts;
+        // SAFETY: a detoasted jsonb, as the column is declared.
+        let config = (!self.config.is_null()).then(|| unsafe { jsonb(self.config.into()) });
+        HoldRow { id, name, key, hold: self.hold, config: config.map(json_text) }
+    }
+}
+
+impl HeldHeap {
+    /// Opens the table, under locks that last until the transaction ends, or a [read](crate::schema::catalog::reading)
+    /// does; `None` if it has changed since the catalog was read.
+    pub fn open(catalog: &Catalog, indexes: HoldIndexes, lock: TableLock) -> Option<HeldHeap> {
+        let HoldIndexes { table, primary, of_key } = indexes;
+        let (heap, of_key) = Heap::open_others(catalog, table, [primary, of_key], lock)?;
+        Some(HeldHeap { heap, of_key })
+    }
+
+    /// Reads the rows with these first columns of the primary key, in its order.
+    pub fn find<const N: usize>(&self, columns: [&[u8]; N]) -> Vec<HoldRow> {
+        self.scan(columns).into_iter().map(RawHold::decode).collect()
+    }
+
+    fn scan<const N: usize>(&self, columns: [&[u8]; N]) -> Vec<RawHold> {
+        let mut keys = text_keys(columns.map(text_datum));
+        let keys = &mut keys[..];
+        let mut rows = Vec::new();
+        let found = &mut rows;
+        let heap = &self.heap;
+        // SAFETY: guarded; an error jumps over no value with a destructor: the list is outside.
+        unsafe {
+            guarded(|| {
+                heap.scan_latest(keys, |_| {
+                    found.push(RawHold::from_slot(heap.fetched));
+                    true
+                });
+            });
+        }
+        rows
+    }
+
+    /// Inserts a row; false if one with its primary key is there.
+    pub fn insert(&self, row: &HoldRow) -> bool {
+        let HoldRow { id, name, key, hold, config } = row;
+        let at = |at| pg_sys::Datum::from(to_nearest_timestamptz(at));
+        let [id, name, key] = [id, name, key].map(|text| text_datum(text));
+        let (taken_at, expires_at) = (at(hold.taken_at), at(hold.expires_at));
+        let [count, old, back] = [hold.count, hold.old, hold.back].map(float_datum);
+        let charge = pg_sys::Datum::from(hold.charge);
+        let config = config.as_ref().map(|config| jsonb_from_json(&utf8(config)).datum);
+        let none = pg_sys::Datum::from(0);
+        let mut nulls = [false; COLUMNS];
+        nulls[COLUMNS - 1] = config.is_none();
+        let config = config.unwrap_or(none);
+        let mut values = [id, name, key, count, old, back, taken_at, expires_at, charge, config];
+        let mut of_key = [name, key, charge, expires_at];
+        let (values, of_key, nulls) =
+            (values.as_mut_ptr(), of_key.as_mut_ptr(), nulls.as_mut_ptr());
+        let (heap, index) = (&self.heap, self.of_key);
+        // SAFETY: as `Heap::insert_row`; the other index has these columns, none of them NULL.
+        unsafe {
+            guarded(|| {
+                let tuple = raw::heap_form_tuple((*heap.table).rd_att, values, nulls);
+                raw::ExecStoreHeapTuple(tuple, heap.written, true);
+                let xid = raw::GetCurrentTransactionId();
+                let token = raw::SpeculativeInsertionLockAcquire(xid);
+                raw::table_tuple_insert_speculative(heap.table, heap.written, token);
+                let mut tid = (*heap.written).tts_tid;
+                let alone = heap.insert_index(values, nulls, &mut tid, false);
+                if alone {
+                    let info = raw::BuildIndexInfo(index);
+                    let any = pg_sys::IndexUniqueCheck::UNIQUE_CHECK_NO;
+                    let tid = &mut tid;
+                    raw::index_insert(index, of_key, nulls, tid, heap.table, any, false, info);
+                }
+                raw::table_tuple_complete_speculative(heap.table, heap.written, token, alone);
+                raw::SpeculativeInsertionLockRelease(xid);
+                raw::clear(heap.written);
+                raw::CommandCounterIncrement();
+                alone
+            })
+        }
+    }
+
+    /// Deletes a row and returns it, or `None` where there is none; an error where another transaction has replaced or
+    /// deleted it meanwhile.
+    pub fn delete(&self, columns: [&[u8]; 3]) -> Result<Option<HoldRow>, Replaced> {
+        let Some(found) = self.scan(columns).pop() else { return Ok(None) };
+        let mut tid = found.tid;
+        let (table, tid) = (self.heap.table, &mut tid);
+        // SAFETY: the row was found in this table in this statement, whose snapshot keeps its version.
+        let result = unsafe {
+            guarded(|| {
+                let result = raw::table_tuple_delete(table, tid);
+                raw::CommandCounterIncrement();
+                result
+            })
+        };
+        match result == pg_sys::TM_Result::TM_Ok {
+            true => Ok(Some(found.decode())),
+            false => Err(Replaced),
+        }
+    }
+}
+
+/// A row is not the version any more that was found.
+pub struct Replaced;
+
+/// Returns the scan keys for the first text columns of an index. Not inside a guard.
+fn text_keys<const N: usize>(arguments: [pg_sys::Datum; N]) -> [pg_sys::ScanKeyData; N] {
+    let mut keys = [pg_sys::ScanKeyData::default(); N];
+    let entries = keys.as_mut_ptr();
+    // SAFETY: initializes each key; the function is built in.
+    unsafe {
+        guarded(|| {
+            for (at, &argument) in arguments.iter().enumerate() {
+                raw::ScanKeyEntryInitialize(
+                    entries.add(at),
+                    0 as c_int,
+                    at as pg_sys::AttrNumber + 1,
+                    pg_sys::BTEqualStrategyNumber as pg_sys::StrategyNumber,
+                    pg_sys::InvalidOid,
+                    pg_sys::C_COLLATION_OID,
+                    pg_sys::F_TEXTEQ.into(),
+                    argument,
+                );
+            }
+        });
+    }
+    keys
+}
