@@ -85,6 +85,18 @@ pub enum Fault {
     FullNotWritten,
     /// A row counts as written though another session has it locked.
     LockedRowSkipped,
+    /// What has expired is not applied before a call.
+    ExpiryNotApplied,
+    /// What has expired is not written to the holds, so that it comes back again.
+    ExpiredTwice,
+    /// A hold is deleted before the row of its limit is locked.
+    HoldDeletedFirst,
+    /// A hold is settled as it was before the row of its limit was locked.
+    HoldReadFirst,
+    /// Tokens come back to any window.
+    RefundedToAnyWindow,
+    /// A row doesn't say when its first hold expires.
+    ExpiresForgotten,
 }
 
 #[cfg(feature = "switches")]

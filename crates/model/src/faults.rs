@@ -91,7 +91,7 @@ const FLAWS: [(Flaw, Wrong, &str); 23] = [
 ];
 
 /// The faults of the limiter and of the memory, each with what is wrong then, in which scenario.
-const FAULTS: [(Fault, Wrong, &str); 39] = [
+const FAULTS: [(Fault, Wrong, &str); 45] = [
     (Fault::ReshardWithoutLocks, Wrong::Failed, "take a 1 @0 | take a 1 @1"),
     (Fault::RequestsUnsorted, Wrong::Deadlock, "all a 1, b 1 | all b 1, a 1"),
     (Fault::PartOfSeveral, Wrong::Unexplained, "all b 2, a 2 | take b 1"),
@@ -206,6 +206,28 @@ const FAULTS: [(Fault, Wrong, &str); 39] = [
         Wrong::Deadlock,
         "take a 3 @1 | take a 1 @1; commit; reset a @1 (SQL)",
     ),
+    (
+        Fault::ExpiryNotApplied,
+        Wrong::BadDenial,
+        "hold a 2 :x ~1; commit; settle :x 1 | take a 3 (clock)",
+    ),
+    (
+        Fault::ExpiredTwice,
+        Wrong::TakeLost,
+        "hold a 2 :x ~1; commit; settle :x 1 | take a 3 (clock)",
+    ),
+    (
+        Fault::HoldDeletedFirst,
+        Wrong::SettledTwice,
+        "hold a 2 :x; commit; settle :x 1 | settle :x 0",
+    ),
+    (Fault::HoldReadFirst, Wrong::Unexplained, "hold a 1 :x; commit; hold a 2 :x | settle :x 0"),
+    (
+        Fault::RefundedToAnyWindow,
+        Wrong::Unexplained,
+        "hold a 2 :x ~2; commit; settle :x 0 | take a 2; commit; take a 3 (window) (clock)",
+    ),
+    (Fault::ExpiresForgotten, Wrong::ExpiryOverlooked, "hold a 2 | hold a 2"),
     (Fault::ShardForgotten, Wrong::TakeLost, "take a 2 @1 | credit a 1 @1"),
 ];
 

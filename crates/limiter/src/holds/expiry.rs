@@ -9,6 +9,8 @@ use ratelimit_core::config::Definition;
 use ratelimit_core::hold::{Expiry, Hold, MAX_EXPIRIES, after_expiries, retry_after};
 use ratelimit_core::{Micros, State};
 
+use ratelimit_faults::Fault;
+
 use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Holds, Host, Row, RowId, Rows, Stored, TRIES};
 use crate::request::{Answer, Take};
@@ -20,7 +22,7 @@ const MOST: i64 = 100_000;
 /// Whether a hold of the row's key may have expired.
 #[inline]
 pub(crate) fn is_due(row: &Row, now: Micros) -> bool {
-    row.expires.is_some_and(|expires| expires <= now)
+    row.expires.is_some_and(|expires| expires <= now) && !Fault::ExpiryNotApplied.is_on()
 }
 
 /// What expiries make of a row.
@@ -149,7 +151,7 @@ pub(crate) fn apply_locked<H: Host>(
         }
         let Expired { stored, expires, holds } = expired(host, id, &row, now)?;
         rows.update(id, row.tuple, &stored, expires)?;
-        if !holds.is_empty() {
+        if !holds.is_empty() && !Fault::ExpiredTwice.is_on() {
             host.with_holds(|table| table.expire(id.name, id.key, &holds))?;
         }
         // Written since, so that it is another version.

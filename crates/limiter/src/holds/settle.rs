@@ -7,6 +7,8 @@ use ratelimit_core::hold::Hold;
 use ratelimit_core::text::float_text;
 use ratelimit_core::{ArgumentError, Decision, Micros, Shards};
 
+use ratelimit_faults::Fault;
+
 use super::expiry::Limits;
 use super::{Settled, Used};
 use crate::change::Change;
@@ -71,6 +73,11 @@ pub(super) fn settle<H: Host>(host: &H, held: Vec<HoldRow>, used: &Used) -> Resu
     }
     let targets: Vec<Option<Target>> = parts.iter().map(Part::target::<H>).collect();
     let answers = host.with_rows(RowAccess::Write, |rows| {
+        if Fault::HoldDeletedFirst.is_on() {
+            for HoldRow { id, name, key, .. } in parts.iter().map(|part| &part.row) {
+                host.with_holds(|holds| holds.delete(id, name, key))?;
+            }
+        }
         for _ in 0..TRIES {
             host.check_for_interrupts();
             if let Some(locked) = lock(host, rows, &parts, &targets)? {
@@ -157,10 +164,18 @@ fn settle_locked<H: Host>(
     for ((part, target), locked) in parts.iter().zip(targets).zip(locked) {
         host.check_for_interrupts();
         let HoldRow { id, name, key, .. } = &part.row;
-        let Some(row) = host.with_holds(|holds| holds.delete(id, name, key))? else {
+        let deleted = host.with_holds(|holds| holds.delete(id, name, key))?;
+        let earlier = || Fault::HoldDeletedFirst.is_on().then(|| part.row.clone());
+        let Some(mut row) = deleted.or_else(earlier) else {
             outcomes.push(Outcome::Gone);
             continue;
         };
+        if Fault::HoldReadFirst.is_on() {
+            row.hold = part.row.hold;
+        }
+        if Fault::RefundedToAnyWindow.is_on() && row.hold.lease().is_none() {
+            row.hold.taken_at = now;
+        }
         let used = used.of(name);
         let answer = match (target, locked) {
             (Some(target), Some(locked)) => {

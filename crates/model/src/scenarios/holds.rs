@@ -62,6 +62,7 @@ fn taken() -> Vec<Scenario> {
         full("hold a 2 :x; commit; settle :x 1 | settle :x 0"),
         full("hold a 2 :x; commit; settle :x 1; rollback; settle :x 0 | settle :x; rollback"),
         full("hold a 1 :x | hold a 2 :x"),
+        full("hold a 1 :x; commit; hold a 2 :x | settle :x 0"),
         fresh("hold a 1 :x; commit; hold a 3 :x | hold a 2 :x; rollback; take a 1"),
         full("hold a 2; rollback; take a 1 | hold a 3 >1; commit; settle 0"),
         full("savepoint; hold a 2 :x; rollback_to; hold a 1 :x | hold a 2 :y; commit; settle :y 0"),
