@@ -67,7 +67,7 @@ CREATE FUNCTION @extschema@.rl_hold(
     OUT retry_at timestamptz, OUT remaining double precision, OUT capacity double precision, OUT reset_at timestamptz)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_hold';
-COMMENT ON FUNCTION @extschema@.rl_hold IS 'takes count tokens from a rate limit until rl_settle says how many of them were used, or ttl is over; the same id again is the same hold';
+COMMENT ON FUNCTION @extschema@.rl_hold IS 'takes count tokens from a rate limit until rl_settle says how many of them were used, or ttl has passed; the same id again is the same hold';
 
 CREATE FUNCTION @extschema@.rl_settle(hold text, used double precision DEFAULT NULL)
 RETURNS @extschema@.rl_result

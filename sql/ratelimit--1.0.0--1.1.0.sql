@@ -205,7 +205,7 @@ CREATE FUNCTION @extschema@.rl_hold(
 RETURNS record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_hold';
-COMMENT ON FUNCTION @extschema@.rl_hold(text, text, float8, interval, text, float8, text, boolean, boolean, jsonb) IS 'takes count tokens from a rate limit until rl_settle says how many of them were used, or ttl is over; the same id again is the same hold';
+COMMENT ON FUNCTION @extschema@.rl_hold(text, text, float8, interval, text, float8, text, boolean, boolean, jsonb) IS 'takes count tokens from a rate limit until rl_settle says how many of them were used, or ttl has passed; the same id again is the same hold';
 
 CREATE FUNCTION @extschema@.rl_settle(hold text, used double precision DEFAULT NULL)
 RETURNS @extschema@.rl_result

@@ -62,7 +62,7 @@ BEGIN
                 name       text COLLATE "C" NOT NULL,
                 key        text COLLATE "C" NOT NULL DEFAULT '',
                 count      double precision NOT NULL, -- taken, and not given back
-                old        double precision NOT NULL DEFAULT 0, -- of these, what can't come back
+                old        double precision NOT NULL DEFAULT 0, -- what of count can't come back
                 back       double precision NOT NULL DEFAULT 0, -- came back when it expired
                 taken_at   timestamptz NOT NULL, -- when those beyond old were taken; of slots, their lease's id
                 expires_at timestamptz NOT NULL,

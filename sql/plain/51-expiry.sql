@@ -1,5 +1,5 @@
 -- Holds that expire. A hold is an ordinary take, and a row of rl_holds. When it expires, what can come back does: at
--- that time, whoever finds it later. So every call that decides first gives back what has expired; calls that only read
+-- that time, whichever call finds it later. So every call that decides first gives back what has expired; calls that only read
 -- do that to a copy of the state. rateLimits.expires says whether there is anything to do.
 
 -- Whether tokens of a kind can come back.
@@ -128,7 +128,7 @@ BEGIN
 END
 $$;
 
--- Whether a write begins a key's state anew, since the row's is of another kind. Then its holds are deleted: what they
+-- Whether a write begins a key's state again, since the row's is of another kind. Then its holds are deleted: what they
 -- have was not taken from the new state.
 CREATE OR REPLACE FUNCTION ratelimit._begins_anew(l ratelimit._limit, name text, key text, value double precision,
     prior double precision, log timestamptz[]) RETURNS boolean LANGUAGE plpgsql AS $$

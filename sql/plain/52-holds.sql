@@ -86,7 +86,7 @@ BEGIN
         h.old := 0;
         h.config := given;
     ELSIF taken > 0 AND l.kind = 'fixed window' AND ts > ratelimit._us(h.taken_at) THEN
-        h.old := had; -- of a window that has ended
+        h.old := had; -- its window has ended
     END IF;
     IF h.count IS NULL OR taken > 0 AND h.old = had THEN h.taken_at := ratelimit._nearest(greatest(now, ts)); END IF;
     -- A sum may miss it by its last bit.

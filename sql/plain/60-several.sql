@@ -5,7 +5,7 @@
 DO LANGUAGE plpgsql $do$
 BEGIN
     -- The requests for one name and key. ns: their numbers; place: the row, if it is locked; ids and came: of the holds
-    -- that have expired since the row was written. Of a hold: ttl, what is asked for, and what it has.
+    -- that have expired since the row was written. A hold has ttl, what is asked for, and what it has.
     PERFORM ratelimit._make_type('_group', 'name text, key text, l ratelimit._limit, defined boolean, until timestamptz,
         ns int[], counts double precision[], reserves boolean[],
         place tid, value double precision, ts timestamptz, prior double precision, log timestamptz[],

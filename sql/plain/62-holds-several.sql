@@ -161,7 +161,7 @@ BEGIN
         n := o.n; name := o.name; key := o.key; ok := o.ok; allows := o.allows; retry_after := o.retry_after;
         retry_at := o.retry_at; remaining := o.remaining; capacity := o.capacity; reset_at := o.reset_at;
         hold := CASE WHEN ok AND g.changed THEN asked.id END;
-        -- Where a dry run lets pass what the limit has not, and for an exempt key: as if it held them.
+        -- Where a dry run admits what the limit has not, and for an exempt key: as if it held them.
         held := CASE WHEN ok AND NOT (g.changed AND (g.decisions[1]).ok) THEN greatest((g.asked).count, (g.h).count)
                      ELSE coalesce((g.h).count, 0) END;
         expires_at := CASE WHEN NOT ok OR g.changed THEN ratelimit._shown(ratelimit._us((g.h).expires_at)) END;

@@ -130,7 +130,7 @@ END
 $$;
 
 -- Gives back what has expired of all keys that no transaction has locked, then deletes holds that have given back what
--- they could, a day after they expired; at most so many. Returns how many.
+-- they could, a day after they expired; at most this number. Returns how many.
 CREATE OR REPLACE FUNCTION ratelimit._prune_holds(max_rows int) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     due record;

@@ -111,7 +111,7 @@ pub unsafe fn indexes_of_holds(table: pg_sys::Relation) -> Option<[pg_sys::Oid; 
     }
 }
 
-/// Why a table is not as it was created: with these columns, or the first of them in one of these numbers, and so many
+/// Why a table is not as it was created: with these columns, or the first of them in one of these numbers, and as many
 /// indexes.
 ///
 /// # Safety

@@ -28,7 +28,7 @@ fn bucket(client: &mut Client, name: &str, capacity: f64) {
 struct Known {
     /// Tokens that are held or used for certain; what may have expired is left out.
     taken: f64,
-    /// Tokens that are used for good: of settled holds, and of those that are charged.
+    /// Tokens that are used indefinitely: of settled holds, and of those that are charged.
     used: f64,
     /// Holds that a session has left to others, to be settled late.
     left: Vec<(String, f64)>,
@@ -160,7 +160,7 @@ fn sessions_that_die_lose_no_token_and_hold_none_twice() {
         }
     });
     let Known { used, settled, expired, .. } = known.into_inner().unwrap();
-    // The holds that nobody settles expire.
+    // The holds that no session settles expire.
     while left(&mut client, "tokens", "k").1 > 0.0 {
         thread::sleep(Duration::from_millis(5));
     }

@@ -1,7 +1,7 @@
 //! Holds: tokens that are taken before it is known how many are used, with the right to give back the others.
 //!
 //! A hold is an ordinary take. It is settled once, with what was used, or it expires: then what can come back does, at
-//! that instant, whoever notices it when. So the answers don't depend on who looked.
+//! that instant, whichever call notices it, and when. So answers don't depend on earlier looks.
 
 use crate::kinds::{Decision, credit, returnable};
 use crate::{Limit, Micros, State};
@@ -31,7 +31,7 @@ pub const MAX_EXPIRIES: usize = 1_000;
 pub struct Hold {
     /// Tokens that it has taken and not given back.
     pub count: f64,
-    /// Of these, those that can't come back: of windows that have ended, or after its expiry.
+    /// Those of `count` that can't come back: of windows that have ended, or after its expiry.
     pub old: f64,
     /// Tokens that came back when it expired.
     pub back: f64,
@@ -153,8 +153,8 @@ pub fn after_expiries(state: &State, holds: &[Expiry], until: Micros) -> (Option
     (after, applied)
 }
 
-/// The wait from `now` until a call passes that is denied then, if nobody takes, settles or extends: after one of these
-/// holds has expired, which are in the order of their expiry, or by itself. `decide` says of a state and an instant
+/// The wait from `now` until a call passes that is denied then, if no other call takes, settles or extends: after one of these
+/// holds has expired, which are in the order of their expiry, or without that. `decide` says of a state and an instant
 /// whether it passes, and otherwise after which wait; `denied` is that on the state now.
 pub fn retry_after(
     state: &State,

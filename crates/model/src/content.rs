@@ -10,9 +10,9 @@ use ratelimit_limiter::ports::Stored;
 /// The contents of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
-    /// Of a limit, or of a shard: and no later than the first expiry of a hold that gives tokens back.
+    /// Those of a limit or a shard; and an instant no later than the first expiry of a hold that gives tokens back.
     Limit(Stored, Option<Micros>),
-    /// Of what a hold has of a key.
+    /// What a hold has of a key.
     Hold(HoldOf),
 }
 

@@ -61,7 +61,7 @@ impl Heap {
 }
 
 impl Heap {
-    /// Opens another table with two indexes, the first of them its own, and returns the second beside it; locks rateLimits
+    /// Opens another table with two indexes, the first of them its own, and returns the second as well; locks rateLimits
     /// before them. `None` if one of the extension's tables has changed since the catalog was read.
     pub fn open_others(
         catalog: &Catalog,
@@ -95,7 +95,7 @@ impl Heap {
         Some((Heap { table, index, fetched, written }, other))
     }
 
-    /// Closes an index that was opened beside the table.
+    /// Closes an index that was opened with the table.
     pub fn close_index(&self, index: pg_sys::Relation) {
         if panicking() {
             return;

@@ -1,4 +1,4 @@
-//! Holds, compared with an oracle in whole tokens that looks at every second; who looks when changes no answer.
+//! Holds, compared with an oracle in whole tokens that looks at every second: when a call looks changes no answer.
 
 use std::collections::BTreeMap;
 
@@ -126,7 +126,7 @@ impl Book {
 /// What the oracle knows of a hold, in whole tokens.
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    /// Of the window that began then, or of a bucket.
+    /// Tokens of the window that began then, or those of a bucket.
     fresh: i64,
     old: i64,
     back: i64,
@@ -325,7 +325,7 @@ proptest! {
                 (Call::Settle { used, .. }, true, Some(held)) => {
                     let used = used.map_or(held.count + held.back, |used| used as f64);
                     may_owe |= used > held.count;
-                    // Of what had come back and was held anew nobody asks any more.
+                    // What had come back and was held again is asked for no more.
                     used.max(held.old)
                 }
                 _ => 0.0,

@@ -81,7 +81,7 @@ pub(super) fn expired(limit: &Limit, state: State, known: &Known, now: Micros) -
     (state, Rc::new(holds))
 }
 
-/// When a denied call passes, if nobody takes or settles.
+/// When a denied call passes, if no other call takes or settles.
 pub(super) fn retry_at(
     limit: &Limit,
     (state, known): (&State, &Known),

@@ -11,7 +11,7 @@
 //!   taken at once than there are.
 //!
 //! - **Holds** (`holds`): of limits in a row. A hold is a take, and a settlement a credit; what has expired has come back
-//!   at its own instant, whoever called since. The rows of holds follow those of their limits.
+//!   at its own instant, whichever calls came since. The rows of holds follow those of their limits.
 //!
 //! A call without an answer may have been made, or not: an order may leave it out.
 //!

@@ -158,7 +158,7 @@ impl Oracle {
         self.with_holds(outcome, (&before, known), asked, now)
     }
 
-    /// The same outcome beside the holds that are known.
+    /// The same outcome, with the holds that are known.
     fn with_holds(
         &self,
         outcome: Outcome,

@@ -160,7 +160,7 @@ pub(crate) fn apply_locked<H: Host>(
     Err(LimiterError::not_written())
 }
 
-/// Deletes the holds of a key whose state begins anew.
+/// Deletes the holds of a key whose state begins again.
 #[cold]
 pub(crate) fn forget<H: Host>(host: &H, id: RowId) -> Result<()> {
     if host.has_holds() {
@@ -255,7 +255,7 @@ impl Expiries {
     }
 }
 
-/// A denial that knows what expires: its wait is that until the take passes, if nobody takes, settles or extends; with
+/// A denial that knows what expires: its wait is that until the take passes, if no other call takes, settles or extends; with
 /// `always` it passes whenever the key is not blocked.
 ///
 /// # Errors

@@ -58,9 +58,9 @@ pub struct Settled {
 pub enum Used<'a> {
     /// All that it held.
     All,
-    /// So many tokens of each limit.
+    /// This number of tokens of each limit.
     Count(f64),
-    /// So many tokens of the limits of these names; all of the others.
+    /// These numbers of tokens of the limits of these names; all of the others.
     ByName(&'a [(Vec<u8>, f64)]),
 }
 

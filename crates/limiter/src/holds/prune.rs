@@ -1,4 +1,4 @@
-//! What a prune does about holds: gives back what has expired, of keys that nobody calls and of limits that have got
+//! What a prune does about holds: gives back what has expired, of keys that no call is for and of limits that have got
 //! shards since, and deletes what expired long ago.
 
 use ratelimit_core::Micros;

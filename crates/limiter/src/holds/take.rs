@@ -25,7 +25,7 @@ pub(super) struct Wanted<'a> {
     pub(super) count: f64,
     /// As in [`Request`](crate::request::Request).
     pub(super) reserve: bool,
-    /// Takes as many as there are, if these are at least so many.
+    /// Takes as many as there are, if these are at least this number.
     pub(super) at_least: Option<f64>,
     /// The config to store, as in [`HoldRow`].
     pub(super) config: Option<Vec<u8>>,

@@ -111,7 +111,7 @@ impl Group<'_> {
         GroupVerdict { now, shards, enforced, decisions, change, expires: None }
     }
 
-    /// Computes the wait of a refusal anew, which knows what expires.
+    /// Computes the wait of a refusal again, which knows what expires.
     #[cold]
     pub(super) fn wait_for_expiries<H: Host>(
         &self,

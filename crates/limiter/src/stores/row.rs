@@ -158,7 +158,7 @@ fn unchanged<H: Host>(
     expiry::denial(host, target, *take, &state, expires, answer, false)
 }
 
-/// Whether a change of a row that holds another kind's state begins the state anew.
+/// Whether a change of a row that holds another kind's state begins the state again.
 pub(super) fn begins_anew(target: &Target, stored: &Stored) -> bool {
     !stored.shape().is_some_and(|shape| target.limit().accepts(shape))
 }

@@ -189,7 +189,7 @@ impl Scenario {
         }
     }
 
-    /// Whether a row may say that a hold has expired, so that whoever notices it has locked the row.
+    /// Whether a row may say that a hold has expired, so that the session that notices it has locked the row.
     pub(super) fn may_expire(&self, world: &World) -> bool {
         self.setting.has_holds && world.moves > 0
     }
@@ -217,7 +217,7 @@ impl Scenario {
         }
     }
 
-    /// How many tokens a change has used up for good, as its caller says.
+    /// How many tokens a change has used up indefinitely, as its caller says.
     pub fn used(&self, book: &Book, effect: &Applied) -> i64 {
         match &effect.change {
             Change::Take(count, ..) => i64::from(*count),

@@ -25,7 +25,7 @@ pub struct LockedRows<'a> {
     pub locked: Vec<LockedShard>,
     /// As in [`Row`], of row 0 of a limit without shards.
     pub expires: Option<Micros>,
-    /// Whether the row has the state of another kind, with holds that are gone once it begins anew.
+    /// Whether the row has the state of another kind, with holds that are gone once it begins again.
     begins_anew: bool,
 }
 
@@ -62,7 +62,7 @@ impl<'a> LockedRows<'a> {
         Ok(true)
     }
 
-    /// Deletes the holds of a key whose state begins anew, before it does.
+    /// Deletes the holds of a key whose state begins again, before it does.
     pub(crate) fn begin_anew<H: Host>(&mut self, host: &H, target: &Target) -> Result<()> {
         if self.begins_anew {
             expiry::forget(host, target.row(0))?;
