@@ -94,6 +94,13 @@ BEGIN
 END
 $$;
 
+CREATE OR REPLACE FUNCTION ratelimit._hold_not_written() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM ratelimit._raise('55000', 'the rate limit could not be stored', 'A trigger, a rule or row security on the'
+        ' table rl_holds prevents rows from being written or read.');
+END
+$$;
+
 -- Raises an error for a limit without a kind: one that a call of an earlier version has read, before this file ran.
 CREATE OR REPLACE FUNCTION ratelimit._updated() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN

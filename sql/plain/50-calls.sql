@@ -470,6 +470,45 @@ BEGIN
 END
 $$;
 
+-- Deletes a key's holds, under the lock of its row: if it has none, one is inserted first. That counts as no row.
+CREATE OR REPLACE FUNCTION ratelimit._delete_holds(name text, key text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    FOR try IN 1..100 LOOP
+        IF NOT EXISTS (SELECT FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2) THEN RETURN; END IF;
+        PERFORM FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
+        IF FOUND THEN
+            DELETE FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2;
+            RETURN;
+        END IF;
+        INSERT INTO ratelimit.rateLimits (name, key, value, ts)
+        VALUES ($1, $2, 'Infinity', ratelimit._nearest(ratelimit._now())) ON CONFLICT DO NOTHING;
+    END LOOP;
+    PERFORM ratelimit._not_written();
+END
+$$;
+
+-- Deletes a key's row and holds. Returns whether the row had a state.
+CREATE OR REPLACE FUNCTION ratelimit._delete_key(name text, key text) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    was double precision;
+BEGIN
+    FOR try IN 1..100 LOOP
+        DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 RETURNING r.value INTO was;
+        IF FOUND THEN
+            DELETE FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2;
+            RETURN was <> 'Infinity';
+        ELSIF NOT EXISTS (SELECT FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2) THEN
+            RETURN false;
+        END IF;
+        -- No other transaction makes a row or holds until this one ends.
+        INSERT INTO ratelimit.rateLimits (name, key, value, ts)
+        VALUES ($1, $2, 'Infinity', ratelimit._nearest(ratelimit._now())) ON CONFLICT DO NOTHING;
+    END LOOP;
+    PERFORM ratelimit._not_written();
+    RETURN false;
+END
+$$;
+
 -- A row that was reset has the value Infinity, and counts as no row.
 CREATE OR REPLACE FUNCTION ratelimit.rl_reset(name text, key text DEFAULT '') RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -485,7 +524,7 @@ BEGIN
     SET value = 'Infinity', prior = NULL, log = NULL, added = NULL, expires = NULL
     WHERE r.name = $1 AND r.key = $2 AND r.value <> 'Infinity';
     was := FOUND;
-    DELETE FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2;
+    PERFORM ratelimit._delete_holds(name, key);
     RETURN was;
 END
 $$;
@@ -494,18 +533,14 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit.rl_reset_all(name text) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     found_key text;
-    was double precision;
     count bigint := 0;
 BEGIN
     PERFORM ratelimit._check(name, '');
     PERFORM ratelimit._writable('rl_reset_all');
-    FOR found_key IN SELECT r.key FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 ORDER BY r.key LOOP
-        DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = found_key
-        RETURNING r.value INTO was;
-        IF FOUND AND was <> 'Infinity' THEN count := count + 1; END IF;
-        DELETE FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = found_key;
+    FOR found_key IN SELECT r.key FROM ONLY ratelimit.rateLimits r WHERE r.name = $1
+                     UNION SELECT h.key FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 ORDER BY 1 LOOP
+        IF ratelimit._delete_key(name, found_key) THEN count := count + 1; END IF;
     END LOOP;
-    DELETE FROM ONLY ratelimit.rl_holds h WHERE h.name = $1;
     RETURN count;
 END
 $$;

@@ -53,7 +53,7 @@ BEGIN
             l := ratelimit._limit_of(defined, parsed);
         END IF;
         at := ratelimit._us(h.expires_at);
-        tokens := ratelimit._filled(l, value, ts, prior, log, at);
+        tokens := CASE WHEN added IS NULL THEN ratelimit._filled(l, value, ts, prior, log, at) END;
         IF tokens IS NULL THEN
             d := ratelimit._refund(l, CASE WHEN ratelimit._returns(l) THEN ratelimit._state_of(l, name, key, at, value,
                                    ts, prior, log, added) END, at, h.count, h.taken_at);
@@ -75,9 +75,9 @@ BEGIN
 END
 $$;
 
--- Gives back what has expired: one write of the key's row, which it locks, and one of the holds. With every hold it
--- leaves a row that is locked, and doesn't trust rateLimits.expires.
-CREATE OR REPLACE FUNCTION ratelimit._expire(name text, key text, every_hold boolean DEFAULT false) RETURNS void
+-- Gives back what has expired: one write of the key's row, which it locks, and one of the holds. Returns whether holds
+-- had. With every hold it leaves a row that is locked, and doesn't trust rateLimits.expires.
+CREATE OR REPLACE FUNCTION ratelimit._expire(name text, key text, every_hold boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     locked record;
@@ -98,24 +98,35 @@ BEGIN
         FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
     END IF;
     now := ratelimit._now();
-    IF (locked.expires <= ratelimit._instant(now)) IS NOT TRUE THEN RETURN; END IF;
+    IF (locked.expires <= ratelimit._instant(now)) IS NOT TRUE THEN RETURN false; END IF;
     SELECT * INTO p FROM ratelimit._lapse(name, key, locked.expires, now, locked.value, locked.ts, locked.prior,
                                           locked.log, locked.added) x;
-    PERFORM ratelimit._write_lapsed(name, key, p.ids, p.came);
     UPDATE ONLY ratelimit.rateLimits r SET value = p.value, ts = p.ts, prior = p.prior, log = p.log, added = p.added,
         expires = ratelimit._next_expiry($1, $2, now) WHERE r.name = $1 AND r.key = $2;
     IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
+    PERFORM ratelimit._write_lapsed(name, key, locked.expires, now, p.ids, p.came);
+    RETURN cardinality(p.ids) > 0;
 END
 $$;
 
--- Writes what came back of holds that have expired; the rest can't come back any more.
-CREATE OR REPLACE FUNCTION ratelimit._write_lapsed(name text, key text, ids text[], came double precision[])
-RETURNS void LANGUAGE plpgsql AS $$
+-- Writes what came back of the holds that have expired from since until now; the rest can't come back any more.
+CREATE OR REPLACE FUNCTION ratelimit._write_lapsed(name text, key text, since timestamptz, now bigint, ids text[],
+    came double precision[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    written bigint;
 BEGIN
     UPDATE ONLY ratelimit.rl_holds h SET back = h.back + e.came,
         count = CASE WHEN e.came = h.count - h.old THEN h.old ELSE h.count - e.came END,
         old = CASE WHEN e.came = h.count - h.old THEN h.old ELSE h.count - e.came END
-    FROM unnest(ids, came) AS e (id, came) WHERE h.id = e.id AND h.name = $1 AND h.key = $2;
+    FROM unnest(ids, came) AS e (id, came) WHERE h.id = e.id AND h.name = $1 AND h.key = $2 AND NOT h.charge
+      AND h.expires_at >= since AND h.expires_at <= ratelimit._instant(now);
+    GET DIAGNOSTICS written = ROW_COUNT;
+    -- Unless it was settled without this lock, since its limit can't have holds any more.
+    IF written < cardinality(ids) AND EXISTS (
+        SELECT FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2 AND NOT h.charge AND h.count > h.old
+        AND h.expires_at >= since AND h.expires_at <= ratelimit._instant(now) AND h.id = ANY (ids)) THEN
+        PERFORM ratelimit._hold_not_written();
+    END IF;
 END
 $$;
 

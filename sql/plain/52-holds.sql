@@ -34,7 +34,8 @@ BEGIN
 END
 $$;
 
--- What a hold has of a limit; NULLs if that is nothing.
+-- What a hold has of a limit; NULLs if that is nothing. Only the primary key fits this condition: the other index would
+-- find all holds of the key, and is what a plan takes that was made while the table was empty.
 CREATE OR REPLACE FUNCTION ratelimit._hold_of(id text, name text, key text) RETURNS ratelimit._hold
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -42,7 +43,7 @@ DECLARE
 BEGIN
     IF id IS NOT NULL THEN
         SELECT x.id, x.name, x.key, x.count, x.old, x.back, x.taken_at, x.expires_at, x.charge, x.config INTO h
-        FROM ONLY ratelimit.rl_holds x WHERE x.id = $1 AND x.name = $2 AND x.key = $3;
+        FROM ONLY ratelimit.rl_holds x WHERE x.id = $1 AND x.name || '' = $2 AND x.key || '' = $3;
     END IF;
     RETURN h;
 END
@@ -105,6 +106,7 @@ BEGIN
     ON CONFLICT ON CONSTRAINT rl_holds_pkey DO UPDATE SET count = excluded.count, old = excluded.old,
         back = excluded.back, taken_at = excluded.taken_at, expires_at = excluded.expires_at,
         charge = excluded.charge, config = excluded.config;
+    IF NOT FOUND THEN PERFORM ratelimit._hold_not_written(); END IF;
 END
 $$;
 
@@ -303,7 +305,7 @@ DECLARE
     d ratelimit._decision;
 BEGIN
     IF fits THEN locked := ratelimit._locked(name, key); END IF;
-    DELETE FROM ONLY ratelimit.rl_holds x WHERE x.id = $1 AND x.name = $2 AND x.key = $3
+    DELETE FROM ONLY ratelimit.rl_holds x WHERE x.id = $1 AND x.name || '' = $2 AND x.key || '' = $3
     RETURNING x.id, x.name, x.key, x.count, x.old, x.back, x.taken_at, x.expires_at, x.charge, x.config INTO h;
     IF NOT FOUND THEN RETURN NULL; END IF;
     IF l.kind IS NULL THEN

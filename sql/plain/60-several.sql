@@ -283,6 +283,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     g ratelimit._group;
     now bigint;
+    since timestamptz;
     passes boolean := true;
 BEGIN
     FOR i IN 1..cardinality(groups) LOOP
@@ -312,10 +313,8 @@ BEGIN
     IF NOT passes THEN RETURN groups; END IF;
     FOR i IN 1..cardinality(groups) LOOP
         g := groups[i];
-        IF g.ids IS NOT NULL THEN
-            PERFORM ratelimit._write_lapsed(g.name, g.key, g.ids, g.came);
-            g.expires := ratelimit._next_expiry(g.name, g.key, now);
-        END IF;
+        since := g.expires;
+        IF g.ids IS NOT NULL THEN g.expires := ratelimit._next_expiry(g.name, g.key, now); END IF;
         IF g.changed THEN
             IF ratelimit._begins_anew(g.l, g.name, g.key, g.value, g.prior, g.log) THEN g.expires := NULL; END IF;
             IF g.ttl IS NOT NULL THEN g := ratelimit._write_held(g, now); END IF;
@@ -329,6 +328,9 @@ BEGIN
         UPDATE ONLY ratelimit.rateLimits r SET value = g.value, ts = g.ts, prior = g.prior, log = g.log,
             added = g.added, expires = g.expires WHERE r.name = g.name AND r.key = g.key;
         IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
+        IF g.ids IS NOT NULL THEN
+            PERFORM ratelimit._write_lapsed(g.name, g.key, since, now, g.ids, g.came);
+        END IF;
     END LOOP;
     RETURN groups;
 END

@@ -85,17 +85,15 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit.rl_forget(key text) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     found_name text;
-    was double precision;
     more bigint;
     count bigint := 0;
 BEGIN
     PERFORM ratelimit._writable('rl_forget'), ratelimit._check('any', key);
     IF key = '' THEN PERFORM ratelimit._bad('key', 'empty', '1 to 1024 bytes'); END IF;
-    FOR found_name IN SELECT r.name FROM ONLY ratelimit.rateLimits r WHERE r.key = $1 ORDER BY r.name LOOP
-        DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = found_name AND r.key = $1 RETURNING r.value INTO was;
-        IF FOUND AND was <> 'Infinity' THEN count := count + 1; END IF;
+    FOR found_name IN SELECT r.name FROM ONLY ratelimit.rateLimits r WHERE r.key = $1
+                      UNION SELECT h.name FROM ONLY ratelimit.rl_holds h WHERE h.key = $1 ORDER BY 1 LOOP
+        IF ratelimit._delete_key(found_name, key) THEN count := count + 1; END IF;
     END LOOP;
-    DELETE FROM ONLY ratelimit.rl_holds h WHERE h.key = $1;
     DELETE FROM ONLY ratelimit.rl_config c WHERE c.key = $1;
     GET DIAGNOSTICS more = ROW_COUNT;
     count := count + more;
@@ -129,27 +127,29 @@ EXCEPTION WHEN object_not_in_prerequisite_state THEN
 END
 $$;
 
--- Gives back what has expired of all keys that no transaction has locked, then deletes holds that have given back what
--- they could, a day after they expired; at most this number. Returns how many.
+-- Gives back what has expired of keys that no transaction has locked, then deletes holds that have given back what they
+-- could, a day after they expired; at most this number of keys and holds. Returns how many.
 CREATE OR REPLACE FUNCTION ratelimit._prune_holds(max_rows int) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     due record;
+    given_back bigint := 0;
     deleted bigint;
 BEGIN
     FOR due IN
         SELECT DISTINCT h.name, h.key FROM ONLY ratelimit.rl_holds h WHERE NOT h.charge AND h.count > h.old
         AND h.expires_at <= ratelimit._instant(ratelimit._now()) ORDER BY h.name, h.key
     LOOP
+        EXIT WHEN given_back >= max_rows;
         BEGIN
-            PERFORM ratelimit._expire(due.name, due.key, true);
+            IF ratelimit._expire(due.name, due.key, true) THEN given_back := given_back + 1; END IF;
         EXCEPTION WHEN object_not_in_prerequisite_state THEN NULL; -- the row is kept for inspection
         END;
     END LOOP;
     DELETE FROM ONLY ratelimit.rl_holds h WHERE h.ctid = ANY (ARRAY(SELECT x.ctid FROM ONLY ratelimit.rl_holds x
-        WHERE x.expires_at < ratelimit._instant(ratelimit._now() - 86400000000) AND (x.charge OR x.count = x.old)
-        LIMIT max_rows FOR UPDATE SKIP LOCKED));
+        WHERE x.expires_at < ratelimit._instant(ratelimit._now() - 86400000000) AND (x.charge OR x.count <= x.old)
+        LIMIT max_rows - given_back FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS deleted = ROW_COUNT;
-    RETURN deleted;
+    RETURN given_back + deleted;
 END
 $$;
 
