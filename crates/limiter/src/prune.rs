@@ -22,9 +22,10 @@ pub struct Position {
     key: Vec<u8>,
 }
 
-/// Gives back what expired holds have, and deletes those that expired a day ago, then expired blocks, then idle rows, all rows of a key together, and stops at `max_rows` or at most a
-/// key's rows beyond; adds their number to `deleted`, also where it ends with an error, so that it can go on. 0 means
-/// that no unlocked row is idle. Rows of undefined names, and of exempt keys, whose limit may be there again, are
+/// Gives back what expired holds have, which counts once a key, and deletes those that expired a day ago, then expired
+/// blocks, then idle rows, all rows of a key together, and stops at `max_rows` or at most a key's rows beyond; adds their
+/// number to `deleted`, also where it ends with an error, so that it can go on. 0 means that no unlocked row is idle, and
+/// nothing expired. Rows of undefined names, and of exempt keys, whose limit may be there again, are
 /// deleted when their last call is longer than `undefined_idle` ago. `position` is where the session's last batch in this
 /// table ended.
 pub fn prune<H: Host>(

@@ -23,48 +23,57 @@ const EARLIEST: Micros = Micros(-210_866_803_200_000_000);
 /// The most holds of a key of a limit with shards that are given back at a time.
 const MOST: i64 = 10_000;
 
-/// Gives back what has expired, and then deletes at most `most` holds that expired more than a day ago; returns how many.
-/// Keys that others have locked are left, and those whose rows have a value that no call writes.
+/// Gives back what has expired, and then deletes holds that expired more than a day ago, at most `most` keys and holds;
+/// returns how many. Keys that others have locked are left, and those whose rows have a value that no call writes.
 pub(crate) fn prune<H: Host>(host: &H, most: i64) -> Result<i64> {
     if !host.has_holds() {
         return Ok(0);
     }
     let mut after = (Vec::new(), Vec::new());
-    loop {
+    let mut given = 0;
+    while given < most {
         host.check_for_interrupts();
         let (name, key) = &after;
-        let due = host.with_holds(|holds| holds.due_keys((name, key), host.now(), PAGE))?;
+        let page = PAGE.min(most - given);
+        let due = host.with_holds(|holds| holds.due_keys((name, key), host.now(), page))?;
         let Some(last) = due.last().cloned() else { break };
-        host.with_rows(RowAccess::Write, |rows| {
-            due.iter().try_for_each(|(name, key)| give_back_if_valid(host, rows, name, key))
+        given += host.with_rows(RowAccess::Write, |rows| {
+            due.iter().try_fold(0, |sum, (name, key)| {
+                Ok(sum + i64::from(give_back_if_valid(host, rows, name, key)?))
+            })
         })?;
         after = last;
     }
-    host.with_holds(|holds| holds.prune(host.now().minus(SETTLED_LATE), most))
+    if given >= most {
+        return Ok(given);
+    }
+    let long_ago = host.now().minus(SETTLED_LATE);
+    Ok(given + host.with_holds(|holds| holds.prune(long_ago, most - given))?)
 }
 
-/// Gives back what has expired of a key, unless its row can't be read, or another session has it locked.
+/// Gives back what has expired of a key, unless its row can't be read, or another session has it locked. Returns whether it
+/// did.
 pub(crate) fn give_back_if_valid<H: Host>(
     host: &H,
     rows: &dyn Rows,
     name: &[u8],
     key: &[u8],
-) -> Result<()> {
+) -> Result<bool> {
     host.check_for_interrupts();
     match give_back(host, rows, RowId { name, key, shard: 0 }) {
-        Err(LimiterError::BadState { .. } | LimiterError::Busy) => Ok(()),
+        Err(LimiterError::BadState { .. } | LimiterError::Busy) => Ok(false),
         given => given,
     }
 }
 
-/// Gives back what has expired of a key.
+/// Gives back what has expired of a key. Returns whether it had its row to itself.
 ///
 /// # Errors
 /// [`LimiterError::BadState`] (55000); [`LimiterError::Busy`].
-fn give_back<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<()> {
+fn give_back<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<bool> {
     let locked = match rows.lock(id, false)? {
         Some(row) => Some(row),
-        None if rows.read(id)?.is_some() => return Ok(()), // whoever has it locked gives back
+        None if rows.read(id)?.is_some() => return Ok(false), // whoever has it locked gives back
         None => {
             let full = Stored::Reset { ts: host.now() };
             match rows.insert(id, &full, None, false)? {
@@ -73,13 +82,13 @@ fn give_back<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<()> {
             }
         }
     };
-    let Some(row) = locked else { return Ok(()) };
+    let Some(row) = locked else { return Ok(false) };
     if row.stored.is_marker() {
-        return give_back_to_shards(host, rows, id, row);
+        return give_back_to_shards(host, rows, id, row).map(|()| true);
     }
     // Its row may have been deleted meanwhile, which names the first.
     let expires = row.expires.or(Some(EARLIEST));
-    expiry::apply_locked(host, rows, id, Row { expires, ..row }).map(drop)
+    expiry::apply_locked(host, rows, id, Row { expires, ..row }).map(|_| true)
 }
 
 /// Gives back what has expired of a key that has shards, whose row 0 is locked.
