@@ -217,7 +217,8 @@ DECLARE
     anew CONSTANT boolean := ratelimit._begins_anew(l, name, key, value, prior, log);
     first timestamptz := CASE WHEN NOT anew THEN expires END;
 BEGIN
-    h := ratelimit._grown(h, l, coalesce(d.ts, s.ts), now, CASE WHEN d.ok THEN d.taken ELSE 0 END, count, terms.config,
+    h := ratelimit._grown(h, l, coalesce(d.ts, (ratelimit._current(l, s, now)).ts), now,
+        CASE WHEN d.ok THEN d.taken ELSE 0 END, count, terms.config,
         ratelimit._plus(now + CASE WHEN d.ok AND d.wait > 0 THEN d.wait ELSE 0 END, ttl));
     h.id := coalesce(terms.id, gen_random_uuid()::text);
     h.name := name; h.key := key; h.charge := coalesce(h.charge, terms.charge);

@@ -128,7 +128,8 @@ BEGIN
     ELSE
         -- A dry run extends a hold that it doesn't have more tokens for.
         h := ratelimit._grown(h, g.l,
-            CASE (g.l).kind WHEN 'concurrency' THEN now ELSE coalesce((g.after).ts, (g.s).ts) END, now,
+            CASE (g.l).kind WHEN 'concurrency' THEN now
+                            ELSE coalesce((g.after).ts, (ratelimit._current(g.l, g.s, now)).ts) END, now,
             CASE WHEN d.ok THEN d.taken ELSE 0 END, (g.asked).count, (g.asked).config,
             ratelimit._plus(now + CASE WHEN d.ok AND d.wait > 0 THEN d.wait ELSE 0 END, g.ttl));
         h.id := (g.asked).id; h.name := g.name; h.key := g.key;

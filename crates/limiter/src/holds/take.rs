@@ -16,7 +16,7 @@ use crate::ports::{HoldRow, Holds, Host, RowAccess, Rows, TRIES};
 use crate::request::Answer;
 use crate::stores::shards::{self, LockedRows};
 use crate::stores::{self, Peeked};
-use crate::target::{Store, Target, after_block};
+use crate::target::{FOREVER, Store, Target, after_block};
 
 /// What a hold is to have of a limit.
 pub(super) struct Wanted<'a> {
@@ -92,7 +92,10 @@ impl Wanted<'_> {
         let blocked = target.block(now);
         let (mut decision, took) = self.on_state(&state, now, before.as_ref(), terms, lease);
         if let Some(until) = blocked {
-            let then = self.on_state(&state, until, before.as_ref(), terms, lease).0;
+            // A state that is too far in the future now need not be so then.
+            let at = if until == FOREVER { now } else { until };
+            let later = seen.shards.total(at);
+            let then = self.on_state(&later, at, before.as_ref(), terms, lease).0;
             let rest = if then.ok || !target.definition.enforce {
                 Some(Micros(0))
             } else {
