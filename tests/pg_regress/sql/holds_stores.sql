@@ -49,6 +49,34 @@ SELECT rl_prune() >= 0;
 SELECT rl_prune();
 SELECT round(remaining) FROM rl_check('hs/moves', 'k');
 
+\echo that had shards, and has a row still of these
+SET ratelimit.clock = '2027-01-01 12:00:00+00';
+SELECT rl_define('hs/back', rl_token_bucket(10, '10 hours'));
+SELECT ok FROM rl_hold('hs/back', '', 10, '1 minute', 'b-1');
+SELECT rl_define('hs/back', rl_token_bucket(10, '10 hours', shards => 4));
+SELECT ok FROM rl_credit('hs/back', '', 1);
+SELECT rl_define('hs/back', rl_token_bucket(10, '10 hours'));
+SET ratelimit.clock = '2027-01-01 12:02:00+00';
+SELECT ok, round(remaining) FROM rl_check('hs/back', '', 5);
+SELECT ok, round(remaining) FROM rl_check_all('[{"name": "hs/back", "count": 5}]');
+SELECT ok, round(remaining) FROM rl_limit('hs/back', '', 5);
+
+\echo a state of another kind begins anew, without holds
+SELECT rl_define('hs/kind', rl_token_bucket(10, '1 hour'));
+SELECT ok FROM rl_hold('hs/kind', '', 10, id => 'k-1', on_expiry => 'charge');
+SELECT rl_define('hs/kind', rl_sliding_window(10, '1 hour'));
+SELECT ok FROM rl_limit('hs/kind');
+SELECT rl_define('hs/kind', rl_token_bucket(10, '1 hour'));
+SELECT ok FROM rl_limit('hs/kind', '', 10);
+SELECT ok FROM rl_settle('k-1', 0);
+SELECT rl_define('hs/other', rl_token_bucket(10, '1 hour'));
+SELECT ok FROM rl_hold('hs/other', '', 6, id => 'k-2', on_expiry => 'charge');
+SELECT rl_define('hs/other', rl_sliding_log(10, '1 hour'));
+SELECT ok FROM rl_limit('hs/other');
+SELECT rl_define('hs/other', rl_token_bucket(10, '1 hour'));
+SELECT ok, held, remaining FROM rl_hold('hs/other', '', 8, id => 'k-2', on_expiry => 'charge');
+SELECT ok, remaining FROM rl_settle('k-2', 0);
+
 \echo counters
 SELECT rl_define('hs/count', rl_token_bucket(10, '1 minute')), rl_stats_reset('hs/count');
 SELECT ok, held FROM rl_hold('hs/count', '', 4, id => 'c-1');

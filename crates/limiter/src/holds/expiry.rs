@@ -16,7 +16,7 @@ use crate::ports::{HoldRow, Holds, Host, Row, RowId, Rows, Stored, TRIES};
 use crate::request::{Answer, Take};
 use crate::target::{FOREVER, Store, Target, after_block};
 
-/// The most expiries that are applied in one step.
+/// The most expiries that are written in one step.
 const MOST: i64 = 100_000;
 
 /// Whether a hold of the row's key may have expired.
@@ -68,16 +68,16 @@ impl Limits {
     }
 }
 
-/// Computes what the expiries by `now` make of a row.
+/// Computes what the expiries by `now` make of a row, of at most so many holds: then the row is still due.
 ///
 /// # Errors
 /// [`LimiterError::BadState`] (55000).
-fn expired<H: Host>(host: &H, id: RowId, row: &Row, now: Micros) -> Result<Expired> {
+fn expired<H: Host>(host: &H, id: RowId, row: &Row, now: Micros, most: i64) -> Result<Expired> {
     let RowId { name, key, .. } = id;
     let from = row.expires.unwrap_or(now);
     host.with_holds(|holds| {
-        let mut due = holds.returning(name, key, from, now, MOST)?;
-        let more = due.last().filter(|_| due.len() as i64 == MOST);
+        let mut due = holds.returning(name, key, from, now, most)?;
+        let more = due.last().filter(|_| due.len() as i64 == most);
         let expires = match more {
             Some(last) => Some(last.hold.expires_at),
             None => {
@@ -149,7 +149,7 @@ pub(crate) fn apply_locked<H: Host>(
         if !is_due(&row, now) || row.stored.is_marker() {
             return Ok(row);
         }
-        let Expired { stored, expires, holds } = expired(host, id, &row, now)?;
+        let Expired { stored, expires, holds } = expired(host, id, &row, now, MOST)?;
         rows.update(id, row.tuple, &stored, expires)?;
         if !holds.is_empty() && !Fault::ExpiredTwice.is_on() {
             host.with_holds(|table| table.expire(id.name, id.key, &holds))?;
@@ -169,24 +169,15 @@ pub(crate) fn forget<H: Host>(host: &H, id: RowId) -> Result<()> {
     Ok(())
 }
 
-/// A row as it would be if what has expired were applied; `None`: it has changed meanwhile, or is gone.
+/// A row as it would be if what has expired were applied. The holds are read after it: it may have changed meanwhile.
 ///
 /// # Errors
 /// [`LimiterError::BadState`] (55000).
 #[cold]
-pub(crate) fn on_copy<H: Host>(
-    host: &H,
-    rows: &dyn Rows,
-    id: RowId,
-    row: &Row,
-    now: Micros,
-) -> Result<Option<Row>> {
-    let Expired { stored, expires, .. } = expired(host, id, row, now)?;
-    // The holds were read after the row.
-    let is_same = rows
-        .read(id)?
-        .is_some_and(|again| again.stored == row.stored && again.expires == row.expires);
-    Ok(is_same.then(|| Row { stored, expires, ..row.clone() }))
+pub(crate) fn on_copy<H: Host>(host: &H, id: RowId, row: &Row, now: Micros) -> Result<Row> {
+    // All of them, since none is written.
+    let Expired { stored, expires, .. } = expired(host, id, row, now, i64::MAX)?;
+    Ok(Row { stored, expires, ..row.clone() })
 }
 
 /// The next expiries of a key that may let a denied call pass.

@@ -202,6 +202,7 @@ fn id_of<H: Host>(host: &H, terms: &Terms) -> Result<Vec<u8>> {
 /// [`LimiterError::SeveralLimits`] (22023); 22023: `used` is no number from 0 to 1e15.
 pub fn settle<H: Host>(host: &H, id: &[u8], used: Option<f64>) -> Result<Option<Settled>> {
     used.map_or(Ok(()), check_used)?;
+    host.refuse_read_only()?;
     let held = host.with_holds(|holds| holds.of_id(id))?;
     if held.is_empty() {
         return Ok(None);
@@ -223,6 +224,7 @@ pub fn settle_all<H: Host>(host: &H, id: &[u8], used: &Used) -> Result<Vec<Settl
         Used::Count(used) => check_used(used)?,
         Used::ByName(used) => used.iter().try_for_each(|&(_, used)| check_used(used))?,
     }
+    host.refuse_read_only()?;
     let held = host.with_holds(|holds| holds.of_id(id))?;
     if held.is_empty() {
         return Ok(Vec::new());

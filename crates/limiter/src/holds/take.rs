@@ -10,12 +10,12 @@ use ratelimit_core::kinds::Lease;
 use ratelimit_core::{AsMany, Decision, Level, Micros, Shards, State, decide};
 
 use super::Terms;
-use super::expiry::Expiries;
+use super::expiry::{self, Expiries};
 use crate::error::{LimiterError, Result};
-use crate::ports::{HoldRow, Holds, Host, RowAccess, Rows, TRIES};
+use crate::ports::{HoldRow, Holds, Host, RowAccess, Rows, Stored, TRIES};
 use crate::request::Answer;
 use crate::stores::shards::{self, LockedRows};
-use crate::stores::{self, Peeked};
+use crate::stores::{self, Peeked, row};
 use crate::target::{FOREVER, Store, Target, after_block};
 
 /// What a hold is to have of a limit.
@@ -217,14 +217,30 @@ pub(super) fn take<'w, H: Host>(
     }
     host.refuse_read_only()?;
     host.with_rows(RowAccess::Write, |rows| {
+        let (mut before, mut is_applied) = (None, false);
         for _ in 0..TRIES {
             host.check_for_interrupts();
-            let seen = peek(host, Some(rows), wanted, id, terms)?;
+            let mut seen = peek(host, Some(rows), wanted, id, terms)?;
+            if let Some(before) = &before {
+                forget_other_kinds(wanted, before, &mut seen);
+            }
+            if !is_applied && apply_own(host, rows, wanted, &seen)? {
+                is_applied = true;
+                continue;
+            }
             let (mut verdicts, ok) = decide_all(host, wanted, &seen, terms, &leases);
             if seen.iter().any(|seen| is_past(seen.expires, &verdicts)) {
                 continue; // it has expired since it was read
             }
             if !ok {
+                // A hold of this id may have been settled between the reads of its row and of the limit's.
+                if terms.id.is_some() {
+                    let now = contents(rows, wanted)?;
+                    if before.as_ref() != Some(&now) {
+                        before = Some(now);
+                        continue;
+                    }
+                }
                 refuse(host, wanted, &mut verdicts, &seen, terms)?;
                 return Ok((verdicts, false));
             }
@@ -244,6 +260,41 @@ pub(super) fn take<'w, H: Host>(
         }
         Err(LimiterError::not_written())
     })
+}
+
+/// What the rows of the limits hold, and when something of them expires.
+type Contents = Vec<Option<(Stored, Option<Micros>)>>;
+
+/// Reads the contents of the rows.
+fn contents(rows: &dyn Rows, wanted: &[Wanted]) -> Result<Contents> {
+    let read = |wanted: &Wanted| match wanted.target.store {
+        Store::Nowhere => Ok(None),
+        _ => Ok(rows.read(wanted.target.row(0))?.map(|row| (row.stored, row.expires))),
+    };
+    wanted.iter().map(read).collect()
+}
+
+/// Forgets the holds of states of other kinds, which are gone once the state begins anew.
+fn forget_other_kinds(wanted: &[Wanted], contents: &Contents, seen: &mut [Seen]) {
+    for ((wanted, contents), seen) in wanted.iter().zip(contents).zip(seen) {
+        if contents.as_ref().is_some_and(|(stored, _)| row::begins_anew(&wanted.target, stored)) {
+            seen.hold = None;
+        }
+    }
+}
+
+/// Applies what has expired of the limits whose hold was found as it was before its expiry; false if there is none.
+#[cold]
+fn apply_own<H: Host>(host: &H, rows: &dyn Rows, wanted: &[Wanted], seen: &[Seen]) -> Result<bool> {
+    let mut is_any = false;
+    for (wanted, seen) in wanted.iter().zip(seen) {
+        let own = seen.hold.as_ref().map(|row| row.hold).filter(Hold::returns);
+        if own.is_some_and(|own| own.expires_at <= host.now()) {
+            expiry::apply(host, rows, wanted.target.row(0))?;
+            is_any = true;
+        }
+    }
+    Ok(is_any)
 }
 
 /// An id of a lease for each that wants slots.

@@ -83,7 +83,7 @@ pub(crate) fn peek_found<'t, H: Host>(
     found: Vec<ShardRow>,
     now: Micros,
 ) -> Result<Peeked<'t>> {
-    let is_due = |(_, row): &ShardRow| expiry::is_due(row, now) && !row.stored.is_marker();
+    let is_due = |(_, row): &ShardRow| expiry::is_due(row, now);
     if target.store == Store::Row && found.first().is_some_and(is_due) {
         return peek_rows(host, rows, target);
     }

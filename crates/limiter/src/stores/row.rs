@@ -29,6 +29,11 @@ pub(crate) fn apply<H: Host>(
         let stored = seen.as_ref().map(|seen| &seen.stored);
         if stored.is_some_and(Stored::is_marker) && !Fault::MarkerOverlooked.is_on() {
             // The rows are still those of a limit with shards.
+            if seen.as_ref().is_some_and(|seen| expiry::is_due(seen, host.now()))
+                && shards::join(host, rows, target)?
+            {
+                continue;
+            }
             match shards::apply_to_one(host, rows, target, change)? {
                 Some(answer) => return Ok(answer),
                 None => continue,
@@ -46,9 +51,7 @@ pub(crate) fn apply<H: Host>(
                 _ => Ok(answer),
             };
         };
-        if let Some(Row { expires: Some(_), stored, .. }) = &seen
-            && begins_anew(target, stored)
-        {
+        if stored.is_some_and(|stored| begins_anew(target, stored)) && host.has_holds() {
             match change_locked(host, rows, target, change)? {
                 Some(answer) => return Ok(answer),
                 None => continue,
@@ -127,7 +130,7 @@ fn change_locked(
             let kept = unchanged.take_if(|_| Fault::DeniedRowKept.is_on());
             return Ok(kept.map(|(answer, _)| answer));
         };
-        if expires.is_some() && begins_anew(target, &stored) {
+        if begins_anew(target, &stored) {
             expiry::forget(host, id)?;
             expires = None;
         }
@@ -158,9 +161,9 @@ fn unchanged<H: Host>(
     expiry::denial(host, target, *take, &state, expires, answer, false)
 }
 
-/// Whether a change of a row that holds another kind's state begins the state again.
-pub(super) fn begins_anew(target: &Target, stored: &Stored) -> bool {
-    !stored.shape().is_some_and(|shape| target.limit().accepts(shape))
+/// Whether a row holds another kind's state, so that a change begins the state anew, without the holds of that one.
+pub(crate) fn begins_anew(target: &Target, stored: &Stored) -> bool {
+    stored.shape().is_some_and(|shape| !target.limit().accepts(shape))
 }
 
 /// Runs `work` on a row after locking it, in a subtransaction, so that `None` releases the row: where rows are locked

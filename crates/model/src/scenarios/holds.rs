@@ -66,6 +66,8 @@ fn taken() -> Vec<Scenario> {
         fresh("hold a 1 :x; commit; hold a 3 :x | hold a 2 :x; rollback; take a 1"),
         full("hold a 2; rollback; take a 1 | hold a 3 >1; commit; settle 0"),
         full("savepoint; hold a 2 :x; rollback_to; hold a 1 :x | hold a 2 :y; commit; settle :y 0"),
+        // It is a repeat, or there is room: at no instant is it denied.
+        full("savepoint; hold a 2 :x; rollback_to; hold a 1 :x | hold a 2 :x; commit; settle :x 0"),
         full("hold a 1 :x; commit; settle :x 3 | take a 1; commit; take a 1"),
         full("hold a 2 :x; commit; reset a | settle :x 0; commit; take a 2"),
         full("hold a 2 :x; commit; reset_all | settle :x 1"),

@@ -10,7 +10,7 @@ use ratelimit_faults::Fault;
 use super::super::delete::{lock_key, lock_or_busy};
 use crate::error::{LimiterError, Result};
 use crate::holds::expiry;
-use crate::ports::{Host, Rows, ShardRow, Stored, TRIES, TupleId};
+use crate::ports::{Host, Row, Rows, ShardRow, Stored, TRIES, TupleId};
 use crate::target::Target;
 
 /// Returns the number in the `shard` column for a shard, counted from 0, of a limit with this number of shards.
@@ -103,7 +103,8 @@ pub(crate) fn peek<'a>(
         found = rows.read_key(target.name, target.key, None)?;
     }
     let now = host.now();
-    if !is_marked && found.first().is_some_and(|(_, row)| expiry::is_due(row, now)) {
+    let is_one = target.limit().shards() == 1;
+    if is_one && found.first().is_some_and(|(_, row)| expiry::is_due(row, now)) {
         return peek_expired(host, rows, target);
     }
     Ok((now, interpret(target, found, now)?))
@@ -119,21 +120,38 @@ fn peek_expired<'a>(
     let id = target.row(0);
     for _ in 0..TRIES {
         host.check_for_interrupts();
-        let Some(row) = rows.read(id)?.filter(|row| !row.stored.is_marker()) else {
-            let found = rows.read_key(target.name, target.key, None)?;
-            let now = host.now();
+        let found = rows.read_key(target.name, target.key, None)?;
+        let now = host.now();
+        let Some((_, row)) = found.first().filter(|(_, row)| expiry::is_due(row, now)) else {
             return Ok((now, interpret(target, found, now)?));
         };
-        let now = host.now();
-        let row = match expiry::is_due(&row, now) {
-            true => expiry::on_copy(host, rows, id, &row, now)?,
-            false => Some(row),
+        let one = match row.stored.is_marker() {
+            false => row.clone(),
+            true => joined(target, row.clone(), found.clone(), now)?,
         };
-        if let Some(row) = row {
-            return Ok((now, interpret(target, vec![(0, row)], now)?));
+        let one = expiry::on_copy(host, id, &one, now)?;
+        // The holds were read after the rows.
+        let again = rows.read_key(target.name, target.key, None)?;
+        if is_unchanged(&found, &again) {
+            return Ok((now, interpret(target, vec![(0, one)], now)?));
         }
     }
     Err(LimiterError::not_written())
+}
+
+/// Row 0 as it would be if the rows of a limit that had shards were one again.
+fn joined(target: &Target, root: Row, found: Vec<ShardRow>, now: Micros) -> Result<Row> {
+    let shards = interpret(target, found, now)?.shards;
+    let stored = shards.resharded(1, now).pop().map_or(root.stored, Stored::State);
+    Ok(Row { stored, ..root })
+}
+
+/// Whether rows have the same contents.
+fn is_unchanged(found: &[ShardRow], again: &[ShardRow]) -> bool {
+    let same = |((one, row), (other, again)): (&ShardRow, &ShardRow)| {
+        one == other && row.stored == again.stored && row.expires == again.expires
+    };
+    found.len() == again.len() && found.iter().zip(again).all(same)
 }
 
 /// Locks all rows of a key, row 0 first, and changes them to one for each shard of the limit, without

@@ -209,7 +209,7 @@ fn lock_one<'a>(
     let Some(Row { stored, expires, tuple }) = found else { return Ok(None) };
     let state = target.state(target.limit(), Some(&stored), host.now())?.into_owned();
     let shards = Shards::new(target.limit(), vec![state]);
-    let begins_anew = expires.is_some() && begins_anew(target, &stored);
+    let begins_anew = begins_anew(target, &stored);
     Ok(Some(LockedRows { shards, locked: vec![(0, tuple)], expires, begins_anew }))
 }
 

@@ -68,6 +68,16 @@ pub(super) fn apply_to_one<H: Host>(
     Sharded { host, rows, target, change }.change_all_or_answer(&shards, now)
 }
 
+/// Makes the rows of a limit that had shards one row again, to which what has expired comes back; false if others have
+/// them locked that can't be waited for.
+#[cold]
+pub(super) fn join<H: Host>(host: &H, rows: &dyn Rows, target: &Target) -> Result<bool> {
+    match lock_all(host, rows, target, may_wait(host, target)) {
+        Err(LimiterError::Busy) => Ok(false),
+        joined => joined.map(|_| true),
+    }
+}
+
 /// An answer with the level that the shards have.
 fn left(answer: Answer, shards: &Shards, now: Micros) -> Answer {
     Answer { level: shards.level(now), ..answer }
