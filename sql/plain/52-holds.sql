@@ -133,6 +133,7 @@ BEGIN
             until := stored.until;
             l := ratelimit._usable('rl_hold', name, key, stored.defined, config, count);
             PERFORM ratelimit._check_at_least(at_least, count);
+            IF l.kind <> 'unlimited' THEN PERFORM ratelimit._writable('rl_hold'); END IF;
         ELSE
             SELECT r.ctid AS place, r.value, r.ts, r.prior, r.log, r.added, r.expires INTO stored
             FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
@@ -164,7 +165,6 @@ BEGIN
             held := count;
             RETURN;
         END IF;
-        IF first THEN PERFORM ratelimit._writable('rl_hold'); END IF;
         s := ratelimit._state_of(l, name, key, now, stored.value, stored.ts, stored.prior, stored.log, stored.added);
         d := ratelimit._decide_hold(l, s, now, h.id IS NOT NULL AND more = 0, more, fewest, reserve);
         -- A dry run extends a hold that it doesn't have more tokens for.

@@ -289,7 +289,8 @@ BEGIN
     FOR i IN 1..cardinality(groups) LOOP
         g := groups[i];
         g.place := NULL;
-        IF g.changed OR g.ids IS NOT NULL THEN
+        -- A dry run that has not the tokens of a hold holds none, and needs no row.
+        IF g.changed OR g.ids IS NOT NULL AND g.ttl IS NULL THEN
             g.ids := NULL;
             FOR try IN 1..100 LOOP
                 SELECT r.ctid, r.value, r.ts, r.prior, r.log, r.added, r.expires
@@ -313,6 +314,7 @@ BEGIN
     IF NOT passes THEN RETURN groups; END IF;
     FOR i IN 1..cardinality(groups) LOOP
         g := groups[i];
+        CONTINUE WHEN g.place IS NULL;
         since := g.expires;
         IF g.ids IS NOT NULL THEN g.expires := ratelimit._next_expiry(g.name, g.key, now); END IF;
         IF g.changed THEN

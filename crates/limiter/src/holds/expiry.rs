@@ -180,6 +180,24 @@ pub(crate) fn on_copy<H: Host>(host: &H, id: RowId, row: &Row, now: Micros) -> R
     Ok(Row { stored, expires, ..row.clone() })
 }
 
+/// A hold that has expired as it would be if what has expired of its key were applied.
+///
+/// # Errors
+/// [`LimiterError::BadState`] (55000).
+#[cold]
+pub(crate) fn own_on_copy<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    id: RowId,
+    own: HoldRow,
+) -> Result<HoldRow> {
+    let now = host.now();
+    let due = rows.read(id)?.filter(|row| is_due(row, now) && !row.stored.is_marker());
+    let Some(row) = due else { return Ok(own) };
+    let Expired { holds, .. } = expired(host, id, &row, now, i64::MAX)?;
+    Ok(holds.into_iter().find(|hold| hold.id == own.id).unwrap_or(own))
+}
+
 /// The next expiries of a key that may let a denied call pass.
 pub(crate) struct Expiries {
     next: Vec<(Rc<Definition>, Hold)>,

@@ -217,17 +217,14 @@ pub(super) fn take<'w, H: Host>(
     }
     host.refuse_read_only()?;
     host.with_rows(RowAccess::Write, |rows| {
-        let (mut before, mut is_applied) = (None, false);
+        let mut before = None;
         for _ in 0..TRIES {
             host.check_for_interrupts();
             let mut seen = peek(host, Some(rows), wanted, id, terms)?;
             if let Some(before) = &before {
                 forget_other_kinds(wanted, before, &mut seen);
             }
-            if !is_applied && apply_own(host, rows, wanted, &seen)? {
-                is_applied = true;
-                continue;
-            }
+            expire_own(host, rows, wanted, &mut seen)?;
             let (mut verdicts, ok) = decide_all(host, wanted, &seen, terms, &leases);
             if seen.iter().any(|seen| is_past(seen.expires, &verdicts)) {
                 continue; // it has expired since it was read
@@ -245,7 +242,10 @@ pub(super) fn take<'w, H: Host>(
                 return Ok((verdicts, false));
             }
             let mut refused = None;
+            // A dry run that has not the tokens holds none, and needs no row.
+            let holds: Vec<bool> = verdicts.iter().map(|verdict| verdict.after.is_some()).collect();
             let taken = host.attempt(|| {
+                let seen = seen.into_iter().zip(holds).collect();
                 take_locked(host, rows, wanted, seen, id, terms, &leases, &mut refused)
             });
             match taken {
@@ -283,18 +283,21 @@ fn forget_other_kinds(wanted: &[Wanted], contents: &Contents, seen: &mut [Seen])
     }
 }
 
-/// Applies what has expired of the limits whose hold was found as it was before its expiry; false if there is none.
-#[cold]
-fn apply_own<H: Host>(host: &H, rows: &dyn Rows, wanted: &[Wanted], seen: &[Seen]) -> Result<bool> {
-    let mut is_any = false;
+/// Has the holds of the id be as they are after their expiry, which is not written yet.
+fn expire_own<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    wanted: &[Wanted],
+    seen: &mut [Seen],
+) -> Result<()> {
     for (wanted, seen) in wanted.iter().zip(seen) {
-        let own = seen.hold.as_ref().map(|row| row.hold).filter(Hold::returns);
-        if own.is_some_and(|own| own.expires_at <= host.now()) {
-            expiry::apply(host, rows, wanted.target.row(0))?;
-            is_any = true;
+        let now = host.now();
+        let is_due = |row: &mut HoldRow| row.hold.returns() && row.hold.expires_at <= now;
+        if let Some(own) = seen.hold.take_if(is_due) {
+            seen.hold = Some(expiry::own_on_copy(host, rows, wanted.target.row(0), own)?);
         }
     }
-    Ok(is_any)
+    Ok(())
 }
 
 /// An id of a lease for each that wants slots.
@@ -381,18 +384,18 @@ fn take_locked<'w, H: Host>(
     host: &H,
     rows: &dyn Rows,
     wanted: &'w [Wanted<'w>],
-    seen: Vec<Seen<'w>>,
+    seen: Vec<(Seen<'w>, bool)>,
     id: &[u8],
     terms: &Terms,
     leases: &[Micros],
     refused: &mut Option<Vec<Verdict>>,
 ) -> Result<Option<Vec<Verdict>>> {
     let mut locked = Vec::with_capacity(wanted.len());
-    for (wanted, seen) in wanted.iter().zip(seen) {
+    for (wanted, (seen, holds)) in wanted.iter().zip(seen) {
         host.check_for_interrupts();
         let shards = seen.shards.into_owned();
         locked.push(match wanted.target.store {
-            Store::Nowhere => LockedRows::none(shards, None),
+            _ if !holds => LockedRows::none(shards, None),
             _ => match shards::lock(host, rows, &wanted.target, shards, 0.0, false)? {
                 Some(locked) => locked,
                 None => return Ok(None),
@@ -426,6 +429,12 @@ fn take_locked<'w, H: Host>(
             refuse(host, wanted, &mut verdicts, &seen, terms)?;
             *refused = Some(verdicts);
             return Ok(None);
+        }
+        let is_locked = |(verdict, locked): (&Verdict, &LockedRows)| {
+            verdict.after.is_none() || !locked.locked.is_empty()
+        };
+        if !verdicts.iter().zip(&locked).all(is_locked) {
+            return Ok(None); // it has the tokens by now
         }
         let written = write(host, rows, wanted, &mut locked, &verdicts, id)?;
         return Ok(written.then_some(verdicts));
