@@ -470,18 +470,22 @@ BEGIN
 END
 $$;
 
--- Deletes a key's holds, under the lock of its row: if it has none, one is inserted first. That counts as no row.
+-- Deletes a key's holds, under the lock of its row: if it has none, one is inserted for that long.
 CREATE OR REPLACE FUNCTION ratelimit._delete_holds(name text, key text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    has_row boolean;
 BEGIN
     FOR try IN 1..100 LOOP
         IF NOT EXISTS (SELECT FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2) THEN RETURN; END IF;
         PERFORM FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
         IF FOUND THEN
             DELETE FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2;
+            IF NOT has_row THEN DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2; END IF;
             RETURN;
         END IF;
         INSERT INTO ratelimit.rateLimits (name, key, value, ts)
         VALUES ($1, $2, 'Infinity', ratelimit._nearest(ratelimit._now())) ON CONFLICT DO NOTHING;
+        has_row := NOT FOUND;
     END LOOP;
     PERFORM ratelimit._not_written();
 END
