@@ -1,6 +1,6 @@
 -- Holds that expire. A hold is an ordinary take, and a row of rl_holds. When it expires, what can come back does: at
--- that time, whichever call finds it later. So every call that decides first gives back what has expired; calls that only read
--- do that to a copy of the state. rateLimits.expires says whether there is anything to do.
+-- that time, whichever call finds it later. So every call that decides first gives back what has expired; calls that
+-- only read do that to a copy of the state. rateLimits.expires says whether there is anything to do.
 
 -- Whether tokens of a kind can come back.
 CREATE OR REPLACE FUNCTION ratelimit._returns(l ratelimit._limit) RETURNS boolean IMMUTABLE LANGUAGE sql AS $$

@@ -289,8 +289,8 @@ BEGIN
     FOR i IN 1..cardinality(groups) LOOP
         g := groups[i];
         g.place := NULL;
-        -- A dry run that has not the tokens of a hold holds none, and needs no row.
-        IF g.changed OR g.ids IS NOT NULL AND g.ttl IS NULL THEN
+        -- What has expired of another is left to a call that changes it.
+        IF g.changed THEN
             g.ids := NULL;
             FOR try IN 1..100 LOOP
                 SELECT r.ctid, r.value, r.ts, r.prior, r.log, r.added, r.expires

@@ -127,6 +127,15 @@ EXCEPTION WHEN object_not_in_prerequisite_state THEN
 END
 $$;
 
+-- Gives back what has expired of a key that no transaction has locked. Returns whether it did.
+CREATE OR REPLACE FUNCTION ratelimit._expire_if_valid(name text, key text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ratelimit._expire(name, key, true);
+EXCEPTION WHEN object_not_in_prerequisite_state THEN
+    RETURN false; -- kept for inspection
+END
+$$;
+
 -- Gives back what has expired of keys that no transaction has locked, then deletes holds that have given back what they
 -- could, a day after they expired; at most this number of keys and holds. Returns how many.
 CREATE OR REPLACE FUNCTION ratelimit._prune_holds(max_rows int) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -140,10 +149,7 @@ BEGIN
         AND h.expires_at <= ratelimit._instant(ratelimit._now()) ORDER BY h.name, h.key
     LOOP
         EXIT WHEN given_back >= max_rows;
-        BEGIN
-            IF ratelimit._expire(due.name, due.key, true) THEN given_back := given_back + 1; END IF;
-        EXCEPTION WHEN object_not_in_prerequisite_state THEN NULL; -- the row is kept for inspection
-        END;
+        IF ratelimit._expire_if_valid(due.name, due.key) THEN given_back := given_back + 1; END IF;
     END LOOP;
     DELETE FROM ONLY ratelimit.rl_holds h WHERE h.ctid = ANY (ARRAY(SELECT x.ctid FROM ONLY ratelimit.rl_holds x
         WHERE x.expires_at < ratelimit._instant(ratelimit._now() - 86400000000) AND (x.charge OR x.count <= x.old)
@@ -190,6 +196,12 @@ BEGIN
             (SELECT r.* FROM ONLY ratelimit.rateLimits r WHERE (r.name, r.key) < (first.name, first.key)
              ORDER BY r.name, r.key)
         LOOP
+            -- Its hold was settled since, or it has just expired.
+            IF seen.expires <= ratelimit._instant(ratelimit._now()) THEN
+                PERFORM ratelimit._expire_if_valid(seen.name, seen.key);
+                SELECT r.* INTO seen FROM ONLY ratelimit.rateLimits r WHERE r.name = seen.name AND r.key = seen.key;
+                CONTINUE WHEN NOT FOUND;
+            END IF;
             CONTINUE WHEN NOT ratelimit._prunable(seen, span);
             names := names || seen.name;
             keys := keys || seen.key;
