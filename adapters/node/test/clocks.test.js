@@ -11,7 +11,8 @@ import { Hono } from 'hono';
 import { rateLimiter } from 'hono-rate-limiter';
 import pg from 'pg';
 
-import { RateLimitStore, RateLimitThrottlerStorage } from 'ratelimit-store';
+import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
+import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
 import { application } from './application.js';
 import { STORES } from './edition.js';
 

@@ -1,7 +1,7 @@
 // As in an application that is CommonJS. common.test.js runs it.
 const assert = require('node:assert/strict');
 const pg = require('pg');
-const { RateLimitStore, RateLimitThrottlerStorage } = require('ratelimit-store');
+const { RateLimitThrottlerStorage } = require('postgres-rate-limit/nest');
 
 const pool = new pg.Pool();
 const storage = new RateLimitThrottlerStorage({ pool, name: 'common' });
@@ -14,8 +14,11 @@ const run = async () => {
     const hits = [];
     for (let n = 0; n < 3; n++) hits.push((await storage.increment(`${process.pid}`, 60_000, 2, 60_000, 'default')).totalHits);
     assert.deepEqual(hits, [1, 2, 3]);
-    const imported = await import('ratelimit-store');
-    assert.equal(imported.RateLimitStore, RateLimitStore, 'one class in a process, however it is loaded');
+    for (const part of ['', '/express-rate-limit', '/hono', '/nest']) {
+        const [imported, required] = [await import(`postgres-rate-limit${part}`), require(`postgres-rate-limit${part}`)];
+        assert.deepEqual(Object.keys(imported), Object.keys(required).sort(), part);
+        for (const name in required) assert.equal(imported[name], required[name], 'one class in a process, however it is loaded');
+    }
     await pool.end();
 };
 run();

@@ -11,7 +11,7 @@ import { Hono } from 'hono';
 import * as forHono from 'hono-rate-limiter';
 import pg from 'pg';
 
-import { RateLimitStore } from 'ratelimit-store';
+import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
 import { STORES } from './edition.js';
 
 const pool = new pg.Pool();

@@ -2,9 +2,10 @@
 import assert from 'node:assert/strict';
 import { execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import net from 'node:net';
 import { tmpdir } from 'node:os';
+import path from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { test } from 'node:test';
 import { promisify } from 'node:util';
@@ -30,8 +31,9 @@ test('the package of npm pack is installed, and the README is right', async (con
     context.after(() => rm(folder, { recursive: true }));
     const [packed] = JSON.parse(await run('npm', ['pack', '--json', '--pack-destination', folder], { cwd: source }));
     const files = packed.files.map(({ path }) => path).sort();
-    const code = ['cli.cjs', 'index.cjs', 'index.d.cts', 'index.d.ts', 'index.js', 'package.json', 'ratelimit.sql', 'sql.cjs', 'testing.d.ts', 'testing.js'];
-    assert.deepEqual(files, ['LICENSE', 'README.md', ...code]);
+    const sources = (await readdir(`${source}/src`)).map((name) => path.parse(name));
+    const built = sources.flatMap(({ name, ext }) => [`dist/${name}.${ext[1]}js`, `dist/${name}.d${ext}`]);
+    assert.deepEqual(files, ['LICENSE', 'README.md', 'package.json', 'ratelimit.sql', ...built].sort());
 
     const readme = await readFile(`${source}/README.md`, 'utf8');
     assert.doesNotMatch(readme, /\]\((?!https:\/\/)/, 'a link that is dead outside of the repository');
@@ -47,7 +49,7 @@ test('the package of npm pack is installed, and the README is right', async (con
     const cwd = `${folder}/app`;
     await mkdir(cwd);
     await run(npm, [install, '--no-audit', '--no-fund', '--prefer-offline', ...exact], { cwd });
-    await run(process.execPath, ['-e', `require('${packed.name}').RateLimitStore.name`], { cwd });
+    await run(process.execPath, ['-e', `require('${packed.name}/express-rate-limit').RateLimitStore.name`], { cwd });
 
     const [extension, file] = blocks('sql');
     if (onFile) await run(npx, ['--no', ...command], { cwd, env: { ...process.env, PGUSER: 'postgres', PGDATABASE: 'readme' } });

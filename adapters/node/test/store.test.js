@@ -13,7 +13,8 @@ import { Hono } from 'hono';
 import { rateLimiter } from 'hono-rate-limiter';
 import pg from 'pg';
 
-import { RateLimitStore, RateLimitThrottlerStorage } from 'ratelimit-store';
+import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
+import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
 import { onFile, STORES } from './edition.js';
 
 const pool = new pg.Pool({ max: 16, application_name: 'store.test.js' });

@@ -9,13 +9,13 @@ import { promisify } from 'node:util';
 
 import pg from 'pg';
 
-import { install } from 'ratelimit-store';
+import { install } from 'postgres-rate-limit';
 import { onFile } from './edition.js';
 
 const source = fileURLToPath(new URL('..', import.meta.url));
 const NAME = `testing_node_${process.pid}`;
 const OTHER = `other_${NAME}`;
-const FIXTURES = 'ratelimit-store/testing';
+const FIXTURES = 'postgres-rate-limit/testing';
 const IN_MEMORY = `rl_token_bucket(rate => 1, period => '1 day') || '{"store": "memory"}'`;
 
 /** Runs each of these on a connection of its own. */
@@ -66,9 +66,9 @@ after(async () => {
 /** Runs Vitest with two workers on these files; the outcomes of each file's tests, and what Vitest printed. */
 async function vitest(context, files) {
     // As an application has the package.
-    const installed = `${source}/node_modules/ratelimit-store`;
-    await mkdir(installed, { recursive: true });
-    for (const file of ['package.json', 'testing.js']) await copyFile(`${source}/${file}`, `${installed}/${file}`);
+    const installed = `${source}/node_modules/postgres-rate-limit`;
+    await mkdir(`${installed}/dist`, { recursive: true });
+    for (const file of ['package.json', 'dist/testing.mjs']) await copyFile(`${source}/${file}`, `${installed}/${file}`);
     const folder = await mkdtemp(`${source}/vitest.`);
     context.after(() => rm(folder, { recursive: true }));
     await writeFile(`${folder}/package.json`, '{ "type": "module" }');
@@ -237,7 +237,7 @@ const BROKEN = {
 };
 // Each has a database, since the tests of another would reset its limits in memory between two of its own.
 test('broken fixtures are noticed', { skip: onFile }, async (context) => {
-    const text = await readFile(`${source}/testing.js`, 'utf8');
+    const text = await readFile(`${source}/dist/testing.mjs`, 'utf8');
     const files = {};
     for (const [n, [what, [old, by]]] of Object.entries(BROKEN).entries()) {
         assert.equal(text.split(old).length, 2, old);

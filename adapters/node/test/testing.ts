@@ -1,5 +1,5 @@
 // The types of the fixtures of Vitest.
-import { ratelimitTest, test } from 'ratelimit-store/testing';
+import { ratelimitTest, test } from 'postgres-rate-limit/testing';
 
 test('a test', async ({ clock }) => {
     const now: Date = clock.now;

@@ -8,7 +8,7 @@ import { APP_GUARD, NestFactory } from '@nestjs/core';
 import { ThrottlerGuard, ThrottlerModule } from '@nestjs/throttler';
 import pg from 'pg';
 
-import { RateLimitThrottlerStorage } from 'ratelimit-store';
+import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
 import { onFile, STORES } from './edition.js';
 
 const pool = new pg.Pool({ max: 16 });

@@ -1,7 +1,8 @@
 // As from a package that is CommonJS, such as one of Nest.
 import { rateLimit } from 'express-rate-limit';
 import type { ThrottlerStorage } from '@nestjs/throttler';
-import { RateLimitStore, RateLimitThrottlerStorage } from 'ratelimit-store';
+import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
+import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
 
 const pool = { query: async () => ({ rows: [] }) };
 rateLimit({ limit: 3, windowMs: 1000, store: new RateLimitStore({ pool, name: 'api', timeout: 1000, prepare: true }) });

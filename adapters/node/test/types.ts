@@ -4,11 +4,14 @@ import { rateLimiter } from 'hono-rate-limiter';
 import type { ThrottlerStorage } from '@nestjs/throttler';
 import { PGlite } from '@electric-sql/pglite';
 import knex, { type Knex } from 'knex';
-import { install, installSql, RateLimitStore, RateLimitThrottlerStorage } from 'ratelimit-store';
+import { install, installSql } from 'postgres-rate-limit';
+import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
+import { RateLimitStore as HonoStore } from 'postgres-rate-limit/hono';
+import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
 
 const pool = { query: async () => ({ rows: [] }) };
 rateLimit({ limit: 3, windowMs: 1000, store: new RateLimitStore({ pool, name: 'api' }) });
-rateLimiter({ limit: 3, windowMs: 1000, keyGenerator: () => 'a', store: new RateLimitStore({ pool, name: 'api', store: 'memory' }) });
+rateLimiter({ limit: 3, windowMs: 1000, keyGenerator: () => 'a', store: new HonoStore({ pool, name: 'api', store: 'memory' }) });
 // @ts-expect-error
 new RateLimitStore({ pool });
 // @ts-expect-error

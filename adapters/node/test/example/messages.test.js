@@ -1,6 +1,6 @@
 // Ten messages a minute for each user, and the tests of it, which docs/testing.md shows. testing.test.js runs them.
 import { expect } from 'vitest';
-import { test } from 'ratelimit-store/testing';
+import { test } from 'postgres-rate-limit/testing';
 
 // What the application does, on a pool that it is given.
 

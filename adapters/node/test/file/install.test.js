@@ -13,7 +13,7 @@ import knex from 'knex';
 import { runner } from 'node-pg-migrate';
 import pg from 'pg';
 
-import { install, installSql } from 'ratelimit-store';
+import { install, installSql } from 'postgres-rate-limit';
 
 const source = fileURLToPath(new URL('../..', import.meta.url));
 /** As the role that owns the database, and is no superuser. */
@@ -48,7 +48,7 @@ const take = async (client, schema) => {
 };
 /** Runs the command of the package; its outcome. */
 const command = async (args, env = {}) => {
-    const run = promisify(execFile)(process.execPath, ['cli.cjs', ...args], { cwd: source, env: { ...process.env, ...env } });
+    const run = promisify(execFile)(process.execPath, ['dist/cli.cjs', ...args], { cwd: source, env: { ...process.env, ...env } });
     const { code = 0, stdout, stderr } = await run.catch((error) => error);
     return { code, stdout, stderr };
 };
@@ -119,7 +119,7 @@ const folderOf = async (context, files) => {
     for (const [name, text] of Object.entries(files)) await writeFile(`${folder}/${name}`, text);
     return folder;
 };
-const PACKAGE = pathToFileURL(`${source}/index.cjs`);
+const PACKAGE = pathToFileURL(`${source}/dist/index.mjs`);
 
 test('in a migration of Knex', async (context) => {
     const folder = await folderOf(context, {
@@ -183,7 +183,7 @@ test('the command says what is wrong', async (context) => {
         const { code, stdout, stderr } = await command(args);
         assert.deepEqual([code, stdout, stderr.slice(0, 6)], [2, '', 'Usage:'], args.join(' '));
     }
-    assert.match((await command(['--help'])).stdout, /^Usage: ratelimit-store install/);
+    assert.match((await command(['--help'])).stdout, /^Usage: postgres-rate-limit install/);
     assert.deepEqual(await command(['install', '--schema', 'Limits'], ENVIRONMENT), {
         code: 1,
         stdout: '',

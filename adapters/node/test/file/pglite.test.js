@@ -7,10 +7,11 @@ import { after, test } from 'node:test';
 import { createPgConfig } from '@electric-sql/pglite/node-postgres';
 import pg from 'pg';
 
-import { installSql, RateLimitStore } from 'ratelimit-store';
+import { installSql } from 'postgres-rate-limit';
+import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
 
 import { PGlite } from '@electric-sql/pglite';
-import { install } from 'ratelimit-store';
+import { install } from 'postgres-rate-limit';
 
 const db = await PGlite.create();
 await install(db);

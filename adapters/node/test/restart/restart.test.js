@@ -17,7 +17,7 @@ const begin = example.slice(example.indexOf('const pool'), example.indexOf('cons
 const [pool, ...listeners] = begin.split('\n').filter((line) => line && !line.startsWith('//'));
 const program = (lines) => `
     import pg from 'pg';
-    import { RateLimitStore } from 'ratelimit-store';
+    import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
     ${lines.join('\n')}
     const open = (pool) => {
         const store = new RateLimitStore({ pool, name: \`restart \${process.pid}\` });

@@ -1,19 +1,18 @@
 #!/usr/bin/env node
-'use strict';
-const { parseArgs } = require('node:util');
-const { install, installSql } = require('./sql.cjs');
+import { parseArgs } from 'node:util';
+import { install, installSql } from './sql.cjs';
 
-const USAGE = `Usage: ratelimit-store install [URL] [--schema NAME] [--print]
+const USAGE = `Usage: postgres-rate-limit install [URL] [--schema NAME] [--print]
 
 Installs the functions of the extension ratelimit as SQL, for a database that can't have the extension: into the
 schema "ratelimit", or NAME. Run it as the role that is to own them; run it again to upgrade.
 Connects to URL, such as postgresql://owner@db.example.com/shop, or by PGHOST, PGUSER, PGDATABASE, PGPASSWORD and
 pg's other environment variables. With --print it writes the SQL to standard output instead.
 `;
-const OPTIONS = { schema: { type: 'string' }, print: { type: 'boolean' }, help: { type: 'boolean', short: 'h' } };
+const OPTIONS = { schema: { type: 'string' }, print: { type: 'boolean' }, help: { type: 'boolean', short: 'h' } } as const;
 
 /** What the arguments ask for: { url, schema, print }, or undefined where they can't be read. */
-function asked() {
+function asked(): { url?: string; schema?: string; print?: boolean; help?: boolean } | undefined {
     try {
         const { values, positionals } = parseArgs({ options: OPTIONS, allowPositionals: true });
         if (!values.help && (positionals[0] !== 'install' || positionals.length > 2)) return undefined;
@@ -47,7 +46,7 @@ async function main() {
     }
 }
 
-main().catch((error) => {
+main().catch((error: any) => {
     process.stderr.write(`error: ${error.message || error.code}\n${error.hint ? `hint: ${error.hint}\n` : ''}`);
     process.exitCode = 1;
 });

@@ -1,28 +1,49 @@
 // Fixtures of Vitest for tests of an application whose limits are in PostgreSQL, by the extension or the SQL file.
 //
-//     import { test } from 'ratelimit-store/testing';
+//     import { test } from 'postgres-rate-limit/testing';
 //
 // A test gets a pool of one connection. All that the application does on it is rolled back after the test, its commits
 // too. Its limits see a clock that stands still until the test moves it, and all that are defined are full when the test
 // begins, in memory too. Tests on one database take turns, whatever worker runs them.
 //
 // The role needs what the application calls, rl_check, rl_reset_all, SELECT on rl_config, and the right to set the clock.
-import pg from 'pg';
-import { test as base } from 'vitest';
+import pg, { type Pool, type PoolConfig } from 'pg';
+import { test as base, type TestAPI } from 'vitest';
 
 const START = Date.UTC(2027, 0, 1, 12);
-const noRight = (user) => `the role ${user} may not set the limiter's clock, so no test can run.
+const noRight = (user: unknown) => `the role ${user} may not set the limiter's clock, so no test can run.
 With the extension, as a superuser: GRANT SET ON PARAMETER ratelimit.clock TO ${user}
 With the SQL file, connect as the owner of its functions, or a member of it.`;
 // A command on its own, which the application means for its own transaction.
 const COMMAND = /^\s*(begin|start\s+transaction|commit|end|rollback|abort)\b(?!.*\b(to|prepared)\b)[^;]*;?\s*$/i;
 
 /** The limiter's clock: 2027-01-01 12:00:00 UTC when a test begins. */
-class Clock {
-    #milliseconds = START;
-    #show;
+export interface Clock {
+    readonly now: Date;
+    /** Sets it: a Date, milliseconds since 1970, or text of a Date. Throws a RangeError where that is no time. */
+    set(time: Date | number | string): Promise<void>;
+    advance(milliseconds: number): Promise<void>;
+}
 
-    constructor(show) {
+export interface Fixtures {
+    /** The test's connection, for the application to use: a Pool of pg with one client. */
+    pool: Pool;
+    /** The clock of the test's limits. */
+    clock: Clock;
+}
+
+export interface TestOptions {
+    /** The database, for pg. Default: that of PGHOST, PGUSER, PGDATABASE and the others. */
+    connection?: PoolConfig;
+    /** Names of limits in memory that aren't defined, since calls bring their config: they are reset, too. */
+    names?: string[];
+}
+
+class TestClock implements Clock {
+    #milliseconds = START;
+    #show: () => Promise<void>;
+
+    constructor(show: () => Promise<void>) {
         this.#show = show;
     }
 
@@ -30,58 +51,59 @@ class Clock {
         return new Date(this.#milliseconds);
     }
 
-    async set(time) {
+    async set(time: Date | number | string) {
         const milliseconds = new Date(time).getTime();
         if (Number.isNaN(milliseconds)) throw new RangeError(`${time} is no time`);
         this.#milliseconds = milliseconds;
         await this.#show();
     }
 
-    async advance(milliseconds) {
+    async advance(milliseconds: number) {
         await this.set(this.#milliseconds + milliseconds);
     }
 }
 
 /** The test's connection: the application's transactions, and its statements outside of one, are savepoints. */
-class Client extends pg.Client {
-    clock = new Clock(() => this.#next(() => this.#show()));
-    #last = Promise.resolve();
-    #release;
+// Its base's types have overloads for each way to call.
+class Client extends (pg.Client as any) {
+    clock: Clock = new TestClock(() => this.#next(() => this.#show()));
+    #last: Promise<unknown> = Promise.resolve();
+    #release: any;
     #begun = false;
     #inTransaction = false; // the application has begun one
 
     // With an error the pool would close it, and so end the test's transaction.
-    get release() {
+    get release(): any {
         return () => this.#release();
     }
-    set release(release) {
+    set release(release: any) {
         this.#release = release;
     }
 
-    query(query, values, callback) {
+    query(query: any, values?: any, callback?: any): any {
         // Cursors and streams answer more than once.
         if (typeof query?.submit === 'function') return super.query(query, values, callback);
         if (typeof values === 'function') return this.query(query, undefined, values);
         const answer = this.#next(() => this.#run(query, values));
         if (!callback) return answer;
         answer.then(
-            (result) => callback(null, result),
-            (error) => callback(error),
+            (result: any) => callback(null, result),
+            (error: unknown) => callback(error),
         );
     }
 
     /** One at a time, each with its savepoint. */
-    #next(run) {
+    #next<T>(run: () => Promise<T>): Promise<T> {
         const done = this.#last.then(run);
         this.#last = done.catch(() => {});
         return done;
     }
 
-    #send(query, values) {
+    #send(query: any, values?: any): Promise<any> {
         return super.query(query, values);
     }
 
-    async #run(query, values) {
+    async #run(query: any, values: any) {
         if (!this.#begun) throw new Error("the test's connection was closed, which ended its transaction");
         const text = typeof query === 'string' ? query : query.text;
         const command = COMMAND.exec(text)?.[1].toLowerCase();
@@ -97,19 +119,19 @@ class Client extends pg.Client {
         if (/^[ra]/.test(command)) return this.#undo();
         try {
             return await this.#send('RELEASE SAVEPOINT application');
-        } catch (error) {
+        } catch (error: any) {
             if (error.code !== '25P02') throw error;
             return this.#undo(); // COMMIT of what has failed
         }
     }
 
-    async #alone(query, values) {
+    async #alone(query: any, values: any) {
         await this.#send('SAVEPOINT application');
         try {
             const result = await this.#send(query, values);
             await this.#send('RELEASE SAVEPOINT application');
             return result;
-        } catch (error) {
+        } catch (error: any) {
             await this.#undo();
             throw error;
         }
@@ -125,13 +147,13 @@ class Client extends pg.Client {
     async #show() {
         try {
             await this.#send("SELECT set_config('ratelimit.clock', $1, true)", [String(this.clock.now.getTime())]);
-        } catch (error) {
+        } catch (error: any) {
             if (error.code !== '25P02') throw error; // after an error the rollback shows it
         }
     }
 
     /** Begins the test, alone on the database: sets the clock, fills the limits. Throws if the clock can't be set. */
-    async begin(names) {
+    async begin(names: string[]) {
         await this.#send('BEGIN');
         await this.#send("SELECT pg_advisory_xact_lock(hashtext('ratelimit.clock'))");
         // The time of the call, by a full bucket. Before its first call a session lets any role set anything.
@@ -140,7 +162,7 @@ class Client extends pg.Client {
             await this.#show();
             return (await this.#send(`SELECT extract(epoch FROM reset_at) * 1000 AS time FROM (${full}) AS call`)).rows;
         };
-        const [{ time }] = await shown().catch((error) => {
+        const [{ time }] = await shown().catch((error: any) => {
             throw error.code === '42501' && error.message.includes('ratelimit.clock') ? new Error(noRight(this.user)) : error;
         });
         if (Number(time) !== START) throw new Error(`the limiter's clock shows ${new Date(Number(time)).toISOString()} after it was set to ${new Date(START).toISOString()}`);
@@ -156,7 +178,7 @@ class Client extends pg.Client {
             this.#begun = false;
             try {
                 await this.#send('ROLLBACK TO SAVEPOINT test');
-            } catch (error) {
+            } catch (error: any) {
                 throw new Error(`the test's transaction was ended, by several statements in one or by the server: its writes may remain (${error.message})`);
             }
         });
@@ -164,10 +186,10 @@ class Client extends pg.Client {
 }
 
 /** Vitest's test with the fixtures pool and clock. */
-export const ratelimitTest = ({ connection = {}, names = [] } = {}) =>
-    base.extend({
+export const ratelimitTest = ({ connection = {}, names = [] }: TestOptions = {}): TestAPI<Fixtures> =>
+    base.extend<Fixtures>({
         pool: async ({}, use) => {
-            const pool = new pg.Pool({ ...connection, Client, max: 1, idleTimeoutMillis: 0 });
+            const pool: any = new pg.Pool({ ...connection, Client: Client as any, max: 1, idleTimeoutMillis: 0 });
             pool.end = async () => {}; // the application's end isn't the test's
             const client = await pool.connect();
             client.on('error', () => {});
@@ -181,7 +203,7 @@ export const ratelimitTest = ({ connection = {}, names = [] } = {}) =>
                 await client.end(); // which rolls back
             }
         },
-        clock: ({ pool }, use) => use(pool.clock),
+        clock: ({ pool }, use) => use((pool as any).clock),
     });
 
-export const test = ratelimitTest();
+export const test: TestAPI<Fixtures> = ratelimitTest();

@@ -1,0 +1,112 @@
+// What a store knows: the connections, the limit's name, where it is kept, and how long to wait; its statements.
+
+/** What a Pool or a Client of pg offers. */
+export interface Queryable {
+    query(config: { text: string; values?: any[]; name?: string }): Promise<{ rows: any[] }>;
+}
+
+export interface RateLimitStoreOptions {
+    /** The connections to the database that has the extension ratelimit. */
+    pool: Queryable;
+    /** The limit's name; all processes that use it count together. */
+    name: string;
+    /** "memory": in the server's shared memory, lost when it restarts. Default: "table". */
+    store?: 'table' | 'memory';
+    /** The milliseconds after which a call ends with an error: to get a connection, and the answer. Default: 5000. */
+    timeout?: number;
+    /** Prepares the statements, which is faster; not for PgBouncer with max_prepared_statements = 0. Default: false. */
+    prepare?: boolean;
+}
+
+/** The limiter's clock in epoch milliseconds: what a test has set (a time, or such milliseconds), or the server's. */
+const CLOCK = "current_setting('ratelimit.clock', true)";
+const NOW = `
+    CASE WHEN coalesce(${CLOCK}, '') = '' THEN date_part('epoch', clock_timestamp()) * 1000
+         WHEN ${CLOCK} ~ '^[-+.0-9eE]+$' THEN ${CLOCK}::float8
+         ELSE date_part('epoch', ${CLOCK}::timestamptz) * 1000 END`;
+/**
+ * Of one row of rl_limit or rl_check. `wait`: the milliseconds until a denied call succeeds, or until the window ends;
+ * a span, since the application's clock may show another time. NULL: a block without an end.
+ */
+const HITS = `
+    ok, capacity - remaining AS hits,
+    CASE WHEN ok THEN date_part('epoch', reset_at) * 1000 - ${NOW} ELSE retry_after * 1000 END AS wait`;
+/** The statements, by the names under which they are prepared. */
+const SQL = {
+    take: `SELECT ${HITS} FROM rl_limit($1::text, $2::text, config => $3::jsonb)`,
+    // What is left of an open window, since a key in one may have no hits, when all were given back.
+    look: `
+        SELECT ${HITS}, (rl_state($1::text, $2::text, $3::jsonb) ->> 'ts')::float8 + ($3::jsonb ->> 'period')::float8
+            - ${NOW} AS open
+        FROM rl_check($1::text, $2::text, config => $3::jsonb)`,
+    give_back: 'SELECT FROM rl_credit($1::text, $2::text, 1, config => $3::jsonb)',
+    reset: 'SELECT rl_reset($1::text, $2::text)',
+    reset_all: 'SELECT rl_reset_all($1::text)',
+};
+
+export type Statement = keyof typeof SQL;
+
+export class Database {
+    readonly kind: string;
+    readonly name: string;
+    readonly store: 'table' | 'memory';
+    #pool: any;
+    #timeout: number;
+    #prepare: boolean;
+
+    constructor(kind: string, options: RateLimitStoreOptions) {
+        const { pool, name, store = 'table', timeout = 5000, prepare = false } = options ?? {};
+        if (typeof pool?.query !== 'function') {
+            throw new TypeError(`${kind}: pool must be a Pool of pg`);
+        }
+        if (typeof name !== 'string' || name === '') {
+            throw new TypeError(`${kind}: name must be the name of the limit, such as "api"`);
+        }
+        if (store !== 'table' && store !== 'memory') {
+            throw new TypeError(`${kind}: store is ${store}; allowed: "table", "memory"`);
+        }
+        if (!Number.isInteger(timeout) || timeout < 1 || timeout > 2 ** 31 - 1) {
+            throw new TypeError(`${kind}: timeout is ${timeout}; allowed: milliseconds, an integer from 1 on`);
+        }
+        if (typeof prepare !== 'boolean') {
+            throw new TypeError(`${kind}: prepare is ${prepare}; allowed: true, false`);
+        }
+        this.kind = kind;
+        this.name = name;
+        this.store = store;
+        this.#pool = pool;
+        this.#timeout = timeout;
+        this.#prepare = prepare;
+    }
+
+    /** The row that a statement of SQL returns, within the time-out. */
+    async row(statement: Statement, values: unknown[]): Promise<any> {
+        const config: Record<string, unknown> = { text: SQL[statement], values, query_timeout: this.#timeout };
+        if (this.#prepare) config.name = `ratelimit_store_${statement}`;
+        // No Pool of pg, but one client.
+        if (typeof this.#pool.totalCount !== 'number') return (await this.#pool.query(config)).rows[0];
+        return new Promise((resolve, reject) => {
+            const until = performance.now() + this.#timeout; // the clock may step
+            let late = false;
+            const timer = setTimeout(() => {
+                late = true;
+                reject(new Error(`${this.kind}: there was no connection to the database within ${this.#timeout} ms`));
+            }, this.#timeout);
+            this.#pool.connect((error: unknown, client: any, release: (error?: unknown) => void) => {
+                clearTimeout(timer);
+                if (error) return reject(error);
+                if (late) return release();
+                client.on('error', ignore); // the query ends with it, too
+                config.query_timeout = Math.max(Math.ceil(until - performance.now()), 1);
+                client.query(config, (error: unknown, result: any) => {
+                    client.off('error', ignore);
+                    release(error); // with an error the pool closes the connection
+                    if (error) reject(error);
+                    else resolve(result.rows[0]);
+                });
+            });
+        });
+    }
+}
+
+function ignore() {}

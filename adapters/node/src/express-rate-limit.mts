@@ -1,0 +1,2 @@
+export type * from './express-rate-limit.cjs';
+export { RateLimitStore } from './express-rate-limit.cjs';

@@ -1,0 +1,2 @@
+export type { Queryable, RateLimitStoreOptions } from './database.cjs';
+export { RateLimitStore, type Hits } from './store.cjs';

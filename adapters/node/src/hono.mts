@@ -1,0 +1,2 @@
+export type * from './hono.cjs';
+export { RateLimitStore } from './hono.cjs';

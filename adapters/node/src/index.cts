@@ -1,0 +1,1 @@
+export { install, installSql, type InstallOptions } from './sql.cjs';

@@ -1,0 +1,2 @@
+export type * from './nest.cjs';
+export { RateLimitThrottlerStorage } from './nest.cjs';

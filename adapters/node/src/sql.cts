@@ -1,0 +1,35 @@
+// The file of SQL: the functions of the extension, for a database that can't have it.
+import { readFileSync } from 'node:fs';
+import path = require('node:path');
+
+// How the file writes its schema, and what follows it, as in scripts/plain. All else that has this name is the extension
+// or a setting.
+const SCHEMA = [['ratelimit.r', '.r'], ['ratelimit._', '._'], ['"ratelimit"', '']] as const;
+
+export interface InstallOptions {
+    /** The schema that is to hold the functions. Default: "ratelimit". */
+    schema?: string;
+}
+
+/** The SQL that installs the functions of the extension, for a database that can't have it: for a migration. */
+export function installSql({ schema = 'ratelimit' }: InstallOptions = {}): string {
+    if (typeof schema !== 'string' || !/^(?!pg_|public$)[a-z_][a-z0-9_]{0,62}$/.test(schema)) {
+        const allowed = 'lower-case letters, digits and _, but not public';
+        throw new TypeError(`installSql: schema is ${schema}; allowed: ${allowed}`);
+    }
+    const text = readFileSync(path.join(__dirname, '../ratelimit.sql'), 'utf8');
+    // Quoted, since the name may be a word of SQL.
+    if (schema === 'ratelimit') return text;
+    return SCHEMA.reduce((file, [written, rest]) => file.replaceAll(written, `"${schema}"${rest}`), text);
+}
+
+type Installable = { query(text: string): Promise<any> } | { exec(text: string): Promise<any> } | { raw(text: string): any };
+
+/** Runs installSql on a Pool or a Client of pg, in its transaction if it is in one, on a PGlite or a Knex. */
+export async function install(database: Installable, options?: InstallOptions): Promise<void> {
+    const text = installSql(options);
+    const { raw, exec } = database as any;
+    // Knex makes a parameter of each question mark that has no backslash.
+    if (typeof raw === 'function') await (database as any).raw(text.replaceAll('?', '\\?'));
+    else await (typeof exec === 'function' ? (database as any).exec(text) : (database as any).query(text));
+}

@@ -1,0 +1,72 @@
+// The store of express-rate-limit and hono-rate-limiter.
+import { Database, type RateLimitStoreOptions, type Statement } from './database.cjs';
+import { hitsOf, keyOf, resetTimeOf, windowOf } from './window.cjs';
+
+export interface Hits {
+    /** Requests in this window. Beyond the limit: all of them, or the limit and one, if only allowed ones are counted. */
+    totalHits: number;
+    /** When the window ends, or a key that is blocked may call again, by the clock of this process. */
+    resetTime: Date;
+}
+
+/**
+ * Counts the requests of a window in PostgreSQL, by `rl_limit` of the extension ratelimit: a store for
+ * express-rate-limit and hono-rate-limiter.
+ *
+ * A request beyond the limit takes nothing, and answers one hit more than the limit. Where the middleware gives hits
+ * back (skipFailedRequests, skipSuccessfulRequests), or the limit is a function or 0, each request is counted.
+ */
+export class RateLimitStore {
+    /** Every process that uses the name counts together. */
+    readonly localKeys = false;
+    readonly prefix: string;
+    #database: Database;
+    #limit: unknown;
+    #windowMs!: number;
+    #config!: string;
+
+    constructor(options: RateLimitStoreOptions) {
+        this.#database = new Database('RateLimitStore', options);
+        this.prefix = this.#database.name;
+    }
+
+    /** Called by the middleware, with its options. */
+    init({ limit, max, windowMs, skipFailedRequests, skipSuccessfulRequests }: any): void {
+        this.#limit = limit ?? max;
+        this.#windowMs = windowMs;
+        // What is given back of a denial must have been taken.
+        const givesBack = Boolean(skipFailedRequests || skipSuccessfulRequests);
+        this.#config = windowOf(this.#limit, windowMs, this.#database.store, givesBack);
+    }
+
+    /** What a key has used; undefined: it has no window. */
+    async get(key: string): Promise<Hits | undefined> {
+        const row = await this.#call('look', key);
+        const totalHits = Number(row.hits);
+        if (totalHits > 0) return { totalHits, resetTime: resetTimeOf(row, this.#windowMs) };
+        return row.open > 0 ? { totalHits, resetTime: resetTimeOf({ ok: true, wait: row.open }) } : undefined;
+    }
+
+    /** Takes one; beyond the limit it answers more than that. */
+    async increment(key: string): Promise<Hits> {
+        const row = await this.#call('take', key);
+        return { totalHits: hitsOf(row, this.#limit), resetTime: resetTimeOf(row, this.#windowMs) };
+    }
+
+    /** Gives one back, as for a request that failed. */
+    async decrement(key: string): Promise<void> {
+        await this.#call('give_back', key);
+    }
+
+    async resetKey(key: string): Promise<void> {
+        await this.#database.row('reset', [this.prefix, keyOf(key)]);
+    }
+
+    async resetAll(): Promise<void> {
+        await this.#database.row('reset_all', [this.prefix]);
+    }
+
+    #call(statement: Statement, key: string) {
+        return this.#database.row(statement, [this.prefix, keyOf(key), this.#config]);
+    }
+}

@@ -1,0 +1,43 @@
+// The window in which a store counts a key's requests, and what its answers mean to a middleware.
+import { createHash } from 'node:crypto';
+
+/** A key as the extension takes it: one that is too long, or has a NUL in it, by its hash. */
+export function keyOf(key: string): string {
+    if (typeof key !== 'string') return key;
+    // A key that looks like a hash is hashed, too, so none can collide with that of another key.
+    const taken = Buffer.byteLength(key) <= 1024 && !key.includes('\0') && !key.startsWith('sha256:');
+    return taken ? key : `sha256:${createHash('sha256').update(key).digest('hex')}`;
+}
+
+/** Whether the database can decide by this limit. */
+const isWhole = (limit: unknown): limit is number => Number.isSafeInteger(limit) && (limit as number) > 0;
+
+/**
+ * The config of a window in which a key has LIMIT requests, as JSON.
+ *
+ * Where the database decides, a request beyond the limit is denied and takes nothing. With COUNTS_ALL, and where it
+ * can't decide, each request is counted (`overage`), and the middleware compares.
+ */
+export function windowOf(limit: unknown, milliseconds: number, store: string, countsAll: boolean): string {
+    const rate = isWhole(limit) ? limit : 1;
+    const config: Record<string, unknown> = { kind: 'fixed window', rate, period: milliseconds, start: 'first request', store };
+    if (countsAll || !isWhole(limit)) config.overage = true;
+    return JSON.stringify(config);
+}
+
+/** Returns the requests counted by a row of rl_limit: more than the limit if it was denied. */
+export function hitsOf(row: { ok: boolean; hits: unknown }, limit: unknown): number {
+    if (row.ok) return Number(row.hits);
+    return isWhole(limit) ? limit + 1 : Number.MAX_SAFE_INTEGER;
+}
+
+/**
+ * The end of a wait by the clock of this process, to which the middleware compares it. It is cut to a millisecond: a
+ * window of 60 seconds must not become one of 61.
+ *
+ * The middleware rounds what is left to seconds a moment later; a denial has enough left then for one second.
+ */
+export function resetTimeOf({ ok, wait }: { ok: boolean; wait: unknown }, milliseconds?: number): Date {
+    const left = Math.floor(Number(wait ?? milliseconds));
+    return new Date(Date.now() + Math.max(left, ok ? 1 : 20));
+}
