@@ -9,7 +9,11 @@ schema "ratelimit", or NAME. Run it as the role that is to own them; run it agai
 Connects to URL, such as postgresql://owner@db.example.com/shop, or by PGHOST, PGUSER, PGDATABASE, PGPASSWORD and
 pg's other environment variables. With --print it writes the SQL to standard output instead.
 `;
-const OPTIONS = { schema: { type: 'string' }, print: { type: 'boolean' }, help: { type: 'boolean', short: 'h' } } as const;
+const OPTIONS = {
+    schema: { type: 'string' },
+    print: { type: 'boolean' },
+    help: { type: 'boolean', short: 'h' },
+} as const;
 
 /** What the arguments ask for: { url, schema, print }, or undefined where they can't be read. */
 function asked(): { url?: string; schema?: string; print?: boolean; help?: boolean } | undefined {

@@ -1,1 +1,43 @@
+export {
+    concurrency,
+    DAY,
+    fixedWindow,
+    HOUR,
+    MINUTE,
+    SECOND,
+    slidingLog,
+    slidingWindow,
+    tokenBucket,
+    unlimited,
+    WEEK,
+} from './config.cjs';
+export type {
+    Concurrency,
+    Definitions,
+    Duration,
+    FixedWindow,
+    RateLimitConfig,
+    SlidingLog,
+    SlidingWindow,
+    TokenBucket,
+    Unlimited,
+} from './config.cjs';
+export { isRateLimitError, RateLimitError } from './errors.cjs';
+export type { Hold, HoldAll, HoldRequestResult, Lease, SettleResult, Used } from './held.cjs';
+export { RateLimiter } from './limiter.cjs';
+export type {
+    AcquireOptions,
+    CheckOptions,
+    CreditOptions,
+    Decision,
+    HoldAllOptions,
+    HoldOptions,
+    Key,
+    LimitOptions,
+    LimitRequest,
+    RateLimiterOptions,
+    Value,
+} from './limiter.cjs';
+export type { Database, Queryable } from './query.cjs';
+export type { AllResult, RequestResult, Result } from './results.cjs';
 export { install, installSql, type InstallOptions } from './sql.cjs';

@@ -24,7 +24,9 @@ export class RateLimitThrottlerStorage {
         throttler: string,
     ): Promise<{ totalHits: number; timeToExpire: number; isBlocked: boolean; timeToBlockExpire: number }> {
         if (blockDuration !== ttl) {
-            throw new TypeError(`RateLimitThrottlerStorage: blockDuration is ${blockDuration}; allowed: ttl, its default`);
+            throw new TypeError(
+                `RateLimitThrottlerStorage: blockDuration is ${blockDuration}; allowed: ttl, its default`,
+            );
         }
         const { name, store } = this.#database;
         const config = windowOf(limit, ttl, store, false);

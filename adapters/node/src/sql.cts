@@ -4,7 +4,11 @@ import path = require('node:path');
 
 // How the file writes its schema, and what follows it, as in scripts/plain. All else that has this name is the extension
 // or a setting.
-const SCHEMA = [['ratelimit.r', '.r'], ['ratelimit._', '._'], ['"ratelimit"', '']] as const;
+const SCHEMA = [
+    ['ratelimit.r', '.r'],
+    ['ratelimit._', '._'],
+    ['"ratelimit"', ''],
+] as const;
 
 export interface InstallOptions {
     /** The schema that is to hold the functions. Default: "ratelimit". */
@@ -23,7 +27,8 @@ export function installSql({ schema = 'ratelimit' }: InstallOptions = {}): strin
     return SCHEMA.reduce((file, [written, rest]) => file.replaceAll(written, `"${schema}"${rest}`), text);
 }
 
-type Installable = { query(text: string): Promise<any> } | { exec(text: string): Promise<any> } | { raw(text: string): any };
+type Installable =
+    { query(text: string): Promise<any> } | { exec(text: string): Promise<any> } | { raw(text: string): any };
 
 /** Runs installSql on a Pool or a Client of pg, in its transaction if it is in one, on a PGlite or a Knex. */
 export async function install(database: Installable, options?: InstallOptions): Promise<void> {

@@ -157,16 +157,23 @@ class Client extends (pg.Client as any) {
         await this.#send('BEGIN');
         await this.#send("SELECT pg_advisory_xact_lock(hashtext('ratelimit.clock'))");
         // The time of the call, by a full bucket. Before its first call a session lets any role set anything.
-        const full = "SELECT reset_at FROM rl_check('ratelimit.clock', config => rl_token_bucket(rate => 1, period => '1 second'))";
+        const full =
+            "SELECT reset_at FROM rl_check('ratelimit.clock', config => rl_token_bucket(rate => 1, period => '1 second'))";
         const shown = async () => {
             await this.#show();
             return (await this.#send(`SELECT extract(epoch FROM reset_at) * 1000 AS time FROM (${full}) AS call`)).rows;
         };
         const [{ time }] = await shown().catch((error: any) => {
-            throw error.code === '42501' && error.message.includes('ratelimit.clock') ? new Error(noRight(this.user)) : error;
+            throw error.code === '42501' && error.message.includes('ratelimit.clock')
+                ? new Error(noRight(this.user))
+                : error;
         });
-        if (Number(time) !== START) throw new Error(`the limiter's clock shows ${new Date(Number(time)).toISOString()} after it was set to ${new Date(START).toISOString()}`);
-        const reset = 'SELECT rl_reset_all(name) FROM (SELECT name FROM rl_config UNION SELECT unnest($1::text[])) AS names';
+        if (Number(time) !== START)
+            throw new Error(
+                `the limiter's clock shows ${new Date(Number(time)).toISOString()} after it was set to ${new Date(START).toISOString()}`,
+            );
+        const reset =
+            'SELECT rl_reset_all(name) FROM (SELECT name FROM rl_config UNION SELECT unnest($1::text[])) AS names';
         await this.#send(reset, [names]);
         await this.#send('SAVEPOINT test');
         this.#begun = true;
@@ -179,7 +186,9 @@ class Client extends (pg.Client as any) {
             try {
                 await this.#send('ROLLBACK TO SAVEPOINT test');
             } catch (error: any) {
-                throw new Error(`the test's transaction was ended, by several statements in one or by the server: its writes may remain (${error.message})`);
+                throw new Error(
+                    `the test's transaction was ended, by several statements in one or by the server: its writes may remain (${error.message})`,
+                );
             }
         });
     }

@@ -20,7 +20,13 @@ const isWhole = (limit: unknown): limit is number => Number.isSafeInteger(limit)
  */
 export function windowOf(limit: unknown, milliseconds: number, store: string, countsAll: boolean): string {
     const rate = isWhole(limit) ? limit : 1;
-    const config: Record<string, unknown> = { kind: 'fixed window', rate, period: milliseconds, start: 'first request', store };
+    const config: Record<string, unknown> = {
+        kind: 'fixed window',
+        rate,
+        period: milliseconds,
+        start: 'first request',
+        store,
+    };
     if (countsAll || !isWhole(limit)) config.overage = true;
     return JSON.stringify(config);
 }

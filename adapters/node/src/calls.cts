@@ -1,0 +1,100 @@
+// The statements, in the schema that the limiter is in, and what their errors mean to one who has the package.
+import { databaseError } from './errors.cjs';
+import { rowsOf } from './query.cjs';
+import { FREE, RESULT } from './results.cjs';
+
+const CONFIG = (n: number) => `config => $${n}::text::jsonb`;
+const EXPIRES = `date_part('epoch', expires_at) AS expires`;
+const TTL = (n: number) => `ttl => coalesce($${n}::text::interval, '10 minutes')`;
+const ON_EXPIRY = (n: number) => `on_expiry => coalesce($${n}::text, 'refund')`;
+const MANY = 'n, name, key, ok, allows';
+
+// $ is where the schema goes. What is a float8, a boolean or a text is so for each driver; all else is sent as a text.
+const SQL = {
+    limit: `SELECT ok, ${RESULT} FROM $rl_limit($1::text, $2::text, $3::float8, $4::boolean, ${CONFIG(5)})`,
+    check: `SELECT ok, ${RESULT} FROM $rl_check($1::text, $2::text, $3::float8, $4::boolean, ${CONFIG(5)})`,
+    credit: `SELECT ok, ${RESULT} FROM $rl_credit($1::text, $2::text, $3::float8, $4::text::timestamptz, ${CONFIG(5)})`,
+    reset: 'SELECT $rl_reset($1::text, $2::text) AS ok',
+    value: 'SELECT $rl_value($1::text, $2::text, $3::text::jsonb)::text AS value',
+    limitAll: `SELECT ${MANY}, ${RESULT} FROM $rl_limit_all($1::text::jsonb) ORDER BY n`,
+    checkAll: `SELECT ${MANY}, ${RESULT} FROM $rl_check_all($1::text::jsonb) ORDER BY n`,
+    acquire: `SELECT ok, lease, ${EXPIRES}, ${FREE} FROM $rl_acquire($1::text, $2::text, $3::float8, ${CONFIG(4)})`,
+    extend: `SELECT date_part('epoch', $rl_extend($1::text, $2::text::jsonb)) AS expires`,
+    release: 'SELECT $rl_release($1::text, $2::text::jsonb) AS ok',
+    hold: `SELECT ok, hold, held, ${EXPIRES}, ${RESULT} FROM $rl_hold($1::text, $2::text, $3::float8, ${TTL(4)}, id => $5::text,
+        at_least => $6::float8, ${ON_EXPIRY(7)}, reserve => $8::boolean, ${CONFIG(9)})`,
+    settle: `SELECT ok, ${RESULT} FROM $rl_settle($1::text, $2::float8)`,
+    holdAll: `SELECT ${MANY}, hold, held, ${EXPIRES}, ${RESULT}
+        FROM $rl_hold_all($1::text::jsonb, ${TTL(2)}, id => $3::text, ${ON_EXPIRY(4)}) ORDER BY n`,
+    settleAll: `SELECT name, key, ${RESULT} FROM $rl_settle_all($1::text, $2::text::jsonb)`,
+    // In one statement: all of them or none.
+    define: `WITH made AS MATERIALIZED (
+            SELECT each.key AS name, $rl_define(each.key, each.value) AS changed FROM jsonb_each($1::text::jsonb) AS each)
+        SELECT name FROM made WHERE changed`,
+};
+export type Call = keyof typeof SQL;
+
+/** Where rl_limit is: by the search_path, or where the extension is, or the SQL file by default. */
+const FIND = `
+    SELECT n.nspname::text AS name
+    FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
+    WHERE p.proname = 'rl_limit' AND (pg_catalog.pg_function_is_visible(p.oid) OR n.nspname = 'ratelimit'
+        OR n.oid = (SELECT extnamespace FROM pg_catalog.pg_extension WHERE extname = 'ratelimit'))
+    ORDER BY pg_catalog.pg_function_is_visible(p.oid) DESC, n.nspname = 'ratelimit' LIMIT 1`;
+const MISSING = `there are no rate limits in this database. As its owner run CREATE EXTENSION ratelimit; or, where a host does not \
+offer the extension, npx postgres-rate-limit install. If they are in a schema of their own: new RateLimiter(…, { db, schema: 'limits' })`;
+
+/** A schema, as SQL writes it before a name. */
+export const prefix = (schema: string) => `"${schema.replaceAll('"', '""')}".`;
+
+/** Runs the statements, in a schema that is given or that is found once. */
+export class Calls {
+    #prefix: string | undefined;
+
+    constructor(schema?: string) {
+        if (schema !== undefined) this.#prefix = prefix(schema);
+    }
+
+    async rows(db: any, call: Call, values: unknown[]): Promise<any[]> {
+        this.#prefix ??= await found(db);
+        const place = this.#prefix;
+        try {
+            return await rowsOf(
+                db,
+                SQL[call].replaceAll('$rl_', () => `${place}rl_`),
+                values,
+            );
+        } catch (error) {
+            throw explained(error, call);
+        }
+    }
+
+    async row(db: any, call: Call, values: unknown[]): Promise<any> {
+        return (await this.rows(db, call, values))[0];
+    }
+}
+
+async function found(db: any): Promise<string> {
+    const [row] = await rowsOf(db, FIND, []);
+    if (!row) throw new Error(MISSING);
+    return prefix(row.name);
+}
+
+/** The error, or one that says what to do in this package. */
+function explained(error: unknown, call: Call): unknown {
+    const its = databaseError(error, '42883', '3F000', '42501', '42704');
+    if (!its) return error;
+    if (its.code === '3F000') return new Error(MISSING, { cause: error });
+    if (its.code === '42883')
+        return new Error(`${its.message}: ${call} needs a later version of ratelimit in the database`, {
+            cause: error,
+        });
+    const name = /rate limit ("(?:[^"]|"")*")/.exec(its.message)?.[1];
+    if (its.code === '42501' && its.message.includes('permission denied to override')) {
+        const how = 'call it by its name alone, with new RateLimiter(…, { db, defined: true }), which sends no configs';
+        return new Error(`rate limit ${name} is defined in the database, and this role may not override it: ${how}`, {
+            cause: error,
+        });
+    }
+    return error;
+}

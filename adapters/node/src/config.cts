@@ -1,0 +1,97 @@
+// The configs of limits, as rl_define takes them: their types, and a function that makes one of each kind.
+
+/** Milliseconds, or a text such as "1 minute" or "PT1M". */
+export type Duration = number | string;
+
+export interface Common {
+    /** "memory": in the server's shared memory. Default: "table". */
+    store?: 'table' | 'memory';
+    /** With "memory", for defined limits: within which time a change is saved to the table. */
+    save?: Duration;
+    /** `false`: a dry run, which denies nothing. Default: true. */
+    enforce?: boolean;
+    /** `true`: a call must have a key. */
+    keyed?: boolean;
+    /** "asynchronously": in memory; if the limit is defined, saved within a second. Default: "transactionally". */
+    applyUpdates?: 'transactionally' | 'asynchronously';
+}
+interface Tokens extends Common {
+    /** Tokens in each period. */
+    rate: number;
+    period: Duration;
+}
+interface Stock extends Tokens {
+    /** The most tokens that it can hold. Default: rate. */
+    capacity?: number;
+    /** The largest debt of reservations. Default: no bound. */
+    maxReserved?: number;
+    /** The number of rows that it is spread over. */
+    shards?: number;
+}
+export interface TokenBucket extends Stock {
+    kind: 'token bucket';
+    start?: null;
+}
+export interface FixedWindow extends Stock {
+    kind: 'fixed window';
+    /** What windows are aligned to: epoch milliseconds, a time, or "first request". With timezone: a date. */
+    start?: number | string;
+    /** An IANA time zone, for calendar windows. */
+    timezone?: string;
+    /** `true`: a soft quota, which calls may exceed. */
+    overage?: boolean;
+}
+export interface SlidingWindow extends Tokens {
+    kind: 'sliding window';
+}
+export interface SlidingLog extends Tokens {
+    kind: 'sliding log';
+}
+export interface Concurrency extends Common {
+    kind: 'concurrency';
+    slots: number;
+    /** How long a lease lasts unless it is extended. */
+    ttl: Duration;
+}
+export interface Unlimited extends Common {
+    kind: 'unlimited';
+}
+
+export type RateLimitConfig = TokenBucket | FixedWindow | SlidingWindow | SlidingLog | Concurrency | Unlimited;
+export type Kind = RateLimitConfig['kind'];
+export type TokenKind = Exclude<Kind, 'concurrency'>;
+export type LeaseKind = 'concurrency' | 'unlimited';
+export type HoldKind = 'token bucket' | 'fixed window' | 'unlimited';
+export type ConfigOf<K extends Kind> = Extract<RateLimitConfig, { kind: K }>;
+
+export type Definitions = Record<string, RateLimitConfig>;
+/** The definitions; a field that a kind does not have is of the type never. */
+export type Checked<D> = { [N in keyof D]: D[N] & Known<D[N]> };
+type Known<C> = C extends { kind: infer K extends Kind }
+    ? { [F in Exclude<keyof C, keyof ConfigOf<K>>]?: never }
+    : unknown;
+/** The names of limits of these kinds. */
+export type NameOf<D, K extends Kind> = {
+    [N in keyof D]: Extract<D[N], { kind: K }> extends never ? never : N;
+}[keyof D] &
+    string;
+
+type Options<C, K> = Omit<C, 'kind' | 'keyed'> & { keyed?: K };
+type Made<C, K> = K extends true ? C & { keyed: true } : C;
+const maker =
+    <C extends RateLimitConfig>(kind: C['kind']) =>
+    <const K extends boolean = false>(options: Options<C, K>): Made<C, K> =>
+        ({ kind, ...options }) as unknown as Made<C, K>;
+
+export const tokenBucket = maker<TokenBucket>('token bucket');
+export const fixedWindow = maker<FixedWindow>('fixed window');
+export const slidingWindow = maker<SlidingWindow>('sliding window');
+export const slidingLog = maker<SlidingLog>('sliding log');
+export const concurrency = maker<Concurrency>('concurrency');
+export const unlimited = (): Unlimited => ({ kind: 'unlimited' });
+
+export const SECOND = 1000;
+export const MINUTE = 60 * SECOND;
+export const HOUR = 60 * MINUTE;
+export const DAY = 24 * HOUR;
+export const WEEK = 7 * DAY;

@@ -1,0 +1,86 @@
+// A denial as an error: the client's own, and the database's (PT429), whatever driver or ORM wrapped them.
+
+const MARK = Symbol.for('postgres-rate-limit.RateLimitError');
+
+/** A call was denied. */
+export class RateLimitError extends Error {
+    /** The limit that denies. */
+    override readonly name: string;
+    /** Milliseconds until the same call can pass; null: it never can. */
+    readonly retryAfter: number | null;
+    /** The same as a time, by the database's clock. */
+    readonly retryAt: Date | null;
+
+    constructor(name: string, retryAfter: number | null, retryAt: Date | null, options?: ErrorOptions) {
+        const when = retryAfter === null ? 'it can never pass' : `retry after ${retryAfter} ms`;
+        super(`rate limit "${name}" exceeded: ${when}`, options);
+        this.name = name;
+        this.retryAfter = retryAfter;
+        this.retryAt = retryAt;
+        const stack = this.stack ?? '';
+        this.stack = `RateLimitError: ${stack.slice(stack.indexOf(this.message))}`;
+    }
+
+    /** What PT429 has as its DETAIL. */
+    get data(): { kind: 'RateLimited'; name: string; retryAfter: number | null } {
+        return { kind: 'RateLimited', name: this.name, retryAfter: this.retryAfter };
+    }
+
+    get [MARK](): true {
+        return true;
+    }
+
+    /** The denial that this error is, or that it wraps: of a call here, of a trigger, or with throws in SQL. */
+    static from(error: unknown): RateLimitError | undefined {
+        for (const found of causes(error)) {
+            if (found[MARK]) return found;
+            if (sqlstate(found) === 'PT429') return ofDetail(found, error);
+        }
+        return undefined;
+    }
+}
+
+/** Whether this error is a denial, or wraps one. `RateLimitError.from` has its fields. */
+export const isRateLimitError = (error: unknown): boolean => RateLimitError.from(error) !== undefined;
+
+function ofDetail(found: any, cause: unknown): RateLimitError {
+    let detail: { name?: string; retryAfter?: number | null } = {};
+    try {
+        detail = JSON.parse(found.detail);
+    } catch {
+        // It was cut, or left out.
+    }
+    const retryAfter = detail.retryAfter ?? null;
+    const retryAt = retryAfter === null ? null : new Date(Date.now() + retryAfter);
+    return new RateLimitError(detail.name ?? 'unknown', retryAfter, retryAt, { cause });
+}
+
+// Where the wrappers have what they wrap: Drizzle and most others, Prisma, TypeORM, Sequelize, PostGraphile.
+const INSIDE = ['cause', 'meta', 'driverAdapterError', 'driverError', 'parent', 'originalError'];
+
+/** The error, and all that it wraps, from the outside in. */
+function causes(error: unknown): any[] {
+    const found: any[] = [error].filter(isObject);
+    for (const outer of found) {
+        const inner = INSIDE.map((name) => outer[name]).concat(Array.isArray(outer.errors) ? outer.errors : []);
+        found.push(...inner.filter((each) => isObject(each) && !found.includes(each)));
+        if (found.length > 100) break;
+    }
+    return found;
+}
+const isObject = (value: unknown) => typeof value === 'object' && value !== null;
+
+const sqlstate = (found: any): unknown => found.originalCode ?? found.code;
+
+/** What is told of an error: the innermost one alone, since a wrapper may show the call's parameters, and so its key. */
+export function told(error: unknown): Error {
+    const inner = causes(error).at(-1);
+    if (!inner) return new Error('unknown');
+    return Object.assign(new Error(inner.originalMessage ?? inner.message), { code: sqlstate(inner) });
+}
+
+/** The SQLSTATE and message of the database's error in this one: of the first that has any of these SQLSTATEs. */
+export function databaseError(error: unknown, ...codes: string[]): { code: string; message: string } | undefined {
+    const found = causes(error).find((each) => codes.includes(sqlstate(each) as string));
+    return found && { code: sqlstate(found) as string, message: String(found.originalMessage ?? found.message) };
+}

@@ -1,0 +1,65 @@
+// What runs SQL, told by its shape: pg, postgres.js, Drizzle, Kysely, Prisma, PGlite, and what has a query of this form.
+
+/** A pool, a client or a transaction. */
+export type Database =
+    | Queryable
+    | { unsafe(text: string, values?: any[]): any }
+    | { $queryRawUnsafe(text: string, ...values: any[]): any }
+    | { executeQuery(query: any): any; selectFrom: any }
+    | { execute(query: any): any; select: any };
+
+/** A Pool, a Client or a PoolClient of pg, a PGlite or a transaction of it, or an object of one's own. */
+export interface Queryable {
+    query(text: string, values?: any[]): Promise<{ rows: any[] } | any[]>;
+}
+
+/** The rows of a statement. */
+export async function rowsOf(db: any, text: string, values: unknown[]): Promise<any[]> {
+    const result = await run(db, text, values);
+    const rows = Array.isArray(result) ? result : result?.rows;
+    if (!Array.isArray(rows)) throw new TypeError('the query of db returned no rows');
+    return rows;
+}
+
+const is = (db: any, ...methods: string[]) => methods.every((name) => typeof db[name] === 'function');
+
+function run(db: any, text: string, values: unknown[]): any {
+    if (is(db, '$queryRawUnsafe')) return db.$queryRawUnsafe(text, ...values); // Prisma
+    if (is(db, 'unsafe')) return db.unsafe(text, values); // postgres.js
+    if (is(db, 'executeQuery', 'selectFrom')) return db.executeQuery(compiled(text, values)); // Kysely
+    if (is(db, 'execute', 'select'))
+        return db.execute({ getSQL: () => ({ toQuery: () => ({ sql: text, params: values }) }) }); // Drizzle
+    return db.query(text, values);
+}
+
+/** As Kysely's CompiledQuery.raw makes it. */
+const compiled = (sql: string, parameters: unknown[]) => ({
+    sql,
+    parameters,
+    query: { kind: 'RawNode', sqlFragments: [sql], parameters: [] },
+    queryId: { queryId: 'postgres-rate-limit' },
+});
+
+/** Throws a TypeError where this can't run SQL. */
+export function checked(db: unknown): any {
+    const known = (typeof db === 'object' && db !== null) || typeof db === 'function';
+    const runs = (methods: string[]) => is(db, ...methods);
+    if (
+        known &&
+        [['$queryRawUnsafe'], ['unsafe'], ['executeQuery', 'selectFrom'], ['execute', 'select'], ['query']].some(runs)
+    )
+        return db;
+    throw new TypeError(`db is ${db === null ? 'null' : typeof db}; allowed: ${ALLOWED}`);
+}
+const ALLOWED =
+    'a pool, client or transaction of pg, postgres.js, Drizzle, Kysely, Prisma or PGlite, or { query(text, values) }';
+
+/** Whether this is a transaction, as far as its shape tells; of a client of pg, whether it is in one. */
+export function inTransaction(db: any): boolean {
+    if (is(db, '$queryRawUnsafe')) return !is(db, '$connect');
+    if (is(db, 'unsafe')) return is(db, 'savepoint');
+    if (is(db, 'executeQuery', 'selectFrom')) return db.isTransaction === true;
+    if (is(db, 'rollback')) return true; // of Drizzle and PGlite
+    const status = is(db, 'getTransactionStatus') ? db.getTransactionStatus() : null;
+    return status === 'T' || status === 'E';
+}
