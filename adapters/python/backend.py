@@ -8,7 +8,7 @@ from pathlib import Path
 from flit_core import buildapi
 
 HERE = Path(__file__).resolve().parent
-FILE = HERE / "ratelimit_storage" / "ratelimit.sql"
+FILE = HERE / "postgres_rate_limit" / "ratelimit.sql"
 
 
 def _with_file(build):

@@ -16,7 +16,7 @@ import limits.strategies
 import pytest
 from limits.storage import storage_from_string
 
-import ratelimit_storage  # noqa: F401  registers the schemes
+import postgres_rate_limit.limits  # noqa: F401  registers the schemes
 
 # The server has the extension, or the SQL file, which keeps no limits in memory.
 EDITION = os.environ.get("RATELIMIT_EDITION")

@@ -6,7 +6,7 @@ import pytest
 from conftest import STORES, window_with_room
 from limits.storage.base import TimestampedSlidingWindow
 
-from ratelimit_storage import AsyncRateLimitStorage, RateLimitStorage
+from postgres_rate_limit.limits import AsyncRateLimitStorage, RateLimitStorage
 
 # The tests that can't pass, and why.
 EXCEPT = {

@@ -15,7 +15,7 @@ def send(connection, user, body):
 
 # Its tests.
 
-pytest_plugins = ["ratelimit_storage.testing"]
+pytest_plugins = ["postgres_rate_limit.testing"]
 
 
 def test_ten_messages_a_minute(ratelimit_connection, ratelimit_clock):

@@ -11,7 +11,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from ratelimit_storage import install, install_sql
+from postgres_rate_limit import install, install_sql
 
 pytestmark = pytest.mark.edition("file")
 README = (Path(__file__).parent.parent / "README.md").read_text()
@@ -49,14 +49,14 @@ def take(connection, schema):
 
 
 def command(*arguments, **variables):
-    """Runs python -m ratelimit_storage; its code and outputs."""
-    run = [sys.executable, "-m", "ratelimit_storage", *arguments]
+    """Runs python -m postgres_rate_limit; its code and outputs."""
+    run = [sys.executable, "-m", "postgres_rate_limit", *arguments]
     ended = subprocess.run(run, text=True, capture_output=True, env={**os.environ, **variables})
     return ended.returncode, ended.stdout, ended.stderr
 
 
 def test_the_text_is_the_file_and_for_another_schema_what_the_build_makes_of_it():
-    file = files("ratelimit_storage").joinpath("ratelimit.sql").read_text("utf-8")
+    file = files("postgres_rate_limit").joinpath("ratelimit.sql").read_text("utf-8")
     assert len(file) > 50_000
     assert install_sql() == install_sql("ratelimit") == file
     same = install_sql(schema="limits") == (Path(__file__).parents[3] / "limits" / "ratelimit.sql").read_text("utf-8")
@@ -110,7 +110,7 @@ import django
 from django.db import connection
 from django.db.migrations import Migration, RunPython
 from django.db.migrations.state import ProjectState
-from ratelimit_storage import install
+from postgres_rate_limit import install
 django.setup()
 Migration.operations = [RunPython(lambda apps, editor: install(editor.connection))]
 with connection.schema_editor() as editor:
@@ -120,7 +120,7 @@ ALEMBIC = """
 import sqlalchemy
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from ratelimit_storage import install
+from postgres_rate_limit import install
 address = sqlalchemy.URL.create("postgresql+psycopg", username=NAME, database=NAME, query={"host": HOST, "port": PORT})
 with sqlalchemy.create_engine(address).begin() as connection:
     op = Operations(MigrationContext.configure(connection))

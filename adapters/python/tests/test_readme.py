@@ -1,5 +1,6 @@
-"""What `python -m build` makes, installed into an empty environment by the README's line; and its example, word by word."""
+"""What `python -m build` makes, installed into an empty environment by the README's lines; its examples, word by word."""
 
+import json
 import os
 import re
 import shlex
@@ -18,7 +19,7 @@ import pytest
 from conftest import ON_FILE
 
 SOURCE = Path(__file__).parent.parent
-CARRIED = ("ratelimit_storage/py.typed", "ratelimit_storage/ratelimit.sql")
+CARRIED = ("postgres_rate_limit/py.typed", "postgres_rate_limit/ratelimit.sql")
 README = (SOURCE / "README.md").read_text()
 
 
@@ -47,11 +48,13 @@ def package(tmp_path):
     (sdist,), (wheel,) = tmp_path.glob("*.tar.gz"), tmp_path.glob("*.whl")
     with tarfile.open(sdist) as archive:
         names = [Path(*Path(name).parts[1:]) for name in archive.getnames()]
-    mine = [path.relative_to(SOURCE) for path in SOURCE.glob("tests/*.py")]
-    wanted = {*mine, *map(Path, ("LICENSE", "README.md", "requirements.txt", "backend.py", *CARRIED))}
-    assert wanted <= set(names)
+    modules = {path.relative_to(SOURCE) for path in SOURCE.glob("postgres_rate_limit/*.py")} | {*map(Path, CARRIED)}
+    mine = {path.relative_to(SOURCE) for path in SOURCE.glob("tests/**/*") if path.suffix in (".py", ".json")}
+    others = {*map(Path, ("LICENSE", "README.md", "requirements.txt", "backend.py", "pyproject.toml", "PKG-INFO"))}
+    assert {name for name in names if name.suffix or name in others} == modules | mine | others
     with zipfile.ZipFile(wheel) as archive:
-        assert set(CARRIED) <= set(archive.namelist())
+        held = {Path(name) for name in archive.namelist()}
+    assert {name for name in held if ".dist-info" not in str(name)} == modules
     return wheel
 
 
@@ -59,7 +62,7 @@ def prepare_database(programs):
     """As the README says, as its owner: the extension's way, or the file's."""
     extension, file = blocks("sql")
     if ON_FILE:
-        python, *install = shlex.split(blocks("sh")[1])
+        python, *install = shlex.split(blocks("sh")[2])
         run(programs / python, *install, env={**os.environ, "PGUSER": "postgres", "PGDATABASE": "readme"})
     with psycopg.connect("user=postgres dbname=readme", autocommit=True) as connection:
         connection.execute(file if ON_FILE else extension)
@@ -67,21 +70,35 @@ def prepare_database(programs):
 
 def test_the_package_is_installed_and_the_readme_is_right(database, package, tmp_path, monkeypatch):
     assert not re.search(r"\]\((?!https://)", README), "a link that is dead outside of the repository"
-    pip, install, ours, *others = shlex.split(blocks("sh")[0])
-    name, extra = re.fullmatch(r"([\w-]+)(\[\w+\])", ours).groups()
-    assert (pip, install, name) == ("pip", "install", "ratelimit-storage")
+    first, second, _ = map(shlex.split, blocks("sh"))
     venv.create(tmp_path / "venv", with_pip=True)
     programs = tmp_path / "venv" / "bin"
     # Of others the versions that all is tested with.
-    quiet = ("-q", "--disable-pip-version-check", "-c", SOURCE / "requirements.txt")
-    run(programs / pip, install, *quiet, f"{package}{extra}", *others)
+    install = (programs / "pip", "install", "-q", "--disable-pip-version-check", "-c", SOURCE / "requirements.txt")
 
+    # It needs nothing else to be imported, to be typed and to print its SQL.
+    run(*install, package)
+    assert json.loads(run(programs / "pip", "list", "--format=json", "--exclude=pip", "--exclude=setuptools"))[1:] == []
+    run(programs / "python", "-c", "import postgres_rate_limit as p; p.RateLimiter({'a': p.token_bucket(1, p.MINUTE)})")
+    command = (programs / "python", "-m", "postgres_rate_limit", "install")
+    assert run(*command, "--print") == (SOURCE / CARRIED[1]).read_text()
+    missing = subprocess.run(command, text=True, stderr=subprocess.PIPE)
+    assert (missing.returncode, missing.stderr.splitlines()[0]) == (1, "error: psycopg is missing")
+
+    for pip, word, ours, *others in (first, second):
+        name, extra = re.fullmatch(r"([\w-]+)(\[[\w,]+\])", ours).groups()
+        assert (pip, word, name) == ("pip", "install", "postgres-rate-limit")
+        run(*install, f"{package}{extra}", *others)
     prepare_database(programs)
-    (tmp_path / "app.py").write_text(blocks("python")[0])
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     monkeypatch.setenv("PGUSER", "app")
     monkeypatch.setenv("PGDATABASE", "readme")
+    (tmp_path / "client.py").write_text(blocks("python")[0])
+    said = [run(programs / "python", tmp_path / "client.py") for _ in range(4)]
+    assert said[:3] == [""] * 3 and re.fullmatch(r"try again in \d+ seconds\n", said[3]), said
+
+    (tmp_path / "app.py").write_text(blocks("python")[1])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     command = [programs / "flask", "--app", "app", "run", "--port", str(port)]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as app:
         try:

@@ -17,7 +17,7 @@ from limits.strategies import STRATEGIES
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from ratelimit_storage import AsyncRateLimitStorage, RateLimitStorage
+from postgres_rate_limit.limits import AsyncRateLimitStorage, RateLimitStorage
 
 MINUTE = 60
 

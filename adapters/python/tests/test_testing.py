@@ -11,10 +11,10 @@ from uuid import uuid4
 import psycopg
 import pytest
 from conftest import ON_FILE
-from ratelimit_storage import install, testing
+from postgres_rate_limit import install, testing
 
 EXAMPLE = (Path(__file__).parent / "messages.py").read_text()
-PLUGIN = 'pytest_plugins = ["ratelimit_storage.testing"]'
+PLUGIN = 'pytest_plugins = ["postgres_rate_limit.testing"]'
 # Workers change the rights to one parameter, which PostgreSQL refuses at the same time ("tuple concurrently updated").
 ALONE = "SELECT pg_advisory_xact_lock(hashtext('parameter'));"
 
@@ -99,6 +99,7 @@ from datetime import datetime, timezone
 
 import psycopg
 import pytest
+from postgres_rate_limit import RateLimiter
 from sqlalchemy import StaticPool, create_engine, text
 from sqlalchemy.orm import Session
 from FIXTURES import *
@@ -174,6 +175,13 @@ def test_transaction_commits_if_it_begins(ratelimit_connection):
     assert left(ratelimit_connection) == 8
 
 
+def test_client(ratelimit_connection, ratelimit_clock):
+    limiter = RateLimiter(["sendMessage"], db=ratelimit_connection, defined=True)
+    assert limiter.limit("sendMessage", "k", count=10) and limiter.limit("sendMessage", "k").retry_after == 6
+    ratelimit_clock.advance(seconds=6)
+    assert limiter.limit("sendMessage", "k").retry_at is None
+
+
 def test_sqlalchemy(ratelimit_connection, ratelimit_clock):
     engine = create_engine("postgresql+psycopg://", creator=lambda: ratelimit_connection, poolclass=StaticPool)
     taken = text("SELECT ok FROM rl_limit('sendMessage', 'k', count => 10)")
@@ -202,9 +210,9 @@ BROKEN = {
 
 
 def test_commits_rollbacks_sqlalchemy_and_memory(database, tmp_path):
-    (tmp_path / "test_more.py").write_text(MORE.replace("FIXTURES", "ratelimit_storage.testing"))
+    (tmp_path / "test_more.py").write_text(MORE.replace("FIXTURES", "postgres_rate_limit.testing"))
     output = database.pytest(tmp_path, *(["-k", "not memory"] if ON_FILE else []))
-    assert of_each(output) == {"passed": 5 if ON_FILE else 9}, output
+    assert of_each(output) == {"passed": 6 if ON_FILE else 10}, output
     assert database.left() == []
 
 
@@ -269,7 +277,7 @@ def test_turns(ratelimit_connection, worker_id):
 @pytest.mark.edition("extension")
 @pytest.mark.parametrize("passes", [True, False])
 def test_workers_on_one_database_take_turns(database, tmp_path, passes):
-    turns = TURNS.replace("FIXTURES", "ratelimit_storage.testing" if passes else "broken")
+    turns = TURNS.replace("FIXTURES", "postgres_rate_limit.testing" if passes else "broken")
     (tmp_path / "test_turns.py").write_text(turns)
     (tmp_path / "broken.py").write_text(break_fixtures("SELECT pg_advisory_xact_lock(hashtext('ratelimit.clock'))", "SELECT 1"))
     output = database.pytest(tmp_path, "-n", "2", "--dist", "each")

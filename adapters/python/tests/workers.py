@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest_plugins = ["ratelimit_storage.testing"]
+pytest_plugins = ["postgres_rate_limit.testing"]
 
 
 @pytest.fixture(scope="session")

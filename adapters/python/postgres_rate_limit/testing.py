@@ -1,6 +1,6 @@
 """Fixtures of pytest for tests of an application whose limits are in PostgreSQL, by the extension or the SQL file.
 
-    pytest_plugins = ["ratelimit_storage.testing"]
+    pytest_plugins = ["postgres_rate_limit.testing"]
 
 A test gets one connection, ratelimit_connection. All that the application does on it is rolled back after the test, its
 commits too. Its limits see ratelimit_clock, which stands still until the test moves it, and all that are defined are full

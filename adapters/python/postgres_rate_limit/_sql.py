@@ -15,7 +15,7 @@ def install_sql(schema: str = "ratelimit") -> str:
     """The SQL that installs the functions into a schema, as one string for a migration."""
     if not re.fullmatch(r"(?!pg_|public$)[a-z_][a-z0-9_]{0,62}", schema):
         raise ValueError(f"schema is {schema!r}; allowed: lower-case letters, digits and _, but not public")
-    text = files("ratelimit_storage").joinpath("ratelimit.sql").read_text("utf-8")
+    text = files("postgres_rate_limit").joinpath("ratelimit.sql").read_text("utf-8")
     if schema != "ratelimit":
         for written, rest in _SCHEMA:
             text = text.replace(written, f'"{schema}"{rest}')  # quoted, since the name may be a word of SQL

@@ -23,9 +23,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow, tuple_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from ratelimit_storage._sql import install, install_sql
-
-__all__ = ["AsyncRateLimitStorage", "RateLimitStorage", "install", "install_sql"]
+__all__ = ["AsyncRateLimitStorage", "RateLimitStorage"]
 
 # The strategies have limits of their own, so that a key may be used with several of them.
 _FIXED, _MOVING, _SLIDING = _STRATEGIES = "fixed-window", "moving-window", "sliding-window-counter"

@@ -1,13 +1,11 @@
-"""python -m ratelimit_storage install"""
+"""python -m postgres_rate_limit install"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-import psycopg
-
-from ratelimit_storage import install, install_sql
+from postgres_rate_limit import install, install_sql
 
 ABOUT = """\
 Installs the functions of the extension ratelimit as SQL, for a database that can't have the extension. Run it as the
@@ -17,16 +15,26 @@ variables."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m ratelimit_storage")
+    parser = argparse.ArgumentParser(prog="python -m postgres_rate_limit")
     command = parser.add_subparsers(required=True, metavar="install").add_parser("install", description=ABOUT)
     command.add_argument("url", nargs="?", default="", metavar="URL")
     command.add_argument("--schema", default="ratelimit", metavar="NAME", help="another schema than ratelimit")
     command.add_argument("--print", action="store_true", help="write the SQL to standard output instead")
     given = parser.parse_args()
-    try:
-        if given.print:
+    if given.print:
+        try:
             sys.stdout.write(install_sql(given.schema))
-            return 0
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        return 0
+    try:
+        import psycopg
+    except ImportError:
+        print("error: psycopg is missing", file=sys.stderr)
+        print("hint: pip install 'postgres-rate-limit[binary]', or run what --print writes", file=sys.stderr)
+        return 1
+    try:
         with psycopg.connect(given.url, autocommit=True) as connection:
             install(connection, given.schema)
             print(f'ratelimit is installed in schema "{given.schema}" of database "{connection.info.dbname}"')

@@ -1,0 +1,82 @@
+"""Rate limits in PostgreSQL, by the extension ratelimit or its SQL file, in the caller's own transaction.
+
+    limiter = RateLimiter({"sendMessage": token_bucket(10, MINUTE)}, db=pool)
+    if not limiter.limit("sendMessage", user, db=connection): …
+
+The modules: limits counts the limits of the package limits, and testing has fixtures of pytest.
+"""
+
+from postgres_rate_limit._calls import HeaderStyle, Key, Request
+from postgres_rate_limit._client import (
+    AsyncHold,
+    AsyncHoldAll,
+    AsyncLease,
+    AsyncRateLimiter,
+    Hold,
+    HoldAll,
+    Lease,
+    RateLimiter,
+)
+from postgres_rate_limit._configs import (
+    DAY,
+    HOUR,
+    MINUTE,
+    SECOND,
+    WEEK,
+    Config,
+    concurrency,
+    fixed_window,
+    sliding_log,
+    sliding_window,
+    token_bucket,
+    unlimited,
+)
+from postgres_rate_limit._results import (
+    Decision,
+    LimitResult,
+    RateLimitExceeded,
+    Result,
+    Results,
+    SettledLimit,
+    SetupError,
+    UnknownLimit,
+    Value,
+)
+from postgres_rate_limit._sql import install, install_sql
+
+__all__ = [
+    "DAY",
+    "HOUR",
+    "MINUTE",
+    "SECOND",
+    "WEEK",
+    "AsyncHold",
+    "AsyncHoldAll",
+    "AsyncLease",
+    "AsyncRateLimiter",
+    "Config",
+    "Decision",
+    "HeaderStyle",
+    "Hold",
+    "HoldAll",
+    "Key",
+    "Lease",
+    "LimitResult",
+    "RateLimitExceeded",
+    "RateLimiter",
+    "Request",
+    "Result",
+    "Results",
+    "SettledLimit",
+    "SetupError",
+    "UnknownLimit",
+    "Value",
+    "concurrency",
+    "fixed_window",
+    "install",
+    "install_sql",
+    "sliding_log",
+    "sliding_window",
+    "token_bucket",
+    "unlimited",
+]

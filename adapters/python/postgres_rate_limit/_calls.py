@@ -1,0 +1,396 @@
+"""The calls of the client as SQL, and how their rows are read. Knows no driver: parameters are $1, $2, … in order, each
+once, and are texts, floats and booleans; a time is sent as microseconds since 1970."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Generic, Literal, TypedDict, TypeVar, Union, cast
+from uuid import UUID
+
+from postgres_rate_limit._configs import Config, json_of
+from postgres_rate_limit._results import (
+    LimitResult,
+    Result,
+    Results,
+    SettledLimit,
+    SetupError,
+    UnknownLimit,
+    Value,
+    chain,
+    denied_by,
+    retry_header,
+    sqlstate,
+    time_of,
+)
+
+T = TypeVar("T")
+Key = Union[str, int, UUID]
+HeaderStyle = Literal["ietf", "github"]
+Rows = Sequence[Sequence[Any]]
+
+
+class _Named(TypedDict):
+    name: str
+
+
+class Request(_Named, total=False):
+    """One of the takes of limit_all and hold_all."""
+
+    key: Key
+    count: float
+    reserve: bool
+    config: Config
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    sql: str
+    values: tuple[Any, ...]
+    read: Callable[[Rows], T]
+    decides: Callable[[T], Iterable[tuple[str, bool, Union[float, None]]]] | None = None
+    """Returns name, ok and retry_after of each limit, if the call takes tokens."""
+    names: tuple[str, ...] = ()
+    """The limits that such a call takes from."""
+
+
+@dataclass(frozen=True)
+class Lent:
+    """What rl_acquire answers."""
+
+    ok: bool
+    lease: str | None
+    expires_at: datetime | None
+    retry_after: float | None
+    retry_at: datetime | None
+    remaining: float | None
+    capacity: float | None
+
+
+@dataclass(frozen=True)
+class Held:
+    """What rl_hold answers."""
+
+    ok: bool
+    hold: str | None
+    held: float | None
+    expires_at: datetime | None
+    retry_after: float | None
+    retry_at: datetime | None
+    remaining: float | None
+    capacity: float | None
+    reset_at: datetime | None
+
+
+@dataclass(frozen=True)
+class HeldAll:
+    """What rl_hold_all answers."""
+
+    ok: bool
+    hold: str | None
+    expires_at: datetime | None
+    held: Sequence[float | None]
+    limits: Sequence[LimitResult]
+
+
+def key_of(key: Key) -> str:
+    if isinstance(key, (str, int, UUID)):
+        return str(key)
+    raise TypeError(
+        f"key is of type {type(key).__name__}; allowed: str, int, UUID. Omit it for the limit that all share"
+    )
+
+
+def seconds_of(span: timedelta | float) -> float:
+    return span.total_seconds() if isinstance(span, timedelta) else float(span)
+
+
+def _time(column: str) -> str:
+    return f"CAST(extract(epoch FROM {column}) * 1000000 AS int8)"
+
+
+_TEXT = "CAST(? AS text)"
+_NUMBER = "CAST(? AS float8)"
+_FLAG = "CAST(? AS boolean)"
+# Sent as text, since drivers encode a jsonb in ways of their own.
+_JSON = "CAST(CAST(? AS text) AS jsonb)"
+_WHEN = "CAST(CAST(? AS text) AS timestamptz)"
+# The client throws, since a denial that the database throws aborts the transaction.
+_UNTHROWN = ("false", None)
+_SPAN = "make_interval(secs => CAST(? AS float8))"
+_RESULT = f"r.ok, r.retry_after, {_time('r.retry_at')}, r.remaining, r.capacity, {_time('r.reset_at')}"
+_LIMIT = f"r.retry_after, {_time('r.retry_at')}, r.remaining, r.capacity, {_time('r.reset_at')}"
+
+
+def _result(ok: Any, after: Any, at: Any, remaining: Any, capacity: Any, reset_at: Any, headers: Any = None) -> Result:
+    found = json.loads(headers) if headers else retry_header(None if ok else after)
+    return Result(bool(ok), after, time_of(at), remaining, capacity, time_of(reset_at), found)
+
+
+def _limit(
+    name: str, key: str, allows: Any, after: Any, at: Any, remaining: Any, capacity: Any, reset: Any
+) -> LimitResult:
+    return LimitResult(name, key, bool(allows), after, time_of(at), remaining, capacity, time_of(reset))
+
+
+def _read_result(rows: Rows) -> Result:
+    return _result(*rows[0])
+
+
+def _read_results(rows: Rows) -> Results:
+    limits = [_limit(*row[1:9]) for row in rows]
+    ok = bool(rows[0][0]) if rows else True
+    denying = denied_by(ok, limits)
+    told = rows and len(rows[0]) > 9
+    headers = json.loads(rows[0][9]) if told else retry_header(denying.retry_after if denying else None)
+    return Results(ok, limits, headers)
+
+
+class Calls:
+    """The limits that a client has, and the calls on them."""
+
+    def __init__(self, limits: Mapping[str, Config] | Iterable[str], defined: bool, schema: str | None) -> None:
+        if isinstance(limits, str):
+            raise TypeError(
+                "limits is a text; allowed: a dict of names and configs, or with defined=True a list of names"
+            )
+        self.names = tuple(limits)
+        self.configs = {name: json_of(limits[name]) for name in limits} if isinstance(limits, Mapping) else {}
+        if not (defined or isinstance(limits, Mapping)):
+            raise TypeError("limits are names without configs; allowed with defined=True only")
+        if schema is not None and not re.fullmatch(r"\w{1,63}", schema):
+            raise ValueError(f"schema is {schema!r}; allowed: letters, digits and _")
+        self.defined, self.schema = defined, schema
+        self._prefix = "" if schema is None else f'"{schema}".'
+
+    def _make(
+        self,
+        select: str,
+        function: str,
+        arguments: Sequence[tuple[str, Any]],
+        read: Callable[[Rows], T],
+        rest: str = "",
+        before: Sequence[Any] = (),
+    ) -> Call[T]:
+        """SELECT … FROM function(arguments) AS r; ? stands for a value, @ for the schema. before: values of select."""
+        sql = f"SELECT {select} FROM @{function}({', '.join(form for form, _ in arguments)}) AS r{rest}"
+        return self._numbered(sql, [*before, *(value for form, value in arguments if "?" in form)], read)
+
+    def _numbered(self, sql: str, values: Iterable[Any], read: Callable[[Rows], T]) -> Call[T]:
+        first, *others = sql.replace("@", self._prefix).split("?")
+        numbered = first + "".join(f"${n}{part}" for n, part in enumerate(others, 1))
+        return Call(numbered, tuple(values), read)
+
+    def config(self, name: str, config: Config | None) -> str | None:
+        """The config that a call brings."""
+        if config is not None:
+            return json_of(config)
+        if name not in self.names:
+            known = ", ".join(f'"{each}"' for each in self.names) or "none"
+            raise UnknownLimit(f'there is no limit "{name}"; there are: {known}. Or pass its config')
+        return None if self.defined else self.configs[name]
+
+    def _target(self, name: str, key: Key, config: Config | None) -> tuple[str, str, str | None]:
+        return name, key_of(key), self.config(name, config)
+
+    def limit(
+        self,
+        function: Literal["rl_limit", "rl_check"],
+        name: str,
+        key: Key,
+        count: float,
+        reserve: bool,
+        headers: HeaderStyle | None,
+        config: Config | None,
+    ) -> Call[Result]:
+        name, key, own = self._target(name, key, config)
+        arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), (_FLAG, reserve), _UNTHROWN, (_JSON, own)]
+        select, values = _RESULT, []
+        if headers is not None:
+            select += f", CAST(@rl_headers({_TEXT}, r, {_TEXT}, {_JSON}, {_TEXT}) AS text)"
+            values = [name, headers, own, key]
+        call = self._make(select, function, arguments, _read_result, before=values)
+        if function == "rl_check":
+            return call
+        return replace(call, decides=lambda result: [(name, result.ok, result.retry_after)], names=(name,))
+
+    def credit(
+        self, name: str, key: Key, count: float, taken_at: datetime | None, config: Config | None
+    ) -> Call[Result]:
+        name, key, own = self._target(name, key, config)
+        if taken_at is not None and taken_at.tzinfo is None:
+            raise ValueError(f"taken_at is {taken_at}; allowed: a time with an offset, such as timezone.utc")
+        at = None if taken_at is None else taken_at.isoformat()
+        arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), (_WHEN, at), (_JSON, own)]
+        return self._make(_RESULT, "rl_credit", arguments, _read_result)
+
+    def reset(self, name: str, key: Key) -> Call[bool]:
+        name, key, _ = self._target(name, key, None)
+        return self._make("r", "rl_reset", [(_TEXT, name), (_TEXT, key)], lambda rows: bool(rows[0][0]))
+
+    def value(self, name: str, key: Key, config: Config | None) -> Call[Value]:
+        name, key, own = self._target(name, key, config)
+        arguments = [(_TEXT, name), (_TEXT, key), (_JSON, own)]
+        return self._make("CAST(r AS text)", "rl_value", arguments, lambda rows: cast(Value, json.loads(rows[0][0])))
+
+    def _requests(self, requests: Iterable[Request]) -> tuple[str, tuple[str, ...]]:
+        """The text of the requests, each with the config that it needs, and their names."""
+        texts, names = [], []
+        for request in requests:
+            name = request["name"]
+            fields: dict[str, Any] = {**request, "key": key_of(request.get("key", ""))}
+            own = self.config(name, fields.pop("config", None))
+            text = json.dumps(fields, allow_nan=False)
+            texts.append(text if own is None else f'{text[:-1]}, "config": {own}}}')
+            names.append(name)
+        return f"[{', '.join(texts)}]", tuple(names)
+
+    def limit_all(
+        self,
+        function: Literal["rl_limit_all", "rl_check_all"],
+        requests: Iterable[Request],
+        headers: HeaderStyle | None,
+    ) -> Call[Results]:
+        text, names = self._requests(requests)
+        select = f"r.ok, r.name, r.key, r.allows, {_LIMIT}"
+        if headers is None:
+            call = self._make(select, function, [(_JSON, text)], _read_results, " ORDER BY r.n")
+        else:
+            # The rows with their configs, which rl_headers_all needs of limits that aren't defined.
+            rows = f"SELECT jsonb_agg(to_jsonb(r) || ({_JSON} -> (r.n - 1)) ORDER BY r.n) FROM r"
+            of_headers = f"(SELECT CAST(@rl_headers_all(({rows}), {_TEXT}) AS text))"
+            sql = f"WITH r AS MATERIALIZED (SELECT * FROM @{function}({_JSON}))"
+            sql += f" SELECT {select}, {of_headers} FROM r ORDER BY r.n"
+            call = self._numbered(sql, [text, text, headers], _read_results)
+        if function == "rl_check_all":
+            return call
+        return replace(call, decides=_decided, names=names)
+
+    def acquire(self, name: str, key: Key, count: float, config: Config | None) -> Call[Lent]:
+        name, key, own = self._target(name, key, config)
+
+        def read(rows: Rows) -> Lent:
+            ok, lease, expires, after, at, remaining, capacity = rows[0]
+            return Lent(bool(ok), lease, time_of(expires), after, time_of(at), remaining, capacity)
+
+        arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), _UNTHROWN, (_JSON, own)]
+        select = (
+            f"r.ok, r.lease, {_time('r.expires_at')}, r.retry_after, {_time('r.retry_at')}, r.remaining, r.capacity"
+        )
+        call = self._make(select, "rl_acquire", arguments, read)
+        return replace(call, decides=lambda lent: [(name, lent.ok, lent.retry_after)], names=(name,))
+
+    def extend(self, name: str, lease: str | None, config: Config | None) -> Call[datetime | None]:
+        arguments = [(_TEXT, lease), (_JSON, self.config(name, config))]
+        return self._make(_time("r"), "rl_extend", arguments, lambda rows: time_of(rows[0][0]))
+
+    def release(self, name: str, lease: str | None, config: Config | None) -> Call[bool]:
+        arguments = [(_TEXT, lease), (_JSON, self.config(name, config))]
+        return self._make("r", "rl_release", arguments, lambda rows: bool(rows[0][0]))
+
+    def hold(
+        self,
+        name: str,
+        key: Key,
+        count: float,
+        ttl: timedelta | float,
+        id: str | None,
+        at_least: float | None,
+        on_expiry: str,
+        reserve: bool,
+        config: Config | None,
+    ) -> Call[Held]:
+        name, key, own = self._target(name, key, config)
+        least = None if at_least is None else float(at_least)
+
+        def read(rows: Rows) -> Held:
+            ok, hold, held, expires, after, at, remaining, capacity, reset = rows[0]
+            times = time_of(expires), time_of(at), time_of(reset)
+            return Held(bool(ok), hold, held, times[0], after, times[1], remaining, capacity, times[2])
+
+        arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), (_SPAN, seconds_of(ttl)), (_TEXT, id)]
+        arguments += [(_NUMBER, least), (_TEXT, on_expiry), (_FLAG, reserve), _UNTHROWN, (_JSON, own)]
+        call = self._make(f"r.ok, r.hold, r.held, {_time('r.expires_at')}, {_LIMIT}", "rl_hold", arguments, read)
+        return replace(call, decides=lambda held: [(name, held.ok, held.retry_after)], names=(name,))
+
+    def settle(self, hold: str | None, used: float | None) -> Call[Result]:
+        arguments = [(_TEXT, hold), (_NUMBER, None if used is None else float(used))]
+        return self._make(_RESULT, "rl_settle", arguments, _read_result)
+
+    def hold_all(
+        self, requests: Iterable[Request], ttl: timedelta | float, id: str | None, on_expiry: str
+    ) -> Call[HeldAll]:
+        text, names = self._requests(requests)
+
+        def read(rows: Rows) -> HeldAll:
+            limits = [_limit(*row[4:]) for row in rows]
+            hold = next((row[1] for row in rows if row[1] is not None), None)
+            expires = [row[2] for row in rows if row[2] is not None]
+            return HeldAll(
+                bool(rows[0][0]), hold, time_of(max(expires, default=None)), [row[3] for row in rows], limits
+            )
+
+        select = f"r.ok, r.hold, {_time('r.expires_at')}, r.held, r.name, r.key, r.allows, {_LIMIT}"
+        arguments = [(_JSON, text), (_SPAN, seconds_of(ttl)), (_TEXT, id), (_TEXT, on_expiry)]
+        call = self._make(select, "rl_hold_all", arguments, read, " ORDER BY r.n")
+        return replace(call, decides=_decided, names=names)
+
+    def settle_all(self, hold: str | None, used: float | Mapping[str, float] | None) -> Call[list[SettledLimit]]:
+        def read(rows: Rows) -> list[SettledLimit]:
+            made = (
+                (name, key, after, time_of(at), left, of, time_of(reset))
+                for name, key, after, at, left, of, reset in rows
+            )
+            return [SettledLimit(*each) for each in made]
+
+        text = None if used is None else json.dumps(dict(used) if isinstance(used, Mapping) else used, allow_nan=False)
+        return self._make(f"r.name, r.key, {_LIMIT}", "rl_settle_all", [(_TEXT, hold), (_JSON, text)], read)
+
+    def define(self) -> Call[list[str]]:
+        self._needs_definitions("define()")
+        configs = ", ".join(f"{json.dumps(name)}: {config}" for name, config in self.configs.items())
+        sql = f"SELECT r.key, @rl_define(r.key, r.value) FROM jsonb_each({_JSON}) AS r"
+
+        def read(rows: Rows) -> list[str]:
+            changed = {row[0] for row in rows if row[1]}
+            return [name for name in self.names if name in changed]
+
+        return self._numbered(sql, [f"{{{configs}}}"], read)
+
+    def sql(self) -> str:
+        self._needs_definitions("sql()")
+        made = ((name.replace("'", "''"), config.replace("'", "''")) for name, config in self.configs.items())
+        return "".join(f"SELECT {self._prefix}rl_define('{name}', '{config}');\n" for name, config in made)
+
+    def _needs_definitions(self, call: str) -> None:
+        if not self.defined:
+            raise ValueError(f"{call}: the limits come with each call; pass defined=True to the limiter to define them")
+        if not self.configs and self.names:
+            raise ValueError(f"{call}: the limiter has names without configs")
+
+    def explain(self, error: BaseException, name: str | None) -> SetupError | None:
+        """An error that says what to do, for one by which the database shows that it isn't set up for the call."""
+        for each in chain(error):
+            state, text = sqlstate(each), str(each)
+            if (state == "42883" and "rl_" in text) or state == "3F000":
+                path = (
+                    "pass schema=… if it is in one that search_path lacks" if self.schema is None else "check schema=…"
+                )
+                return SetupError(
+                    "the database doesn't have what this call needs: run CREATE EXTENSION ratelimit or, where there is "
+                    f"no extension, python -m postgres_rate_limit install; {path} ({text.splitlines()[0]})"
+                )
+            if state == "42704" and self.defined and "is not defined" in text:
+                what = "a limit" if name is None else f'rate limit "{name}"'
+                return SetupError(f"{what} is not defined in the database: call define(), or run sql() in a migration")
+            if state == "42501" and "override rate limit" in text:
+                what = "a limit" if name is None else f'rate limit "{name}"'
+                return SetupError(f"{what} is defined in the database, and the call brings a config: pass defined=True")
+        return None
+
+
+def _decided(results: Results | HeldAll) -> Iterable[tuple[str, bool, float | None]]:
+    return [(limit.name, limit.allows, limit.retry_after) for limit in results.limits]

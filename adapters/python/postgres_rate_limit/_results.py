@@ -1,0 +1,209 @@
+"""What calls return, and the errors that they raise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from math import ceil, inf
+from typing import Any, TypedDict
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def time_of(microseconds: int | None) -> datetime | None:
+    """A time of the database, which is sent as microseconds since 1970."""
+    return None if microseconds is None else _EPOCH + timedelta(microseconds=microseconds)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a call on one limit has done. It is true if the call was allowed."""
+
+    ok: bool
+    """Whether the tokens were taken; for check, whether they would be."""
+    retry_after: float | None
+    """Denied: seconds until the same call succeeds, or None if it never can. Reserved: until the work should start."""
+    retry_at: datetime | None
+    remaining: float | None
+    """Tokens left; negative in debt. None if the key is exempt, as are capacity and reset_at."""
+    capacity: float | None
+    reset_at: datetime | None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Those that the call was asked for; else Retry-After, if it was denied and can pass later."""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+@dataclass(frozen=True)
+class LimitResult:
+    """What a call on several limits says of one of its requests."""
+
+    name: str
+    key: str
+    allows: bool
+    """Whether this request would be admitted without the others."""
+    retry_after: float | None
+    retry_at: datetime | None
+    remaining: float | None
+    capacity: float | None
+    reset_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a call on several limits has done, all or nothing. True if it was allowed; iterates over limits."""
+
+    ok: bool
+    limits: Sequence[LimitResult]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """As of Result."""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __iter__(self) -> Iterator[LimitResult]:
+        return iter(self.limits)
+
+    @property
+    def denied_by(self) -> LimitResult | None:
+        """The request that denies with the longest wait; None if the call was allowed."""
+        return denied_by(self.ok, self.limits)
+
+    @property
+    def retry_after(self) -> float | None:
+        """Denied: seconds until all of the limits that deny admit their requests; None if one never can."""
+        return self.denied_by.retry_after if self.denied_by else None
+
+    @property
+    def retry_at(self) -> datetime | None:
+        return self.denied_by.retry_at if self.denied_by else None
+
+
+@dataclass(frozen=True)
+class SettledLimit:
+    """What the settlement of a hold on several limits says of one of them."""
+
+    name: str
+    key: str
+    retry_after: float | None
+    retry_at: datetime | None
+    remaining: float | None
+    capacity: float | None
+    reset_at: datetime | None
+
+
+class Value(TypedDict):
+    """A limit for a browser, which computes by it: what rl_value returns, as JSON."""
+
+    config: dict[str, Any]
+    state: dict[str, Any] | None
+    now: float
+    blockedUntil: float | None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What on_decision gets, for a limit that a call takes tokens from or is denied by, or that it fails on."""
+
+    name: str
+    ok: bool | None
+    """None: the call failed."""
+    retry_after: float | None
+    seconds: float
+    """How long the call took, with its wait for a connection."""
+    error: BaseException | None
+
+
+class RateLimitExceeded(Exception):
+    """A denial, raised by the client and not by the database: it aborts no transaction."""
+
+    def __init__(
+        self,
+        name: str,
+        retry_after: float | None = None,
+        retry_at: datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(name, retry_after, retry_at, headers)
+        self.name = name
+        self.retry_after = retry_after
+        """Seconds until the same call succeeds; None if it never can."""
+        self.retry_at = retry_at
+        self.headers: Mapping[str, str] = retry_header(retry_after) if headers is None else headers
+        """Headers of a response 429: those that the call was asked for, or Retry-After."""
+
+    def __str__(self) -> str:
+        wait = "this call can never pass" if self.retry_after is None else f"retry after {self.retry_after:g} s"
+        return f'rate limit "{self.name}" exceeded: {wait}'
+
+    @classmethod
+    def from_error(cls, error: BaseException) -> RateLimitExceeded | None:
+        """The denial that an error of any driver or ORM is, such as one by a trigger; None if it is another error."""
+        errors = list(chain(error))
+        for each in errors:
+            if isinstance(each, RateLimitExceeded):
+                return each
+        if not any(sqlstate(each) == "PT429" for each in errors):
+            return None
+        # One that wraps another may have the SQLSTATE and no DETAIL.
+        denial = next(filter(None, map(_denial, errors)), {})
+        return cls(denial.get("name", ""), *_wait(denial.get("retryAfter")))
+
+
+class UnknownLimit(LookupError):
+    """There is no limit of this name, and the call brought no config."""
+
+
+class SetupError(RuntimeError):
+    """The database isn't set up for the call. The message says what to do; the cause is the driver's error."""
+
+
+def retry_header(retry_after: float | None) -> dict[str, str]:
+    return {} if retry_after is None else {"Retry-After": str(ceil(retry_after))}
+
+
+def denied_by(ok: bool, limits: Sequence[LimitResult]) -> LimitResult | None:
+    """The one of the limits that denies with the longest wait."""
+    if ok:
+        return None
+    denying = [limit for limit in limits if not limit.allows]
+    return max(denying, key=lambda limit: inf if limit.retry_after is None else limit.retry_after, default=None)
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and those that it wraps, in .orig of SQLAlchemy or in __cause__."""
+    seen: list[BaseException] = []
+    todo: list[BaseException | None] = [error]
+    while todo:
+        each = todo.pop(0)
+        if each is None or each in seen:
+            continue
+        seen.append(each)
+        yield each
+        todo += [getattr(each, "orig", None), each.__cause__]
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """That of an error of psycopg, asyncpg and those like them."""
+    found = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return found if isinstance(found, str) else None
+
+
+def _denial(error: BaseException) -> dict[str, Any]:
+    """The DETAIL of a denial, as psycopg or asyncpg has it."""
+    diag = getattr(error, "diag", None)
+    detail = getattr(diag, "message_detail", None) or getattr(error, "detail", None)
+    try:
+        found = json.loads(detail or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _wait(milliseconds: float | None) -> tuple[float | None, datetime | None]:
+    if milliseconds is None:
+        return None, None
+    return milliseconds / 1000, datetime.now(timezone.utc) + timedelta(milliseconds=milliseconds)
