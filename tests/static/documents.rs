@@ -22,6 +22,10 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
             "citus_pools.py",
             PYTEST,
             PYTEST_WORKERS,
+            PYTHON_PSYCOPG,
+            PYTHON_FASTAPI,
+            PYTHON_DJANGO,
+            PYTHON_HOLDS,
         ],
     ),
     ("js", &["node.mjs", "postgraphile.mjs", PGLITE, TRY, VITEST, VITEST_WORKERS]),
@@ -36,6 +40,11 @@ const TRY: &str = "../../playground/try/try.js";
 /// Tests of an application, which the adapters' tests run.
 const PYTEST: &str = "../../adapters/python/tests/messages.py";
 const PYTEST_WORKERS: &str = "../../adapters/python/tests/workers.py";
+/// Examples of the client for Python.
+const PYTHON_PSYCOPG: &str = "../../adapters/python/tests/examples/with_psycopg.py";
+const PYTHON_FASTAPI: &str = "../../adapters/python/tests/examples/with_fastapi.py";
+const PYTHON_DJANGO: &str = "../../adapters/python/tests/examples/with_django.py";
+const PYTHON_HOLDS: &str = "../../adapters/python/tests/examples/budget.py";
 const VITEST: &str = "../../adapters/node/test/example/messages.test.js";
 const VITEST_WORKERS: &str = "../../adapters/node/test/example/workers.js";
 
