@@ -49,6 +49,7 @@ class Request(_Named, total=False):
 @dataclass(frozen=True)
 class Call(Generic[T]):
     sql: str
+    """With @ before the names of functions, for their schema."""
     values: tuple[Any, ...]
     read: Callable[[Rows], T]
     decides: Callable[[T], Iterable[tuple[str, bool, Union[float, None]]]] | None = None
@@ -149,6 +150,15 @@ def _read_results(rows: Rows) -> Results:
     return Results(ok, limits, headers)
 
 
+# The schema of the functions: one that search_path finds, or else that of the SQL file or of the extension.
+FIND = """
+    SELECT CAST(n.nspname AS text)
+    FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
+    WHERE p.proname = 'rl_limit' AND (pg_catalog.pg_function_is_visible(p.oid) OR n.nspname = 'ratelimit'
+        OR n.oid = (SELECT extnamespace FROM pg_catalog.pg_extension WHERE extname = 'ratelimit'))
+    ORDER BY pg_catalog.pg_function_is_visible(p.oid) DESC, n.nspname = 'ratelimit' LIMIT 1"""
+
+
 class Calls:
     """The limits that a client has, and the calls on them."""
 
@@ -164,7 +174,21 @@ class Calls:
         if schema is not None and not re.fullmatch(r"\w{1,63}", schema):
             raise ValueError(f"schema is {schema!r}; allowed: letters, digits and _")
         self.defined, self.schema = defined, schema
-        self._prefix = "" if schema is None else f'"{schema}".'
+        self._place = None if schema is None else f'"{schema}".'
+
+    def place(self) -> str | None:
+        """Returns what stands before the names of functions: the schema. None: it has to be found, by FIND."""
+        return self._place
+
+    def found(self, rows: Rows) -> str:
+        """Takes the answer of FIND."""
+        if not rows:
+            raise SetupError(
+                "the database has no rate limits: run CREATE EXTENSION ratelimit or, where there is no extension, "
+                "python -m postgres_rate_limit install. If they are in a schema of another name, pass schema=…"
+            )
+        self._place = '"' + rows[0][0].replace('"', '""') + '".'
+        return self._place
 
     def _make(
         self,
@@ -180,7 +204,7 @@ class Calls:
         return self._numbered(sql, [*before, *(value for form, value in arguments if "?" in form)], read)
 
     def _numbered(self, sql: str, values: Iterable[Any], read: Callable[[Rows], T]) -> Call[T]:
-        first, *others = sql.replace("@", self._prefix).split("?")
+        first, *others = sql.split("?")
         numbered = first + "".join(f"${n}{part}" for n, part in enumerate(others, 1))
         return Call(numbered, tuple(values), read)
 
@@ -363,7 +387,8 @@ class Calls:
     def sql(self) -> str:
         self._needs_definitions("sql()")
         made = ((name.replace("'", "''"), config.replace("'", "''")) for name, config in self.configs.items())
-        return "".join(f"SELECT {self._prefix}rl_define('{name}', '{config}');\n" for name, config in made)
+        place = self._place if self.schema is not None else ""
+        return "".join(f"SELECT {place}rl_define('{name}', '{config}');\n" for name, config in made)
 
     def _needs_definitions(self, call: str) -> None:
         if not self.defined:
@@ -376,12 +401,12 @@ class Calls:
         for each in chain(error):
             state, text = sqlstate(each), str(each)
             if (state == "42883" and "rl_" in text) or state == "3F000":
-                path = (
-                    "pass schema=… if it is in one that search_path lacks" if self.schema is None else "check schema=…"
-                )
+                if self.schema is None:
+                    self._place = None  # it may have moved
+                where = "the database" if self.schema is None else f'schema "{self.schema}"'
                 return SetupError(
-                    "the database doesn't have what this call needs: run CREATE EXTENSION ratelimit or, where there is "
-                    f"no extension, python -m postgres_rate_limit install; {path} ({text.splitlines()[0]})"
+                    f"{where} doesn't have what this call needs ({text.splitlines()[0]}): to upgrade, run ALTER "
+                    "EXTENSION ratelimit UPDATE or, where there is no extension, python -m postgres_rate_limit install"
                 )
             if state == "42704" and self.defined and "is not defined" in text:
                 what = "a limit" if name is None else f'rate limit "{name}"'

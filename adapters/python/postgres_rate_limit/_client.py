@@ -11,7 +11,7 @@ from random import uniform
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, Union
 
-from postgres_rate_limit._calls import Call, Calls, HeaderStyle, Held, HeldAll, Key, Lent, Request, seconds_of
+from postgres_rate_limit._calls import FIND, Call, Calls, HeaderStyle, Held, HeldAll, Key, Lent, Request, seconds_of
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._databases import AsyncDatabase, Database, async_database, database
 from postgres_rate_limit._results import (
@@ -23,6 +23,7 @@ from postgres_rate_limit._results import (
     SettledLimit,
     Value,
     denied_by,
+    innermost,
 )
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class _Limiter(Generic[N]):
         db: where calls run that aren't given another.
         defined: calls send names only, since the limits are defined in the database: by define(), or sql() in a
             migration. Then limits may be the names alone.
-        schema: of the functions, if search_path doesn't have it.
+        schema: of the functions; by default it is found at the first call.
         on_decision: is called for each limit that a call takes from or is denied by, or that it fails on. What it
             raises is logged and goes no further.
         """
@@ -85,9 +86,10 @@ class _Limiter(Generic[N]):
         )
         for name, ok, retry_after in told:
             try:
-                self._on_decision(Decision(name, ok, retry_after, seconds, error))
-            except Exception:
-                log.exception("on_decision failed")
+                self._on_decision(Decision(name, ok, retry_after, seconds, error and innermost(error)))
+            except Exception as failure:
+                _forget(failure, error)
+                log.exception("on_decision failed", exc_info=failure)
 
     def _failed(self, call: Call[Any], error: BaseException, began: float) -> None:
         """Raises the error in the words of the client, if it has any for it."""
@@ -105,6 +107,15 @@ class _Limiter(Generic[N]):
                 "wait is given in a transaction, which would keep its locks meanwhile; allowed: a pool or an engine as "
                 "db, or a connection with autocommit"
             )
+
+
+def _forget(failure: BaseException, error: BaseException | None) -> None:
+    """Cuts off the error that was handled when the failure happened: it may show the parameters of a call."""
+    while failure.__context__ is not None:
+        if failure.__context__ is error:
+            failure.__context__ = None
+            return
+        failure = failure.__context__
 
 
 class _Patience:
@@ -319,10 +330,10 @@ def _end(error: BaseException | None, ends: Callable[[], object]) -> None:
     """Ends a block. After an exception, that one goes on, whatever else fails."""
     try:
         ends()
-    except Exception:
+    except Exception as other:
         if error is None:
             raise
-        log.warning("the end of a block failed, after an exception in it", exc_info=True)
+        log.warning("the end of a block failed, after an exception in it: %r", innermost(other))
 
 
 class RateLimiter(_Limiter[N]):
@@ -488,7 +499,10 @@ class RateLimiter(_Limiter[N]):
     def _once(self, call: Call[T], on: Database) -> T:
         began = time.perf_counter()
         try:
-            result = call.read(on.run(call.sql, call.values))
+            place = self._calls.place()
+            if place is None:
+                place = self._calls.found(on.run(FIND, ()))
+            result = call.read(on.run(call.sql.replace("@", place), call.values))
         except BaseException as error:
             self._failed(call, error, began)
             raise
@@ -655,10 +669,10 @@ async def _end_async(error: BaseException | None, ends: Coroutine[Any, Any, obje
         _ending.add(task)
         task.add_done_callback(_ending.discard)
         await asyncio.shield(task)
-    except Exception:
+    except Exception as other:
         if error is None:
             raise
-        log.warning("the end of a block failed, after an exception in it", exc_info=True)
+        log.warning("the end of a block failed, after an exception in it: %r", innermost(other))
 
 
 class AsyncRateLimiter(_Limiter[N]):
@@ -843,7 +857,10 @@ class AsyncRateLimiter(_Limiter[N]):
     async def _once(self, call: Call[T], on: AsyncDatabase) -> T:
         began = time.perf_counter()
         try:
-            result = call.read(await on.run(call.sql, call.values))
+            place = self._calls.place()
+            if place is None:
+                place = self._calls.found(await on.run(FIND, ()))
+            result = call.read(await on.run(call.sql.replace("@", place), call.values))
         except BaseException as error:
             self._failed(call, error, began)
             raise

@@ -115,6 +115,7 @@ class Decision:
     seconds: float
     """How long the call took, with its wait for a connection."""
     error: BaseException | None
+    """That of the driver, which shows no parameters."""
 
 
 class RateLimitExceeded(Exception):
@@ -184,6 +185,11 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         seen.append(each)
         yield each
         todo += [getattr(each, "orig", None), each.__cause__]
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The driver's error: one that wraps it may show the parameters of a call, and so its key."""
+    return list(chain(error))[-1]
 
 
 def sqlstate(error: BaseException) -> str | None:

@@ -439,31 +439,49 @@ def test_limits_that_come_with_the_calls_are_not_defined(limiter):
             RateLimiter(limits)
 
 
-def test_a_schema_of_its_own(name):
-    with psycopg.connect(dbname=f"{'file' if ON_FILE else 'adapters'}_elsewhere", autocommit=True) as connection:
-        client = RateLimiter({name: TWO}, db=connection, schema="limits")
+@each_of(ALONE)
+def test_the_schema_is_found_wherever_it_is(kind, name):
+    database = f"{'file' if ON_FILE else 'adapters'}_elsewhere"
+    with psycopg.connect(dbname=database, autocommit=True) as connection:
+        client = RateLimiter({name: TWO}, db=connection)
+        if ON_FILE:  # which can be found by its path only
+            with pytest.raises(SetupError, match="pass schema=…"):
+                client.limit(name)
+            connection.execute("SET search_path = limits")
         assert client.limit(name, headers="ietf").headers and client.limit_all([{"name": name}], headers="ietf").ok
         assert not client.limit(name) and client.reset(name)
-        with pytest.raises(SetupError, match="pass schema=…"):
-            RateLimiter({name: TWO}, db=connection).limit(name)
-        with pytest.raises(SetupError, match="check schema=…"):
+        connection.execute("RESET search_path")
+        client = RateLimiter({name: TWO}, db=connection, schema="limits")
+        assert client.limit(name) and client.reset(name)
+        with pytest.raises(SetupError, match='schema "elsewhere" doesn\'t have what this call needs'):
             RateLimiter({name: TWO}, db=connection, schema="elsewhere").limit(name)
+    with ALONE[kind]() as db:
+        found = RateLimiter({name: TWO}, db=db)
+        found._calls._place = '"elsewhere".'  # it moves
+        with pytest.raises(SetupError, match="ALTER EXTENSION ratelimit UPDATE"):
+            found.limit(name)
+        assert found.limit(name)
     assert RateLimiter({"a": TWO}, defined=True, schema="limits").sql().startswith('SELECT "limits".rl_define(')
     with pytest.raises(ValueError, match="schema is 'a.b'"):
         RateLimiter({}, schema="a.b")
+
+
+def test_the_file_is_found_in_its_schema(name):
+    with psycopg.connect(autocommit=True) as connection:
+        connection.execute("SET search_path = pg_catalog")
+        assert RateLimiter({name: TWO}, db=connection).limit(name)
 
 
 # Errors.
 
 
 def test_a_database_without_the_extension(name):
-    said = r"run CREATE EXTENSION ratelimit or, .* python -m postgres_rate_limit install"
+    said = "has no rate limits: run CREATE EXTENSION ratelimit or, .* python -m postgres_rate_limit install"
     url = "postgresql+psycopg:///postgres"
     with psycopg.connect(dbname="postgres") as connection, sa.create_engine(url).connect() as other:
         for db in (connection, other):
-            with pytest.raises(SetupError, match=said) as raised:
+            with pytest.raises(SetupError, match=said):
                 RateLimiter({name: TWO}, db=db).limit(name)
-            assert isinstance(raised.value.__cause__, (psycopg.errors.UndefinedFunction, sa.exc.ProgrammingError))
 
 
 async def test_a_database_without_the_extension_with_await(name):
@@ -617,6 +635,9 @@ def test_on_decision(name, connection, caplog):
         pass
     with pytest.raises(psycopg.Error):
         client.limit(first, "secret", count=-1)
+    with engine() as made, pytest.raises(sa.exc.DBAPIError) as raised:
+        client.limit(first, "secret", count=-1, db=made)
+    assert "secret" in str(raised.value) and "secret" not in str(told.pop().error)
     seen = [(each.name, each.ok) for each in told]
     assert seen == [
         (first, True),
@@ -628,7 +649,7 @@ def test_on_decision(name, connection, caplog):
     ]
     assert told[1].retry_after > 0 and told[0].retry_after is None and isinstance(told[5].error, psycopg.Error)
     assert all(0 < each.seconds < 60 for each in told) and "secret" not in repr(told)
-    assert caplog.text.count("on_decision failed") == 6 and "secret" not in caplog.text and names
+    assert caplog.text.count("on_decision failed") == 7 and "secret" not in caplog.text and names
 
 
 def test_threads_share_a_client(name):
