@@ -28,7 +28,7 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
             PYTHON_HOLDS,
         ],
     ),
-    ("js", &["node.mjs", "postgraphile.mjs", PGLITE, TRY, VITEST, VITEST_WORKERS]),
+    ("js", &["node.mjs", "postgraphile.mjs", PGLITE, TRY, VITEST, VITEST_WORKERS, NODE]),
     ("rust", &["rust.rs"]),
     ("bash", &["shell.sh"]),
 ];
@@ -47,6 +47,8 @@ const PYTHON_DJANGO: &str = "../../adapters/python/tests/examples/with_django.py
 const PYTHON_HOLDS: &str = "../../adapters/python/tests/examples/budget.py";
 const VITEST: &str = "../../adapters/node/test/example/messages.test.js";
 const VITEST_WORKERS: &str = "../../adapters/node/test/example/workers.js";
+/// The client for Node.
+const NODE: &str = "../../adapters/node/test/page.test.js";
 
 #[test]
 fn every_block_is_run_or_stands_in_a_program_that_is_tested() {

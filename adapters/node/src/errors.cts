@@ -72,8 +72,8 @@ const isObject = (value: unknown) => typeof value === 'object' && value !== null
 
 const sqlstate = (found: any): unknown => found.originalCode ?? found.code;
 
-/** What is told of an error: the innermost one alone, since a wrapper may show the call's parameters, and so its key. */
-export function told(error: unknown): Error {
+/** The innermost error alone, for logs: a wrapper may show the call's parameters, and so its key. */
+export function innermost(error: unknown): Error {
     const inner = causes(error).at(-1);
     if (!inner) return new Error('unknown');
     return Object.assign(new Error(inner.originalMessage ?? inner.message), { code: sqlstate(inner) });

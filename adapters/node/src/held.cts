@@ -1,6 +1,6 @@
 /// <reference lib="esnext.disposable" preserve="true" />
-// What is held for a while: a lease of a concurrency limit, and a hold of tokens. Each ends by itself where a block does,
-// with `await using`, or where a callback does.
+// What is held for a while: a lease of a concurrency limit, and a hold of tokens. Each ends automatically: where a block
+// ends, with `await using`, or a callback.
 import type { Result, RequestResult } from './results.cjs';
 
 type Answer = Pick<Result, 'ok' | 'retryAfter' | 'retryAt'>;
@@ -81,7 +81,7 @@ abstract class Held<U, R> {
         return answer;
     }
 
-    /** Settles it if nobody has: with what was used, or else with this. */
+    /** Settles it unless that was done: with what was used, or else with this. */
     async end(otherwise: U | undefined): Promise<void> {
         if (!this.#settled && this.ok) await this.settle(this.used ?? otherwise);
     }

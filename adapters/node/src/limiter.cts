@@ -26,7 +26,7 @@ import {
 } from './held.cjs';
 import { checked, inTransaction, type Database } from './query.cjs';
 import { allOf, date, denial, last, milliseconds, number, resultOf, type AllResult, type Result } from './results.cjs';
-import { told, type RateLimitError } from './errors.cjs';
+import { innermost, type RateLimitError } from './errors.cjs';
 
 /** Who a call counts for. A number stands for its text. */
 export type Key = string | number | bigint;
@@ -60,7 +60,7 @@ interface CallOptions {
 interface Throws {
     /** `true`: a denial is a RateLimitError. */
     throws?: boolean;
-    /** Tries again for at most so many milliseconds. Not in a transaction. */
+    /** Tries again for at most this number of milliseconds. Not in a transaction. */
     wait?: number;
     /** Ends the wait. */
     signal?: AbortSignal;
@@ -89,13 +89,13 @@ export interface HoldAllOptions extends CallOptions, Throws {
     ttl?: Duration;
     /** The hold's id; the same again is the same hold. Default: a random one. */
     id?: string;
-    /** What becomes of it if nobody settles it. Default: "refund". */
+    /** What becomes of it if it is not settled. Default: "refund". */
     onExpiry?: 'refund' | 'charge';
 }
 export interface HoldOptions extends HoldAllOptions {
     /** Tokens, estimated. Default: 1. */
     count?: number;
-    /** Holds as many as there are, if at least so many. */
+    /** Holds as many as there are, if at least this number. */
     atLeast?: number;
     reserve?: boolean;
 }
@@ -376,10 +376,10 @@ export class RateLimiter<const D extends Definitions = {}> {
         return (await this.#heardAll(names, async () => [await run()]))[0];
     }
 
-    /** Tells onDecision of what is decided. Where several are denied together: of those that deny. */
+    /** Reports what is decided to onDecision. Where several are denied together: those that deny. */
     async #heardAll(names: string[], run: () => Promise<any[]>): Promise<any[]> {
         const began = performance.now();
-        const tell = (name: string, ok: boolean, retryAfter: number | null, error?: Error) => {
+        const report = (name: string, ok: boolean, retryAfter: number | null, error?: Error) => {
             if (!this.#onDecision) return;
             const decision: Decision = { name, ok, retryAfter, ms: performance.now() - began };
             if (error !== undefined) decision.error = error;
@@ -389,11 +389,11 @@ export class RateLimiter<const D extends Definitions = {}> {
         try {
             rows = await run();
         } catch (error) {
-            for (const name of new Set(names)) tell(name, false, null, told(error));
+            for (const name of new Set(names)) report(name, false, null, innermost(error));
             throw error;
         }
         rows.forEach((row, n) => {
-            if (row.ok || row.allows !== true) tell(names[n], row.ok, milliseconds(row.wait));
+            if (row.ok || row.allows !== true) report(names[n], row.ok, milliseconds(row.wait));
         });
         return rows;
     }

@@ -1,4 +1,4 @@
-// What runs SQL, told by its shape: pg, postgres.js, Drizzle, Kysely, Prisma, PGlite, and what has a query of this form.
+// What runs SQL, found by its shape: pg, postgres.js, Drizzle, Kysely, Prisma, PGlite, and what has a query of this form.
 
 /** A pool, a client or a transaction. */
 export type Database =
@@ -54,7 +54,7 @@ export function checked(db: unknown): any {
 const ALLOWED =
     'a pool, client or transaction of pg, postgres.js, Drizzle, Kysely, Prisma or PGlite, or { query(text, values) }';
 
-/** Whether this is a transaction, as far as its shape tells; of a client of pg, whether it is in one. */
+/** Whether this is a transaction, as far as its shape shows; of a client of pg, whether it is in one. */
 export function inTransaction(db: any): boolean {
     if (is(db, '$queryRawUnsafe')) return !is(db, '$connect');
     if (is(db, 'unsafe')) return is(db, 'savepoint');

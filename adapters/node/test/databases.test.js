@@ -93,7 +93,7 @@ async function holds(name, db, transaction, insert) {
     await denies(name, insert, key);
     assert.ok(!JSON.stringify(heard).includes(key));
 
-    // An error is the driver's own, and tells onDecision no key.
+    // An error is the driver's own, and onDecision hears no key.
     const bad = await limiter
         .limit('bad', { key, config: { kind: 'token bucket', rate: -1, period: 1 } })
         .catch((error) => error);

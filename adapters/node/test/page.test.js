@@ -1,0 +1,109 @@
+// docs/node.md shows parts of this.
+import assert from 'node:assert/strict';
+import { after, before, test } from 'node:test';
+
+import { drizzle } from 'drizzle-orm/node-postgres';
+import { pgTable, text } from 'drizzle-orm/pg-core';
+import pg from 'pg';
+
+import {
+    concurrency,
+    HOUR,
+    isRateLimitError,
+    MINUTE,
+    RateLimiter,
+    RateLimitError,
+    SECOND,
+    tokenBucket,
+} from 'postgres-rate-limit';
+import { limits } from './limits.js';
+
+const pool = new pg.Pool();
+const db = drizzle(pool);
+const messages = pgTable('messages', { author: text(), body: text() });
+const done = [];
+const prepare = async (tenant) => done.push(`prepared for ${tenant}`);
+const write = async (tenant) => done.push(`written for ${tenant}`);
+
+const limiter = new RateLimiter(
+    {
+        sendMessage: tokenBucket({ rate: 10, period: MINUTE, capacity: 3, keyed: true }),
+        signUp: { kind: 'fixed window', rate: 100, period: HOUR },
+        exports: concurrency({ slots: 2, ttl: 5 * MINUTE }),
+        llmTokens: tokenBucket({ rate: 40_000, period: MINUTE }),
+    },
+    { db: pool },
+);
+
+const send = (author, body) =>
+    db.transaction(async (tx) => {
+        await limiter.limit('sendMessage', { key: author, db: tx, throws: true });
+        await tx.insert(messages).values({ author, body });
+    });
+
+async function answer(error) {
+    const denial = RateLimitError.from(error);
+    if (!denial) throw error;
+    const headers = denial.retryAfter === null ? {} : { 'Retry-After': String(Math.ceil(denial.retryAfter / 1000)) };
+    return new Response(`Too many calls of ${denial.name}`, { status: 429, headers });
+}
+
+const report = (tenant) =>
+    limiter.withLease('exports', { key: tenant, wait: 30 * SECOND }, async (lease) => {
+        await prepare(tenant);
+        if (!(await lease.extend())) throw new Error('the slot has expired');
+        return write(tenant);
+    });
+
+const shared = new RateLimiter(limiter.definitions, { db: pool, defined: true });
+
+const logged = (log) =>
+    new RateLimiter(limiter.definitions, {
+        db: pool,
+        onDecision: ({ name, ok, retryAfter, ms, error }) => log({ name, ok, retryAfter, ms, error: error?.message }),
+    });
+
+let database;
+before(async () => {
+    database = await limits(`page_node_${process.pid}`);
+    Object.assign(pool.options, database.app);
+});
+after(async () => {
+    await pool.end();
+    await database.end();
+});
+
+test('messages within the limit are sent, a denial is answered, and a rollback returns the token', async () => {
+    for (let n = 0; n < 4; n++) await assert.rejects(send('ada', 'no\0text'), (error) => !isRateLimitError(error));
+    let [sent, denial] = [0];
+    for (; !denial; sent += 1)
+        denial = await send('ada', 'hello').then(
+            () => undefined,
+            (error) => error,
+        );
+    assert.ok(sent > 3);
+    const response = await answer(denial);
+    assert.equal(response.status, 429);
+    assert.ok(['1', '2', '3', '4', '5', '6'].includes(response.headers.get('retry-after')));
+    assert.equal(await response.text(), 'Too many calls of sendMessage');
+    const other = new Error('another');
+    await assert.rejects(answer(other), other);
+    assert.equal((await db.select().from(messages)).length, sent - 1);
+});
+
+test('a report is written in a slot', async () => {
+    await report('acme');
+    assert.deepEqual(done, ['prepared for acme', 'written for acme']);
+    assert.equal((await limiter.check('exports', { key: 'acme' })).remaining, 2);
+});
+
+test('decisions are logged, and limits are shared by their definitions', async () => {
+    const lines = [];
+    await logged((line) => lines.push(line)).limit('signUp');
+    assert.deepEqual(Object.keys(lines[0]), ['name', 'ok', 'retryAfter', 'ms', 'error']);
+    await assert.rejects(shared.limit('signUp'), { code: '42704' });
+    const owner = new pg.Pool(database.owner);
+    assert.equal((await shared.define({ db: owner })).length, 4);
+    await owner.end();
+    assert.equal((await shared.check('signUp')).remaining, 99);
+});
