@@ -13,7 +13,16 @@ import { CamelCasePlugin, Kysely, PostgresDialect } from 'kysely';
 import pg from 'pg';
 import postgres from 'postgres';
 
-import { HOUR, install, isRateLimitError, RateLimiter, RateLimitError, tokenBucket } from 'postgres-rate-limit';
+import {
+    concurrency,
+    HOUR,
+    install,
+    isRateLimitError,
+    RateLimiter,
+    RateLimitError,
+    tokenBucket,
+} from 'postgres-rate-limit';
+import { application } from './application.js';
 import { onFile } from './edition.js';
 import { limits, run } from './limits.js';
 
@@ -90,6 +99,16 @@ async function holds(name, db, transaction, insert) {
             ['send', key, false, false],
         ],
     );
+    const lease = { key, config: concurrency({ slots: 1, ttl: HOUR }) };
+    assert.equal(await limiter.withLease('slots', lease, async (held) => (await held.extend()) && held.remaining), 0);
+    assert.equal((await limiter.check('slots', lease)).remaining, 1);
+    assert.ok(
+        (await limiter.credit('send', { key, takenAt: new Date(Date.now() - application.ahead) })).remaining >= 1,
+    );
+    const undefinedOne = await new RateLimiter(LIMITS, { db, defined: true })
+        .limit('send', { key })
+        .catch((error) => error);
+    assert.match(String(RateLimitError.from(undefinedOne) ?? undefinedOne.cause ?? undefinedOne), /not defined/, name);
     await denies(name, insert, key);
     assert.ok(!JSON.stringify(heard).includes(key));
 

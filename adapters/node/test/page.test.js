@@ -23,6 +23,7 @@ const db = drizzle(pool);
 const messages = pgTable('messages', { author: text(), body: text() });
 const done = [];
 const prepare = async (tenant) => done.push(`prepared for ${tenant}`);
+const model = async (prompt) => ({ text: `an answer to ${prompt}`, tokens: 8_500 });
 const write = async (tenant) => done.push(`written for ${tenant}`);
 
 const limiter = new RateLimiter(
@@ -53,6 +54,13 @@ const report = (tenant) =>
         await prepare(tenant);
         if (!(await lease.extend())) throw new Error('the slot has expired');
         return write(tenant);
+    });
+
+const ask = (team, prompt) =>
+    limiter.withHold('llmTokens', { key: team, count: 12_000, ttl: 2 * MINUTE }, async (hold) => {
+        const { text, tokens } = await model(prompt);
+        hold.used = tokens;
+        return text;
     });
 
 const shared = new RateLimiter(limiter.definitions, { db: pool, defined: true });
@@ -95,6 +103,15 @@ test('a report is written in a slot', async () => {
     await report('acme');
     assert.deepEqual(done, ['prepared for acme', 'written for acme']);
     assert.equal((await limiter.check('exports', { key: 'acme' })).remaining, 2);
+});
+
+test('a call to a model costs what it has used', async (context) => {
+    const { rows } = await pool.query("SELECT FROM pg_proc WHERE proname = 'rl_hold'");
+    if (rows.length === 0) return context.skip('the database has no holds');
+    const { remaining: before } = await limiter.limit('llmTokens', { key: 'acme', count: 20_000 });
+    assert.equal(await ask('acme', 'a question'), 'an answer to a question');
+    const { remaining } = await limiter.check('llmTokens', { key: 'acme' });
+    assert.ok(remaining >= before - 8_500, 'what was used, less what has flowed in since');
 });
 
 test('decisions are logged, and limits are shared by their definitions', async () => {
