@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Union, cast
 from uuid import UUID
 
@@ -113,6 +114,13 @@ def _time(column: str) -> str:
     return f"CAST(extract(epoch FROM {column}) * 1000000 AS int8)"
 
 
+@lru_cache(maxsize=256)
+def _number(sql: str) -> str:
+    """The statement with $1, $2, … in place of each ?."""
+    first, *others = sql.split("?")
+    return first + "".join(f"${n}{part}" for n, part in enumerate(others, 1))
+
+
 _TEXT = "CAST(? AS text)"
 _NUMBER = "CAST(? AS float8)"
 _FLAG = "CAST(? AS boolean)"
@@ -204,9 +212,7 @@ class Calls:
         return self._numbered(sql, [*before, *(value for form, value in arguments if "?" in form)], read)
 
     def _numbered(self, sql: str, values: Iterable[Any], read: Callable[[Rows], T]) -> Call[T]:
-        first, *others = sql.split("?")
-        numbered = first + "".join(f"${n}{part}" for n, part in enumerate(others, 1))
-        return Call(numbered, tuple(values), read)
+        return Call(_number(sql), tuple(values), read)
 
     def config(self, name: str, config: Config | None) -> str | None:
         """The config that a call brings."""
