@@ -92,6 +92,11 @@ class Client extends (pg.Client as any) {
         );
     }
 
+    /** Of the application's transaction: without one it is idle, in that of the test. */
+    getTransactionStatus(): string {
+        return this.#inTransaction ? super.getTransactionStatus() : 'I';
+    }
+
     /** One at a time, each with its savepoint. */
     #next<T>(run: () => Promise<T>): Promise<T> {
         const done = this.#last.then(run);

@@ -70,9 +70,9 @@ export async function calls() {
     await limiter.limit('other', { config: { kind: 'sliding window', rate: 1, period: 'PT1M' } });
     await limiter.limit('send', { config: fixedWindow({ rate: 1, period: HOUR }) });
     // @ts-expect-error: there is no such limit
-    await limiter.limit('sned');
+    await limiter.limit('sent');
     // @ts-expect-error
-    await limiter.limit('sned', { key: 'a' });
+    await limiter.limit('sent', { key: 'a' });
     // @ts-expect-error: it needs a key
     await limiter.limit('login');
     // @ts-expect-error
@@ -90,7 +90,7 @@ export async function calls() {
     // @ts-expect-error
     await limiter.limit('other', { config: concurrency({ slots: 1, ttl: 1 }) });
     // @ts-expect-error: a config has no such field
-    await limiter.limit('other', { config: { kind: 'token bucket', rate: 1, period: 1, capcity: 2 } });
+    await limiter.limit('other', { config: { kind: 'token bucket', rate: 1, period: 1, capacities: 2 } });
 
     await limiter.check('exports');
     await limiter.check('login', { key: 'a' });
@@ -102,7 +102,7 @@ export async function calls() {
     is<typeof reset, boolean>(true);
     const reset = await limiter.reset('exports', { key: 'a' });
     // @ts-expect-error
-    await limiter.reset('sned');
+    await limiter.reset('sent');
     await limiter.credit('send', { key: 'a', count: 2, takenAt: new Date() });
     // @ts-expect-error: a sliding log can't
     await limiter.credit('search', { key: 'a' });
@@ -120,7 +120,7 @@ export async function calls() {
     // @ts-expect-error: it needs a key
     await limiter.limitAll([{ name: 'login' }]);
     // @ts-expect-error
-    await limiter.limitAll([{ name: 'sned' }]);
+    await limiter.limitAll([{ name: 'sent' }]);
     // @ts-expect-error
     await limiter.limitAll([{ name: 'exports' }]);
     await limiter.checkAll([{ name: 'send' }]);
@@ -174,9 +174,9 @@ new RateLimiter({ a: { kind: 'token bucket', rate: 1 } });
 // @ts-expect-error: a field that the kind does not have
 new RateLimiter({ a: { kind: 'token bucket', rate: 1, period: 1, timezone: 'UTC' } });
 // @ts-expect-error: a misspelt one
-new RateLimiter({ a: { kind: 'fixed window', rate: 1, period: 1, capcity: 1 } });
+new RateLimiter({ a: { kind: 'fixed window', rate: 1, period: 1, capacities: 1 } });
 // @ts-expect-error
-tokenBucket({ rate: 1, period: 1, capcity: 1 });
+tokenBucket({ rate: 1, period: 1, capacities: 1 });
 // @ts-expect-error
 fixedWindow({ period: 1 });
 // @ts-expect-error

@@ -121,7 +121,9 @@ const take = (client, count, throws = false) => client.query("SELECT rl_limit('s
 
 test('transactions', async ({ pool, clock }) => {
     let client = await pool.connect();
+    expect(client.getTransactionStatus()).toBe('I');
     await client.query('BEGIN');
+    expect(client.getTransactionStatus()).toBe('T');
     await take(client, 4);
     await clock.advance(12_000);
     await client.query({ text: 'rollback;' });
