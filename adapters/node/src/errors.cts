@@ -34,7 +34,8 @@ export class RateLimitError extends Error {
     static from(error: unknown): RateLimitError | undefined {
         for (const found of causes(error)) {
             if (found[MARK]) return found;
-            if (sqlstate(found) === 'PT429') return ofDetail(found, error);
+            const denial = databaseDenial(found);
+            if (denial) return ofDetail(denial.detail ?? denial.details, error);
         }
         return undefined;
     }
@@ -43,13 +44,26 @@ export class RateLimitError extends Error {
 /** Whether this error is a denial, or wraps one. `RateLimitError.from` has its fields. */
 export const isRateLimitError = (error: unknown): boolean => RateLimitError.from(error) !== undefined;
 
-function ofDetail(found: any, cause: unknown): RateLimitError {
-    let detail: { name?: string; retryAfter?: number | null } = {};
+/** PT429, or what says so in the form of PostgREST (ratelimit.error_style); its DETAIL is `detail` or `details`. */
+function databaseDenial(found: any): { detail?: unknown; details?: unknown } | undefined {
+    if (sqlstate(found) === 'PT429') return found;
+    const inside = sqlstate(found) === 'PGRST' ? parsed(found.originalMessage ?? found.message) : {};
+    return inside.code === 'PT429' ? inside : undefined;
+}
+
+/** The object that JSON has; an empty one where it has none, or was cut. */
+function parsed(text: unknown): any {
     try {
-        detail = JSON.parse(found.detail);
+        const value = JSON.parse(String(text));
+        return isObject(value) ? value : {};
     } catch {
-        // It was cut, or left out.
+        return {};
     }
+}
+
+/** A denial by the database; `retryAt` is by the clock of this process, since the error has a span only. */
+function ofDetail(text: unknown, cause: unknown): RateLimitError {
+    const detail: { name?: string; retryAfter?: number | null } = parsed(text);
     const retryAfter = detail.retryAfter ?? null;
     const retryAt = retryAfter === null ? null : new Date(Date.now() + retryAfter);
     return new RateLimitError(detail.name ?? 'unknown', retryAfter, retryAt, { cause });

@@ -122,11 +122,29 @@ test('a denial is an error where one asks for it', async () => {
     const direct = await thrown(
         pool.query(`SELECT * FROM rl_limit('signUp', $1, throws => true, config => $2)`, [key, LIMITS.signUp]),
     );
+    const style = "SELECT set_config('ratelimit.error_style', 'pgrst', true)";
+    const pgrst = await thrown(
+        pool.query(`DO $$ BEGIN PERFORM 1 FROM (${style}) AS style; PERFORM rl_limit('signUp', '${key}',
+        throws => true, config => '${JSON.stringify(LIMITS.signUp)}'); END $$`),
+    );
+    assert.equal(pgrst.code, 'PGRST');
+    assert.deepEqual([RateLimitError.from(pgrst).name, RateLimitError.from(pgrst).retryAfter > 0], ['signUp', true]);
+    const { code, details } = JSON.parse(pgrst.message);
+    assert.equal(RateLimitError.from({ code, details }).name, 'signUp', 'as from supabase-js');
     const found = RateLimitError.from(new AggregateError([new Error('a', { cause: { driverError: direct } })]));
     assert.deepEqual([found.name, found.retryAfter > 0], ['signUp', true]);
     const circle = new Error('a circle');
     circle.cause = circle;
-    for (const other of [circle, new Error('PT429'), { code: '42501' }, 'PT429', 429, null, undefined]) {
+    for (const other of [
+        circle,
+        new Error('PT429'),
+        { code: '42501' },
+        { code: 'PGRST', message: '7' },
+        'PT429',
+        429,
+        null,
+        undefined,
+    ]) {
         assert.equal(isRateLimitError(other), false);
         assert.equal(RateLimitError.from(other), undefined);
     }
