@@ -104,7 +104,8 @@ class _Limiter(Generic[N]):
             raise ValueError("wait and reserve are both given; allowed: one, since a reservation says when to start")
         if in_transaction:
             raise RuntimeError(
-                "wait is given in a transaction, which would keep its locks meanwhile; allowed: a pool or an engine as db"
+                "wait is given in a transaction, which would keep its locks meanwhile; allowed: a pool or an engine as "
+                "db"
             )
 
 

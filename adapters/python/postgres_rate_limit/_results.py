@@ -143,14 +143,17 @@ class RateLimitExceeded(Exception):
     @classmethod
     def from_error(cls, error: BaseException) -> RateLimitExceeded | None:
         """The denial that an error of any driver or ORM is, such as one by a trigger; None if it is another error."""
-        errors = list(chain(error))
-        for each in errors:
+        found = []
+        for each in chain(error):
             if isinstance(each, RateLimitExceeded):
                 return each
-        if not any(sqlstate(each) == "PT429" for each in errors):
+            denial = _denial(each)
+            if denial is not None:
+                found.append(denial)
+        if not found:
             return None
-        # One that wraps another may have the SQLSTATE and no DETAIL.
-        denial = next(filter(None, map(_denial, errors)), {})
+        # An error that wraps another may have the SQLSTATE and no DETAIL.
+        denial = max(found, key=len)
         return cls(denial.get("name", ""), *_wait(denial.get("retryAfter")))
 
 
@@ -198,13 +201,22 @@ def sqlstate(error: BaseException) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _denial(error: BaseException) -> dict[str, Any]:
-    """The DETAIL of a denial, as psycopg or asyncpg has it."""
+def _denial(error: BaseException) -> dict[str, Any] | None:
+    """What an error of a driver says of a denial; None if it isn't one, or doesn't show it."""
     diag = getattr(error, "diag", None)
     detail = getattr(diag, "message_detail", None) or getattr(error, "detail", None)
+    state = sqlstate(error)
+    if state == "PGRST":  # the form of PostgREST, by ratelimit.error_style
+        message = _object(getattr(diag, "message_primary", None) or next(iter(error.args), None))
+        return _object(message.get("details")) if message.get("code") == "PT429" else None
+    return _object(detail) if state == "PT429" else None
+
+
+def _object(text: Any) -> dict[str, Any]:
+    """The object that JSON has; an empty one where it has none, or was cut."""
     try:
-        found = json.loads(detail or "{}")
-    except ValueError:
+        found = json.loads(text)
+    except (TypeError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -25,10 +25,6 @@ settings.configure(DATABASES={"default": DJANGO}, ALLOWED_HOSTS=["*"], ROOT_URLC
 django.setup()
 urlpatterns = []  # the tests fill it
 
-# A statement of the test's own, to see an error that the client doesn't make, as on each it is written.
-THROWS = "SELECT ok FROM rl_limit('{name}', config => '{config}', count => 9, throws => true)"
-
-
 class GaveUp(Exception):
     """What a transaction is rolled back by."""
 
@@ -61,8 +57,8 @@ def psycopg_of_pool():
 
 
 @contextmanager
-def engine():
-    made = sa.create_engine("postgresql+psycopg://")
+def engine(**options):
+    made = sa.create_engine("postgresql+psycopg://", **options)
     yield made
     made.dispose()
 

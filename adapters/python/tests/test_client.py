@@ -577,6 +577,11 @@ def test_a_denial_of_the_database_is_told_from_other_errors(name):
         denial_of(connection.execute)
     with engine() as made, made.connect() as connection:
         denial_of(lambda sql: connection.execute(sa.text(sql)))
+    if not ON_FILE:  # in the form of PostgREST
+        with psycopg.connect(options="-c ratelimit.error_style=pgrst") as connection:
+            denial_of(connection.execute)
+        with engine(connect_args={"options": "-c ratelimit.error_style=pgrst"}) as made, made.connect() as connection:
+            denial_of(lambda sql: connection.execute(sa.text(sql)))
     with pytest.raises(GaveUp), transaction.atomic():
         denial_of(lambda sql: of_django.cursor().execute(sql))
         raise GaveUp
@@ -589,9 +594,18 @@ def test_a_denial_of_the_database_is_told_from_other_errors(name):
                     for _ in range(3):
                         await run(statement)
                 assert RateLimitExceeded.from_error(raised.value).name == name
+            if not ON_FILE:
+                await connection.execute("SET ratelimit.error_style = pgrst")
+                with pytest.raises(Exception) as raised:
+                    await connection.execute(statement)
+                found = RateLimitExceeded.from_error(raised.value)
+                assert found.name == name and found.retry_after == pytest.approx(3600, abs=60)
 
     asyncio.run(asynchronous())
     assert RateLimitExceeded.from_error(ValueError()) is None
+    with psycopg.connect() as connection, pytest.raises(psycopg.Error) as other:
+        connection.execute("SELECT 1 / 0")
+    assert RateLimitExceeded.from_error(other.value) is None
     own = RateLimitExceeded("a", 1.5)
     assert RateLimitExceeded.from_error(own) is own
 
