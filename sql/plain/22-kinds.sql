@@ -2,8 +2,8 @@
 CREATE OR REPLACE FUNCTION ratelimit._all_kinds() RETURNS TABLE (kind text, called text, fields text[], state text[],
     example text) IMMUTABLE LANGUAGE sql AS $$
     VALUES
-        ('token bucket', 'a token bucket', '{rate,period,capacity,maxReserved,shards}'::text[], '{value,ts}'::text[],
-         'rate => 10, period => ''1 minute'''),
+        ('token bucket', 'a token bucket', '{rate,period,capacity,maxReserved,shards,start}'::text[],
+         '{value,ts}'::text[], 'rate => 10, period => ''1 minute'''),
         ('fixed window', 'a fixed window', '{rate,period,capacity,maxReserved,shards,start,timezone,overage}',
          '{value,ts}', 'rate => 10, period => ''1 minute'''),
         ('sliding window', 'a sliding window', '{rate,period}', '{value,ts,prior}',

@@ -145,10 +145,10 @@ IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
     own text[] := fields;
     any_kind text[];
-    common CONSTANT text[] := '{store,save,enforce,keyed}'::text[];
+    common CONSTANT text[] := '{store,save,enforce,keyed,applyUpdates}'::text[];
     field text;
 BEGIN
-    IF kind IS NOT NULL AND config - (own || common || '{kind,applyUpdates}'::text[]) = '{}' THEN RETURN; END IF;
+    IF kind IS NOT NULL AND config - (own || common || '{kind}'::text[]) = '{}' THEN RETURN; END IF;
     IF config ? 'plan' THEN
         PERFORM ratelimit._bad_config('"plan" is ' || ratelimit._short((config -> 'plan')::text),
             'only in the definition of a key, without other fields', 'plan');
@@ -156,7 +156,7 @@ BEGIN
     any_kind := ARRAY(SELECT f FROM ratelimit._all_kinds() WITH ORDINALITY k,
         unnest(k.fields) WITH ORDINALITY u(f, n) GROUP BY f ORDER BY min(k.ordinality * 100 + n));
     own := coalesce(fields, any_kind);
-    field := (SELECT f FROM jsonb_object_keys(config) f WHERE f <> ALL (own || common || '{kind,applyUpdates}'::text[])
+    field := (SELECT f FROM jsonb_object_keys(config) f WHERE f <> ALL (own || common || '{kind}'::text[])
               ORDER BY octet_length(f), f COLLATE "C" LIMIT 1);
     IF field IS NOT NULL THEN
         PERFORM ratelimit._bad_config(CASE WHEN kind IS NOT NULL AND field = ANY (any_kind)
@@ -227,6 +227,8 @@ BEGIN
                 IF NOT is_calendar THEN l.start := ratelimit._start(given); END IF;
                 good := l.first_request OR l.start IS NOT NULL
                     OR is_calendar AND ratelimit._first_date(given) IS NOT NULL;
+                -- Null, as the Convex rate limiter allows it.
+                IF l.kind = 'token bucket' THEN good := jsonb_typeof(given) = 'null'; END IF;
             WHEN 'timezone' THEN
                 l.zone := CASE WHEN jsonb_typeof(given) = 'string' THEN given #>> '{}' END;
                 good := l.zone = ANY (ratelimit._zones());
@@ -235,7 +237,7 @@ BEGIN
                 IF good THEN l.rate := number; l.capacity := number; END IF;
             WHEN 'store' THEN good := given IN ('"table"', '"memory"');
             WHEN 'save' THEN good := true; -- refused below
-            WHEN 'applyUpdates' THEN good := given IN ('"synchronously"', '"asynchronously"');
+            WHEN 'applyUpdates' THEN good := given IN ('"transactionally"', '"asynchronously"');
             ELSE
                 good := jsonb_typeof(given) = 'boolean';
                 IF good THEN l := ratelimit._with_flag(l, field, given::boolean); END IF;
@@ -294,11 +296,12 @@ IMMUTABLE LANGUAGE sql AS $$
         WHEN 'maxReserved' THEN 'a number from 0 to 1e15'
         WHEN 'shards' THEN 'a whole number from 1 to 1024'
         WHEN 'slots' THEN 'a whole number from 1 to 1000'
-        WHEN 'start' THEN CASE WHEN is_calendar THEN 'with "timezone", a local date such as "2027-01-31"' ELSE
+        WHEN 'start' THEN CASE WHEN kind = 'token bucket' THEN 'null, or none: a token bucket has no windows'
+            WHEN is_calendar THEN 'with "timezone", a local date such as "2027-01-31"' ELSE
             'epoch milliseconds, a time with its offset such as "2027-01-01T00:00:00Z", or "first request"' END
         WHEN 'timezone' THEN 'the IANA name of a time zone in its exact spelling, such as "Europe/Berlin"'
         WHEN 'store' THEN '"table" or "memory"'
-        WHEN 'applyUpdates' THEN '"synchronously" or "asynchronously"'
+        WHEN 'applyUpdates' THEN '"transactionally" or "asynchronously"'
         WHEN 'overage' THEN 'true or false' WHEN 'enforce' THEN 'true or false' WHEN 'keyed' THEN 'true or false'
         ELSE CASE WHEN is_calendar AND kind = 'fixed window'
             THEN 'with "timezone", a whole number of days and weeks, or of months and years, at most 100 years, '
@@ -311,7 +314,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._check_support(config jsonb) RETURNS void
 IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
-    IF config ? 'save' OR config @> '{"store": "memory"}' OR config ->> 'applyUpdates' <> 'synchronously' THEN
+    IF config ? 'save' OR config @> '{"store": "memory"}' OR config ->> 'applyUpdates' <> 'transactionally' THEN
         PERFORM ratelimit._unsupported('a limit in memory', 'stores every limit in the table: leave "store" out');
     ELSIF (config ->> 'shards')::numeric > 1 THEN
         PERFORM ratelimit._unsupported('a limit with shards', 'stores a key in one row: leave "shards" out');

@@ -25,6 +25,9 @@
 //! - `save` (all, in memory) — how long a change stays in memory only: 100 ms to 1 h, as `period`; default: for ever
 //! - `enforce` (all) — `false`: a dry run, which admits what would be denied; default: `true`
 //! - `keyed` (all) — `true`: the empty key, which all calls without a key share, is refused; default: `false`
+//! - `applyUpdates` (all) — `"transactionally"`: as without it; `"asynchronously"`: in memory with a `save` of a second,
+//!   or without `save` where the config is passed with a call. `start` of a token bucket can be null. Both are those of
+//!   the Convex rate limiter
 //!
 //! The config of one key may name a [`plan`] instead: the limit whose definition the key has.
 //!
@@ -46,6 +49,9 @@ use times::Save;
 mod build;
 mod in_call;
 pub(crate) mod times;
+
+/// The fields of every kind, after `kind` and those of its own.
+const COMMON_FIELDS: &[&str] = &["store", "save", "enforce", "keyed", "applyUpdates"];
 
 /// The longest config, in bytes of JSON; a sensible one has some 200.
 pub const MAX_BYTES: usize = 10_000;
@@ -86,12 +92,7 @@ impl ConfigError {
                     }
                     _ => format!("{} is not a field", serde_json::Value::from(shortened(&field))),
                 };
-                (
-                    problem,
-                    quoted(
-                        ["kind"].iter().chain(fields).chain(&["store", "save", "enforce", "keyed"]),
-                    ),
-                )
+                (problem, quoted(["kind"].iter().chain(fields).chain(COMMON_FIELDS)))
             }
             FieldError::Repeated { field } => {
                 (format!("\"{field}\" is given more than once"), "one value".into())
@@ -160,18 +161,18 @@ const SAVE_LATER: Micros = Micros(1_000_000);
 
 /// When a change of a limit is written to the table, as configs of the Convex rate limiter say it.
 enum Updates {
-    /// With the call, as a limit in the table.
-    Synchronously,
-    /// Later, as a limit in memory that is saved.
+    /// With the caller's transaction, as a limit in the table.
+    Transactionally,
+    /// Later, as a limit in memory that is saved; passed with a call, as one in memory.
     Asynchronously,
 }
 
 impl<'de> Deserialize<'de> for Updates {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Updates, D::Error> {
         deserializer.deserialize_str(TextField {
-            allowed: r#""synchronously" or "asynchronously""#,
+            allowed: r#""transactionally" or "asynchronously""#,
             read: |text| match text {
-                "synchronously" => Some(Updates::Synchronously),
+                "transactionally" => Some(Updates::Transactionally),
                 "asynchronously" => Some(Updates::Asynchronously),
                 _ => None,
             },
@@ -210,6 +211,19 @@ pub fn parse(json: &str) -> Result<Limit, ConfigError> {
 /// # Errors
 /// As [`parse`], and for a `store` that the limit can't be kept in.
 pub fn definition(json: &str) -> Result<Definition, ConfigError> {
+    of_json(json, Some(SAVE_LATER))
+}
+
+/// Reads and checks a config that is passed with a call, which can't be saved: "asynchronously" is in memory only.
+///
+/// # Errors
+/// As [`definition`].
+pub fn definition_in_call(json: &str) -> Result<Definition, ConfigError> {
+    of_json(json, None)
+}
+
+/// Reads a config; `later` is the `save` of one whose `applyUpdates` is "asynchronously".
+fn of_json(json: &str, later: Option<Micros>) -> Result<Definition, ConfigError> {
     let fields = Fields::from_json(json).ok_or_else(|| ConfigError {
         problem: format!("it is {}", shortened(json)),
         allowed: r#"an object such as {"kind": "token bucket", "rate": 10, "period": "1 minute"}"#
@@ -219,7 +233,7 @@ pub fn definition(json: &str) -> Result<Definition, ConfigError> {
         plan: false,
     })?;
     let (calendar, plan) = (fields.get("timezone").is_some(), fields.get("plan"));
-    read_definition(fields).map_err(|error| match plan {
+    read_definition(fields, later).map_err(|error| match plan {
         Some(plan) => ConfigError {
             problem: format!("\"plan\" is {plan}"),
             allowed: "only in the definition of a key, without other fields".into(),
@@ -269,7 +283,7 @@ pub fn plan(json: &str, bytes: impl FnOnce(&str) -> usize) -> Result<Option<Stri
 #[derive(Deserialize)]
 struct PlanName(String);
 
-fn read_definition(mut fields: Fields) -> Result<Definition, ConfigError> {
+fn read_definition(mut fields: Fields, later: Option<Micros>) -> Result<Definition, ConfigError> {
     let kind = fields.take("kind");
     let store = fields.take::<Option<StoreKind>>("store");
     let save = fields.take::<Option<Save>>("save");
@@ -292,7 +306,7 @@ fn read_definition(mut fields: Fields) -> Result<Definition, ConfigError> {
     };
     let (store, save) = match (is_later, store) {
         (false, store) => (store.unwrap_or_default(), save),
-        (true, None | Some(StoreKind::Memory)) => (StoreKind::Memory, save.or(Some(SAVE_LATER))),
+        (true, None | Some(StoreKind::Memory)) => (StoreKind::Memory, save.or(later)),
         (true, Some(StoreKind::Table)) => {
             let value = r#""asynchronously""#.into();
             return Err(refused("applyUpdates", value, r#"only with "store": "memory""#));

@@ -23,7 +23,7 @@ SELECT rl_undefine('saved/later');
 SELECT key, value FROM rateLimits WHERE name = 'saved/later';
 SELECT rl_reset_all('saved/later');
 SELECT rl_define('x', rl_token_bucket(1, '1 s') || '{"applyUpdates": "asynchronously", "store": "table"}');
-SELECT rl_define('x', rl_token_bucket(1, '1 s') || '{"applyUpdates": "synchronously", "save": "1 second"}');
+SELECT rl_define('x', rl_token_bucket(1, '1 s') || '{"applyUpdates": "transactionally", "save": "1 second"}');
 SELECT rl_define('x', rl_token_bucket(1, '1 s') || '{"applyUpdates": true}');
 SELECT rl_define('x', rl_sliding_log(1, '1 s') || '{"applyUpdates": "asynchronously"}');
 

@@ -141,9 +141,10 @@ fn a_bad_field_is_named_with_its_value() {
     assert_eq!(problem(&with(r#""capacity": null"#)), r#""capacity" is null"#);
     assert_eq!(problem(&with(r#""maxReserved": "5""#)), r#""maxReserved" is "5""#);
     assert_eq!(problem(&with(r#""burst": 1"#)), r#""burst" is not a field"#);
+    assert_eq!(problem(&with(r#""start": 1"#)), r#""start" is 1"#);
     assert_eq!(
-        problem(&with(r#""start": 1"#)),
-        r#""start" is 1, and a token bucket has no such field"#
+        problem(&with(r#""timezone": 1"#)),
+        r#""timezone" is 1, and a token bucket has no such field"#
     );
     assert_eq!(problem(r#"{"kind": "token bucket", "period": 1}"#), r#""rate" is missing"#);
     assert_eq!(problem("[]"), "it is []");
@@ -280,15 +281,15 @@ fn updates_that_come_later_are_those_of_a_saved_limit() {
         (r#", "applyUpdates": "asynchronously""#, (StoreKind::Memory, second)),
         (r#", "applyUpdates": "asynchronously", "store": "memory""#, (StoreKind::Memory, second)),
         (r#", "applyUpdates": "asynchronously", "save": 100"#, (StoreKind::Memory, Some(100_000))),
-        (r#", "applyUpdates": "synchronously""#, (StoreKind::Table, None)),
-        (r#", "applyUpdates": "synchronously", "store": "memory""#, (StoreKind::Memory, None)),
+        (r#", "applyUpdates": "transactionally""#, (StoreKind::Table, None)),
+        (r#", "applyUpdates": "transactionally", "store": "memory""#, (StoreKind::Memory, None)),
         (r#", "store": "memory", "save": "1 hour""#, (StoreKind::Memory, Some(3_600_000_000))),
     ] {
         assert_eq!(kept(more), Ok(is), "{more}");
     }
     for (more, problem) in [
         (r#", "applyUpdates": "asynchronously", "store": "table""#, "\"applyUpdates\" is"),
-        (r#", "applyUpdates": "later""#, "\"applyUpdates\" is \"later\""),
+        (r#", "applyUpdates": "synchronously""#, "\"applyUpdates\" is \"synchronously\""),
         (r#", "save": 100"#, "\"save\" is 100"),
         (r#", "store": "memory", "save": 99.9"#, "\"save\" is 99.9"),
     ] {
@@ -300,10 +301,15 @@ fn updates_that_come_later_are_those_of_a_saved_limit() {
 #[test]
 fn a_config_in_a_call_counts_where_a_saved_limit_does() {
     let hour = Micros(3_600_000_000);
-    let parsed = |more: &str, kind: &str| {
-        let json = format!(r#"{{"kind": "{kind}", "rate": 1, "period": 1000{more}}}"#);
-        definition(&json).unwrap()
+    let json = |more: &str, kind: &str| {
+        format!(r#"{{"kind": "{kind}", "rate": 1, "period": 1000{more}}}"#)
     };
+    let parsed = |more: &str, kind: &str| definition(&json(more, kind)).unwrap();
+    let later = definition_in_call(&json(r#", "applyUpdates": "asynchronously""#, "token bucket"));
+    let later = later.unwrap();
+    assert_eq!((later.store, later.save), (StoreKind::Memory, None));
+    assert_eq!(later.check_in_call(), Ok(()));
+    assert_eq!(later.for_saved(hour).map(|limit| limit.save), Ok(Some(hour)));
     let saved = parsed(r#", "store": "memory", "save": "1 hour""#, "token bucket");
     for more in ["", r#", "store": "memory""#, r#", "store": "memory", "save": 3600000"#] {
         assert_eq!(parsed(more, "token bucket").for_saved(hour), Ok(saved.clone()), "{more}");
@@ -311,7 +317,6 @@ fn a_config_in_a_call_counts_where_a_saved_limit_does() {
     for (more, kind, problem) in [
         (r#", "store": "table""#, "token bucket", r#""store" is "table""#),
         (r#", "store": "memory", "save": 100"#, "token bucket", r#""save" is 100"#),
-        (r#", "applyUpdates": "asynchronously""#, "token bucket", r#""save" is 1000"#),
         (r#", "shards": 2"#, "fixed window", r#""shards" is 2"#),
         ("", "sliding log", r#""kind" is "sliding log""#),
     ] {
@@ -326,4 +331,20 @@ fn a_config_in_a_call_counts_where_a_saved_limit_does() {
     assert_eq!(slots(101).unwrap_err().problem, r#""slots" is 101"#);
     // A store that is the default is the same as one that is named.
     assert_eq!(parsed("", "token bucket"), parsed(r#", "store": "table""#, "token bucket"));
+}
+
+#[test]
+fn a_start_of_null_is_for_token_buckets_only() {
+    let parsed = |kind: &str, start: &str| {
+        let json = format!(r#"{{"kind": "{kind}", "rate": 1, "period": 1000, "start": {start}}}"#);
+        parse(&json).map_err(|error| (error.problem, error.allowed))
+    };
+    let without = parse(r#"{"kind": "token bucket", "rate": 1, "period": 1000}"#);
+    assert_eq!(parsed("token bucket", "null").ok(), without.ok());
+    let refused = parsed("token bucket", "0").unwrap_err();
+    assert_eq!(refused.0, r#""start" is 0"#);
+    assert_eq!(refused.1, "null, or none: a token bucket has no windows");
+    for kind in ["fixed window", "sliding window", "sliding log"] {
+        assert!(parsed(kind, "null").unwrap_err().0.starts_with(r#""start" is null"#), "{kind}");
+    }
 }

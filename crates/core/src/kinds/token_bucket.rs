@@ -8,7 +8,10 @@
 //! [article]: https://stack.convex.dev/rate-limiting
 //! [code]: https://github.com/get-convex/rate-limiter/blob/main/src/shared.ts
 
-use serde::{Deserialize, Serialize};
+use std::fmt;
+
+use serde::de::Visitor;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::limit_kind::LimitKind;
 use super::refill::Refill;
@@ -42,16 +45,42 @@ pub(crate) struct TokenBucketConfig {
     capacity: Option<TokenCount>,
     max_reserved: Option<TokenCount>,
     shards: Option<ShardCount>,
+    #[serde(skip_serializing)]
+    start: Option<NoStart>,
+}
+
+/// The `start` of a token bucket, which has none: null, as the Convex rate limiter allows it.
+struct NoStart;
+
+impl<'de> Deserialize<'de> for NoStart {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<NoStart, D::Error> {
+        struct Null;
+
+        impl Visitor<'_> for Null {
+            type Value = NoStart;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("null, or none: a token bucket has no windows")
+            }
+
+            fn visit_unit<E>(self) -> Result<NoStart, E> {
+                Ok(NoStart)
+            }
+        }
+
+        deserializer.deserialize_unit(Null)
+    }
 }
 
 impl From<TokenBucketConfig> for TokenBucket {
     fn from(config: TokenBucketConfig) -> TokenBucket {
+        let TokenBucketConfig { rate, period, capacity, max_reserved, shards, start: _ } = config;
         TokenBucket {
-            rate: config.rate.0,
-            period: config.period.0,
-            capacity: config.capacity.map_or(config.rate.0, |capacity| capacity.0),
-            max_reserved: config.max_reserved.map(|most| most.0),
-            shards: config.shards.map_or(1, |shards| shards.0 as u32),
+            rate: rate.0,
+            period: period.0,
+            capacity: capacity.map_or(rate.0, |capacity| capacity.0),
+            max_reserved: max_reserved.map(|most| most.0),
+            shards: shards.map_or(1, |shards| shards.0 as u32),
         }
     }
 }
