@@ -202,7 +202,8 @@ pub struct CallConfig<'a>(pub Jsonb<'a>);
 
 impl InlineConfig for CallConfig<'_> {
     fn definition(&self) -> PortResult<Rc<Definition>> {
-        Ok(definitions::inline(self.0)?)
+        let definition = definitions::inline(self.0)?;
+        Ok(definition.passed().map_or(definition, Rc::new))
     }
 
     fn json(&self) -> Vec<u8> {

@@ -150,7 +150,7 @@ pub fn inline(config: Jsonb) -> Result<Rc<Definition>> {
         return Ok(definition);
     }
     let json = config.to_json(config::MAX_BYTES).map_err(ConfigError::too_long)?;
-    let definition = Rc::new(config::definition_in_call(&json)?);
+    let definition = Rc::new(config::definition(&json)?);
     if config.bytes.len() > CACHED_CONFIG_BYTES {
         return Ok(definition);
     }

@@ -117,6 +117,8 @@ pub struct Definition {
     pub names_store: bool,
     /// In memory: how long a change stays there before it is written to the table; `None`: it never is.
     pub save: Option<Micros>,
+    /// Whether the config names `save`; otherwise `applyUpdates` implies it.
+    pub names_save: bool,
     /// Whether calls are denied; otherwise this is a dry run: a call that would be denied is admitted, and changes
     /// nothing.
     pub enforce: bool,
@@ -125,9 +127,9 @@ pub struct Definition {
 }
 
 impl PartialEq for Definition {
-    /// A store that is the default equals the same store that is named.
+    /// A store or save that is implied equals the same that is named.
     fn eq(&self, other: &Definition) -> bool {
-        let Definition { limit, store, names_store: _, save, enforce, keyed } = self;
+        let Definition { limit, store, names_store: _, save, names_save: _, enforce, keyed } = self;
         (limit, store, save, enforce, keyed)
             == (&other.limit, &other.store, &other.save, &other.enforce, &other.keyed)
     }
@@ -211,19 +213,6 @@ pub fn parse(json: &str) -> Result<Limit, ConfigError> {
 /// # Errors
 /// As [`parse`], and for a `store` that the limit can't be kept in.
 pub fn definition(json: &str) -> Result<Definition, ConfigError> {
-    of_json(json, Some(SAVE_LATER))
-}
-
-/// Reads and checks a config that is passed with a call, which can't be saved: "asynchronously" is in memory only.
-///
-/// # Errors
-/// As [`definition`].
-pub fn definition_in_call(json: &str) -> Result<Definition, ConfigError> {
-    of_json(json, None)
-}
-
-/// Reads a config; `later` is the `save` of one whose `applyUpdates` is "asynchronously".
-fn of_json(json: &str, later: Option<Micros>) -> Result<Definition, ConfigError> {
     let fields = Fields::from_json(json).ok_or_else(|| ConfigError {
         problem: format!("it is {}", shortened(json)),
         allowed: r#"an object such as {"kind": "token bucket", "rate": 10, "period": "1 minute"}"#
@@ -233,7 +222,7 @@ fn of_json(json: &str, later: Option<Micros>) -> Result<Definition, ConfigError>
         plan: false,
     })?;
     let (calendar, plan) = (fields.get("timezone").is_some(), fields.get("plan"));
-    read_definition(fields, later).map_err(|error| match plan {
+    read_definition(fields).map_err(|error| match plan {
         Some(plan) => ConfigError {
             problem: format!("\"plan\" is {plan}"),
             allowed: "only in the definition of a key, without other fields".into(),
@@ -283,7 +272,7 @@ pub fn plan(json: &str, bytes: impl FnOnce(&str) -> usize) -> Result<Option<Stri
 #[derive(Deserialize)]
 struct PlanName(String);
 
-fn read_definition(mut fields: Fields, later: Option<Micros>) -> Result<Definition, ConfigError> {
+fn read_definition(mut fields: Fields) -> Result<Definition, ConfigError> {
     let kind = fields.take("kind");
     let store = fields.take::<Option<StoreKind>>("store");
     let save = fields.take::<Option<Save>>("save");
@@ -298,7 +287,7 @@ fn read_definition(mut fields: Fields, later: Option<Micros>) -> Result<Definiti
     let limit = kind.limit(&fields).map_err(from_field)?;
     let (store, save) = (store.map_err(from_field)?, save.map_err(from_field)?.map(|save| save.0));
     let is_later = matches!(updates.map_err(from_field)?, Some(Updates::Asynchronously));
-    let names_store = store.is_some() || is_later;
+    let (names_store, names_save) = (store.is_some() || is_later, save.is_some());
     let enforce = enforce.map_err(from_field)?.is_none_or(|flag| flag.0);
     let keyed = keyed.map_err(from_field)?.is_some_and(|flag| flag.0);
     let refused = |field, value: String, allowed: &str| {
@@ -306,7 +295,7 @@ fn read_definition(mut fields: Fields, later: Option<Micros>) -> Result<Definiti
     };
     let (store, save) = match (is_later, store) {
         (false, store) => (store.unwrap_or_default(), save),
-        (true, None | Some(StoreKind::Memory)) => (StoreKind::Memory, save.or(later)),
+        (true, None | Some(StoreKind::Memory)) => (StoreKind::Memory, save.or(Some(SAVE_LATER))),
         (true, Some(StoreKind::Table)) => {
             let value = r#""asynchronously""#.into();
             return Err(refused("applyUpdates", value, r#"only with "store": "memory""#));
@@ -329,9 +318,11 @@ fn read_definition(mut fields: Fields, later: Option<Micros>) -> Result<Definiti
                 value.to_string(),
                 &format!(r#"{allowed} if "store" is "memory"{because}"#),
             )),
-            None => Ok(Definition { limit, store, names_store, save, enforce, keyed }),
+            None => Ok(Definition { limit, store, names_store, save, names_save, enforce, keyed }),
         },
-        StoreKind::Table => Ok(Definition { limit, store, names_store, save, enforce, keyed }),
+        StoreKind::Table => {
+            Ok(Definition { limit, store, names_store, save, names_save, enforce, keyed })
+        }
     }
 }
 

@@ -6,6 +6,13 @@ use crate::text::{json_number, quoted};
 use crate::{Kind, Micros};
 
 impl Definition {
+    /// What it means where it is passed with a call: a `save` that only `applyUpdates` implies needs a definition, and
+    /// is left out. `None`: the same.
+    pub fn passed(&self) -> Option<Definition> {
+        let is_implied = self.save.is_some() && !self.names_save;
+        is_implied.then(|| Definition { save: None, ..self.clone() })
+    }
+
     /// Checks a config that is passed with a call for a limit that is not defined: it can't have `save`, and in memory
     /// it must refill, or its leases expire, within a leap year, so that callers can't leave state there for longer.
     pub fn check_in_call(&self) -> Result<(), ConfigError> {

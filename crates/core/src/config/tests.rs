@@ -301,12 +301,11 @@ fn updates_that_come_later_are_those_of_a_saved_limit() {
 #[test]
 fn a_config_in_a_call_counts_where_a_saved_limit_does() {
     let hour = Micros(3_600_000_000);
-    let json = |more: &str, kind: &str| {
-        format!(r#"{{"kind": "{kind}", "rate": 1, "period": 1000{more}}}"#)
+    let parsed = |more: &str, kind: &str| {
+        let json = format!(r#"{{"kind": "{kind}", "rate": 1, "period": 1000{more}}}"#);
+        definition(&json).unwrap()
     };
-    let parsed = |more: &str, kind: &str| definition(&json(more, kind)).unwrap();
-    let later = definition_in_call(&json(r#", "applyUpdates": "asynchronously""#, "token bucket"));
-    let later = later.unwrap();
+    let later = parsed(r#", "applyUpdates": "asynchronously""#, "token bucket").passed().unwrap();
     assert_eq!((later.store, later.save), (StoreKind::Memory, None));
     assert_eq!(later.check_in_call(), Ok(()));
     assert_eq!(later.for_saved(hour).map(|limit| limit.save), Ok(Some(hour)));
