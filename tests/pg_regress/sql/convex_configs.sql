@@ -1,4 +1,4 @@
--- Every config that the validator of @convex-dev/rate-limiter 0.4.0 allows, but for shards beside
+-- Every config that the validator of @convex-dev/rate-limiter 0.4.0 allows, but for shards with
 -- "asynchronously", which its types refuse: with and without each field, defined and passed with a call.
 CREATE TABLE convex AS SELECT row_number() OVER () AS n, kind || rate || period || capacity || reserved || shards || updates || start AS config
 FROM unnest(ARRAY['{"kind": "token bucket"', '{"kind": "fixed window"']) kind, unnest(ARRAY[', "rate": 10', ', "rate": 0.5']) rate,
