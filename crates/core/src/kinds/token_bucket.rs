@@ -45,8 +45,8 @@ pub(crate) struct TokenBucketConfig {
     capacity: Option<TokenCount>,
     max_reserved: Option<TokenCount>,
     shards: Option<ShardCount>,
-    #[serde(skip_serializing)]
-    start: Option<NoStart>,
+    #[serde(rename = "start", skip_serializing)]
+    _start: Option<NoStart>,
 }
 
 /// The `start` of a token bucket, which has none: null, as the Convex rate limiter allows it.
@@ -74,7 +74,7 @@ impl<'de> Deserialize<'de> for NoStart {
 
 impl From<TokenBucketConfig> for TokenBucket {
     fn from(config: TokenBucketConfig) -> TokenBucket {
-        let TokenBucketConfig { rate, period, capacity, max_reserved, shards, start: _ } = config;
+        let TokenBucketConfig { rate, period, capacity, max_reserved, shards, _start: _ } = config;
         TokenBucket {
             rate: rate.0,
             period: period.0,
