@@ -511,11 +511,13 @@ impl SqlHolds<'_> {
 }
 
 /// A text as a parameter.
+#[expect(clippy::unnecessary_wraps, reason = "a parameter may be NULL")]
 fn text(bytes: &[u8]) -> Option<pg_sys::Datum> {
     Some(text_datum(bytes))
 }
 
 /// An instant as a parameter.
+#[expect(clippy::unnecessary_wraps, reason = "a parameter may be NULL")]
 fn at(at: Micros) -> Option<pg_sys::Datum> {
     Some(to_nearest_timestamptz(at).into())
 }
