@@ -73,7 +73,7 @@ pub(crate) fn give_back_if_valid<H: Host>(
 fn give_back<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<bool> {
     let locked = match rows.lock(id, false)? {
         Some(row) => Some(row),
-        None if rows.read(id)?.is_some() => return Ok(false), // whoever has it locked gives back
+        None if rows.read(id)?.is_some() => return Ok(false), // the session that has it locked gives back
         None => {
             let full = Stored::Reset { ts: host.now() };
             match rows.insert(id, &full, None, false)? {
