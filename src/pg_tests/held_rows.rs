@@ -164,10 +164,17 @@ mod tests {
                 text(of_id.into_iter().map(|row| (row.name, row.key)).collect()),
                 ["a", "b", "c", "a"]
             );
+            let holders = |name, key| {
+                Ok::<_, ratelimit_limiter::error::LimiterError>(text(
+                    holds.holders(name, key)?.into_iter().collect(),
+                ))
+            };
+            assert_eq!(holders(None, Some(b"a"))?, ["a", "a"]);
+            assert_eq!(holders(Some(NAME), None)?, ["a", "b", "c"]);
+            assert_eq!(holders(Some(NAME), Some(b"b"))?, ["b"]);
             assert_eq!(holds.delete_of_key(NAME, b"b")?, 2);
-            assert_eq!(holds.delete_of_all_names(b"a")?, 3);
-            assert_eq!(holds.delete_of_name(NAME)?, 2);
-            assert_eq!(holds.delete_of_name(NAME)?, 0);
+            assert_eq!(holds.delete_of_key(NAME, b"b")?, 0);
+            assert_eq!(holders(Some(NAME), Some(b"b"))?, [""; 0]);
             Ok(())
         })
         .unwrap();

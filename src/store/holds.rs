@@ -54,6 +54,17 @@ macro_rules! keys {
     };
 }
 
+/// Selects the names and keys that have any hold; the key is the second parameter, NULL: any.
+macro_rules! holders {
+    ($name:expr) => {
+        concat!(
+            "SELECT DISTINCT name, key FROM ONLY @schema@.rl_holds WHERE ",
+            $name,
+            " AND key OPERATOR(pg_catalog.=) COALESCE($2, key)"
+        )
+    };
+}
+
 /// The primary key is the first three parameters.
 macro_rules! by_id {
     () => {
@@ -143,12 +154,12 @@ impl Holds for HeapHolds<'_> {
         self.by_sql(|sql| sql.delete_of_key(name, key))
     }
 
-    fn delete_of_name(&self, name: &[u8]) -> PortResult<u64> {
-        self.by_sql(|sql| sql.delete_of_name(name))
-    }
-
-    fn delete_of_all_names(&self, key: &[u8]) -> PortResult<u64> {
-        self.by_sql(|sql| sql.delete_of_all_names(key))
+    fn holders(
+        &self,
+        name: Option<&[u8]>,
+        key: Option<&[u8]>,
+    ) -> PortResult<BTreeSet<(Vec<u8>, Vec<u8>)>> {
+        self.by_sql(|sql| sql.holders(name, key))
     }
 
     fn keys(
@@ -329,26 +340,30 @@ impl Holds for SqlHolds<'_> {
         Ok(self.sql.execute(&DELETE_OF_KEY, &[text(name), text(key)])?)
     }
 
-    fn delete_of_name(&self, name: &[u8]) -> PortResult<u64> {
-        const DELETE_OF_NAME: Statement = Statement {
-            sql: "DELETE FROM ONLY @schema@.rl_holds WHERE name OPERATOR(pg_catalog.=) $1",
-            parameters: &[TEXTOID],
-            results: &[],
-            lock: TableLock::Write,
+    fn holders(
+        &self,
+        name: Option<&[u8]>,
+        key: Option<&[u8]>,
+    ) -> PortResult<BTreeSet<(Vec<u8>, Vec<u8>)>> {
+        const OF_NAME: Statement = Statement {
+            sql: holders!("name OPERATOR(pg_catalog.=) $1"),
+            parameters: &[TEXTOID, TEXTOID],
+            results: &[TEXTOID, TEXTOID],
+            lock: TableLock::Read,
         };
-        Ok(self.sql.execute(&DELETE_OF_NAME, &[text(name)])?)
-    }
-
-    fn delete_of_all_names(&self, key: &[u8]) -> PortResult<u64> {
-        // Every name comes after '', which an index can be asked for.
-        const DELETE_OF_ALL_NAMES: Statement = Statement {
-            sql: "DELETE FROM ONLY @schema@.rl_holds \
-                  WHERE name OPERATOR(pg_catalog.>) '' AND key OPERATOR(pg_catalog.=) $1",
-            parameters: &[TEXTOID],
-            results: &[],
-            lock: TableLock::Write,
+        const OF_KEY: Statement = Statement {
+            sql: holders!("name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2"),
+            ..OF_NAME
         };
-        Ok(self.sql.execute(&DELETE_OF_ALL_NAMES, &[text(key)])?)
+        const OF_ALL: Statement =
+            Statement { sql: holders!("name OPERATOR(pg_catalog.>) '' AND $1 IS NULL"), ..OF_NAME };
+        let statement = match (name, key) {
+            (Some(_), Some(_)) => &OF_KEY,
+            (Some(_), None) => &OF_NAME,
+            (None, _) => &OF_ALL,
+        };
+        let given = [name.and_then(text), key.and_then(text)];
+        Ok(self.key_list(statement, &given)?.into_iter().collect())
     }
 
     fn keys(

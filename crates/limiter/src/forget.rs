@@ -39,17 +39,17 @@ pub fn reset_in_memory<H: Host>(
 /// [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
 pub fn delete_rows<H: Host>(host: &H, key: &[u8], forgotten: &mut BTreeSet<Vec<u8>>) -> Result<()> {
     host.with_rows(RowAccess::Write, |rows| {
+        let mut held = stores::holders(host, None, Some(key))?;
         let visit = |found: KeyRows| {
+            stores::forget_held(host, rows, &mut held, |(name, _)| *name < found.name)?;
             if found.key == key && stores::delete_key(host, rows, &found.name, key)? {
                 forgotten.insert(found.name);
             }
             Ok(ControlFlow::Continue(()))
         };
         let _ = each_key(host, rows, (b"", b""), false, visit)?;
-        // Also of a key whose row is gone.
-        if host.has_holds() {
-            host.with_holds(|holds| holds.delete_of_all_names(key))?;
-        }
-        Ok(())
+        // With those that came meanwhile.
+        held = stores::holders(host, None, Some(key))?;
+        stores::forget_held(host, rows, &mut held, |_| true)
     })
 }

@@ -147,12 +147,14 @@ impl Holds for Run<'_> {
         Ok(self.delete_holds(WhichHolds::OfKey(key_number(key))))
     }
 
-    fn delete_of_name(&self, _: &[u8]) -> Result<u64> {
-        Ok(self.delete_holds(WhichHolds::All))
-    }
-
-    fn delete_of_all_names(&self, key: &[u8]) -> Result<u64> {
-        self.delete_of_key(NAME, key)
+    fn holders(
+        &self,
+        _: Option<&[u8]>,
+        key: Option<&[u8]>,
+    ) -> Result<BTreeSet<(Vec<u8>, Vec<u8>)>> {
+        let which = key.map_or(WhichHolds::All, |key| WhichHolds::OfKey(key_number(key)));
+        let holds = self.holds(which).into_iter();
+        Ok(holds.map(|hold| (hold.row.name, hold.row.key)).collect())
     }
 
     fn keys(

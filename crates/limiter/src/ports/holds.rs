@@ -61,11 +61,13 @@ pub trait Holds {
     /// Deletes the holds of a key; returns how many.
     fn delete_of_key(&self, name: &[u8], key: &[u8]) -> Result<u64>;
 
-    /// Deletes the holds of all keys of a name; returns how many.
-    fn delete_of_name(&self, name: &[u8]) -> Result<u64>;
-
-    /// Deletes the holds of a key of all names, which reads the whole table; returns how many.
-    fn delete_of_all_names(&self, key: &[u8]) -> Result<u64>;
+    /// Lists the names and keys that have any hold, of one name or one key where they are given; without a name it reads
+    /// the whole table.
+    fn holders(
+        &self,
+        name: Option<&[u8]>,
+        key: Option<&[u8]>,
+    ) -> Result<BTreeSet<(Vec<u8>, Vec<u8>)>>;
 
     /// Lists the names and keys that have a hold with `count` above `old` which expires after `now`, whatever becomes of
     /// it then; of one name or one key where they are given.

@@ -10,6 +10,7 @@ use ratelimit_faults::Fault;
 use super::row::with_locked;
 use super::shards::contents::{shard_limit_of, shards_of};
 use crate::error::{LimiterError, Result};
+use crate::holds::expiry;
 use crate::ports::{Host, KeyRows, KeyedRow, Row, RowId, Rows, ShardRow, Stored, TRIES};
 use crate::target::Target;
 
@@ -131,6 +132,61 @@ fn reset_shards(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> R
         Ok(was)
     })?;
     Ok(reset.is_some())
+}
+
+/// A set of names and keys, in the order in which rows are locked.
+type Keys = BTreeSet<(Vec<u8>, Vec<u8>)>;
+
+/// Lists the keys that have holds, as [`Holds::holders`](crate::ports::Holds::holders); none without a table of holds.
+pub(crate) fn holders<H: Host>(host: &H, name: Option<&[u8]>, key: Option<&[u8]>) -> Result<Keys> {
+    match host.has_holds() {
+        true => host.with_holds(|holds| holds.holders(name, key)),
+        false => Ok(Keys::new()),
+    }
+}
+
+/// Deletes the holds of the first of these keys while they are `due`, and takes them out.
+pub(crate) fn forget_held<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    held: &mut Keys,
+    due: impl Fn(&(Vec<u8>, Vec<u8>)) -> bool,
+) -> Result<()> {
+    while let Some((name, key)) = held.first().filter(|first| due(first)).cloned() {
+        host.check_for_interrupts();
+        forget_holds(host, rows, &name, &key)?;
+        held.pop_first();
+    }
+    Ok(())
+}
+
+/// Deletes the holds of a key under the lock of its row 0, which a hold that comes meanwhile waits for; where there is no
+/// row, of one that is gone afterwards. A state that has come meanwhile is reset; false if none has.
+///
+/// # Errors
+/// [`LimiterError::NotWritten`] (55000).
+pub(crate) fn forget_holds<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    name: &[u8],
+    key: &[u8],
+) -> Result<bool> {
+    let id = RowId { name, key, shard: 0 };
+    for _ in 0..TRIES {
+        host.check_for_interrupts();
+        if rows.lock(id, true)?.is_some() {
+            let was = reset_key(host, rows, name, key)?;
+            expiry::forget(host, id)?;
+            return Ok(was);
+        }
+        if rows.insert(id, &Stored::Reset { ts: host.now() }, None, true)? {
+            expiry::forget(host, id)?;
+            let own = rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?;
+            rows.delete(id, own.tuple)?;
+            return Ok(false);
+        }
+    }
+    Err(LimiterError::not_written())
 }
 
 /// Deletes the rows of a key; false if none had a state.

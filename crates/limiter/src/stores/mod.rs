@@ -24,8 +24,8 @@ use crate::keys::each_key;
 use crate::ports::{Entries, Host, Id, KeyRows, Pool, RowAccess, RowId, Rows, SavedKey, ShardRow};
 use crate::target::{Store, Target, has_no_rows, of_state};
 
-pub(crate) use delete::shards_present;
 pub use delete::{Batch, delete_key, prune_key, reset_key};
+pub(crate) use delete::{forget_held, holders, shards_present};
 pub use saved::write as save;
 
 /// What a target holds, as it was read.
@@ -161,7 +161,11 @@ pub fn forget<H: Host>(
     }
     let was_in_table = host.with_rows(RowAccess::Write, |rows| {
         let was = delete::reset_key(host, rows, name, key)?;
-        expiry::forget(host, RowId { name, key, shard: 0 })?;
+        if was {
+            expiry::forget(host, RowId { name, key, shard: 0 })?;
+        } else if !delete::holders(host, Some(name), Some(key))?.is_empty() {
+            return delete::forget_holds(host, rows, name, key);
+        }
         Ok(was)
     })?;
     Ok(was_in_memory || was_in_table)
@@ -228,7 +232,7 @@ pub fn forget_name<H: Host>(
     let together = !definition(host, name, b"")?.is_some_and(|definition| has_no_rows(&definition));
     host.with_rows(RowAccess::Write, |rows| {
         if together && delete::delete_name(host, rows, name, count)? {
-            return forget_holds(host, name);
+            return Ok(());
         }
         let mut delete = |key: &[u8]| -> Result<()> {
             host.check_for_interrupts();
@@ -239,13 +243,17 @@ pub fn forget_name<H: Host>(
             }
             Ok(())
         };
+        let mut held = delete::holders(host, Some(name), None)?;
         delete(b"")?; // the first key, which comes after no other
         let visit = |found: KeyRows| {
+            delete::forget_held(host, rows, &mut held, |(_, key)| *key < found.key)?;
             delete(&found.key)?;
             Ok(ControlFlow::Continue(()))
         };
         let _ = each_key(host, rows, (name, b""), true, visit)?;
-        forget_holds(host, name)
+        // With those that came meanwhile.
+        held = delete::holders(host, Some(name), None)?;
+        delete::forget_held(host, rows, &mut held, |_| true)
     })?;
     // Their rows are written when they are saved: what is being saved now would bring the old state back.
     for key in saved {
@@ -256,14 +264,6 @@ pub fn forget_name<H: Host>(
             let target = Target::defined::<H>(name, &key, definition, None);
             *count += i64::from(saved::forget(host, &target)?);
         }
-    }
-    Ok(())
-}
-
-/// Deletes the holds of every key of a name.
-fn forget_holds<H: Host>(host: &H, name: &[u8]) -> Result<()> {
-    if host.has_holds() {
-        host.with_holds(|holds| holds.delete_of_name(name))?;
     }
     Ok(())
 }

@@ -71,6 +71,8 @@ fn taken() -> Vec<Scenario> {
         full("hold a 1 :x; commit; settle :x 3 | take a 1; commit; take a 1"),
         full("hold a 2 :x; commit; reset a | settle :x 0; commit; take a 2"),
         full("hold a 2 :x; commit; reset_all | settle :x 1"),
+        full("hold a 2 :x; commit | reset_all"),
+        full("hold a 2 :x; commit; settle :x 0 | reset a"),
         full("hold a 3 :x; commit; settle :x 2 | hold a 1; commit; take a 1").crashing(),
         full("hold a 2 :x; commit; settle :x 0 | hold a 2; commit; settle 1").dying(),
         blocked("block a; commit; take a 1 | hold a 1 :x @defined; commit; settle :x 0 @defined"),
