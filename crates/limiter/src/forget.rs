@@ -41,7 +41,15 @@ pub fn delete_rows<H: Host>(host: &H, key: &[u8], forgotten: &mut BTreeSet<Vec<u
     host.with_rows(RowAccess::Write, |rows| {
         let mut held = stores::holders(host, None, Some(key))?;
         let visit = |found: KeyRows| {
-            stores::forget_held(host, rows, &mut held, |(name, _)| *name < found.name)?;
+            stores::forget_held(
+                host,
+                rows,
+                &mut held,
+                |(name, _)| *name < found.name,
+                |(name, _)| {
+                    forgotten.insert(name);
+                },
+            )?;
             if found.key == key && stores::delete_key(host, rows, &found.name, key)? {
                 forgotten.insert(found.name);
             }
@@ -50,6 +58,14 @@ pub fn delete_rows<H: Host>(host: &H, key: &[u8], forgotten: &mut BTreeSet<Vec<u
         let _ = each_key(host, rows, (b"", b""), false, visit)?;
         // With those that came meanwhile.
         held = stores::holders(host, None, Some(key))?;
-        stores::forget_held(host, rows, &mut held, |_| true)
+        stores::forget_held(
+            host,
+            rows,
+            &mut held,
+            |_| true,
+            |(name, _)| {
+                forgotten.insert(name);
+            },
+        )
     })
 }

@@ -88,3 +88,6 @@ SELECT ok FROM rl_hold_all('[{"name": "hs/count", "count": 3}]', id => 'c-3');
 SELECT ok FROM rl_hold_all('[{"name": "hs/count", "count": 3}]', id => 'c-3');
 SELECT count(*) FROM rl_settle_all('c-3');
 SELECT name, allowed, denied, tokens FROM rl_stats() WHERE name = 'hs/count';
+-- Nothing is left for other files.
+DELETE FROM rl_holds WHERE name LIKE 'hs%';
+DELETE FROM rateLimits WHERE name LIKE 'hs%';

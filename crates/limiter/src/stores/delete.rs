@@ -145,16 +145,20 @@ pub(crate) fn holders<H: Host>(host: &H, name: Option<&[u8]>, key: Option<&[u8]>
     }
 }
 
-/// Deletes the holds of the first of these keys while they are `due`, and takes them out.
+/// Deletes the holds of the first of these keys while they are `due`, and takes them out; `had` is told those that had a
+/// state.
 pub(crate) fn forget_held<H: Host>(
     host: &H,
     rows: &dyn Rows,
     held: &mut Keys,
     due: impl Fn(&(Vec<u8>, Vec<u8>)) -> bool,
+    mut had: impl FnMut((Vec<u8>, Vec<u8>)),
 ) -> Result<()> {
-    while let Some((name, key)) = held.first().filter(|first| due(first)).cloned() {
+    while let Some(first) = held.first().filter(|first| due(first)).cloned() {
         host.check_for_interrupts();
-        forget_holds(host, rows, &name, &key)?;
+        if forget_holds(host, rows, &first.0, &first.1)? {
+            had(first);
+        }
         held.pop_first();
     }
     Ok(())

@@ -234,7 +234,7 @@ pub fn forget_name<H: Host>(
         if together && delete::delete_name(host, rows, name, count)? {
             return Ok(());
         }
-        let mut delete = |key: &[u8]| -> Result<()> {
+        let mut delete = |key: &[u8], count: &mut i64| -> Result<()> {
             host.check_for_interrupts();
             match definition(host, name, key)? {
                 Some(definition) if definition.save.is_some() => drop(saved.insert(key.to_vec())),
@@ -244,16 +244,17 @@ pub fn forget_name<H: Host>(
             Ok(())
         };
         let mut held = delete::holders(host, Some(name), None)?;
-        delete(b"")?; // the first key, which comes after no other
+        delete(b"", count)?; // the first key, which comes after no other
         let visit = |found: KeyRows| {
-            delete::forget_held(host, rows, &mut held, |(_, key)| *key < found.key)?;
-            delete(&found.key)?;
+            let due = |(_, key): &(Vec<u8>, Vec<u8>)| *key < found.key;
+            delete::forget_held(host, rows, &mut held, due, |_| *count += 1)?;
+            delete(&found.key, count)?;
             Ok(ControlFlow::Continue(()))
         };
         let _ = each_key(host, rows, (name, b""), true, visit)?;
         // With those that came meanwhile.
         held = delete::holders(host, Some(name), None)?;
-        delete::forget_held(host, rows, &mut held, |_| true)
+        delete::forget_held(host, rows, &mut held, |_| true, |_| *count += 1)
     })?;
     // Their rows are written when they are saved: what is being saved now would bring the old state back.
     for key in saved {
