@@ -68,7 +68,7 @@ impl Limits {
     }
 }
 
-/// Computes what the expiries by `now` make of a row, of at most so many holds: then the row is still due.
+/// Computes what the expiries by `now` make of a row, of at most this number of holds: then the row is still due.
 ///
 /// # Errors
 /// [`LimiterError::BadState`] (55000).

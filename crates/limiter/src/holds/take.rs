@@ -274,7 +274,7 @@ fn contents(rows: &dyn Rows, wanted: &[Wanted]) -> Result<Contents> {
     wanted.iter().map(read).collect()
 }
 
-/// Forgets the holds of states of other kinds, which are gone once the state begins anew.
+/// Forgets the holds of states of other kinds, which are gone once the state begins again.
 fn forget_other_kinds(wanted: &[Wanted], contents: &Contents, seen: &mut [Seen]) {
     for ((wanted, contents), seen) in wanted.iter().zip(contents).zip(seen) {
         if contents.as_ref().is_some_and(|(stored, _)| row::begins_anew(&wanted.target, stored)) {

@@ -145,7 +145,7 @@ pub(crate) fn holders<H: Host>(host: &H, name: Option<&[u8]>, key: Option<&[u8]>
     }
 }
 
-/// Deletes the holds of the first of these keys while they are `due`, and takes them out; `had` is told those that had a
+/// Deletes the holds of the first of these keys while they are `due`, and takes them out; `had` gets those that had a
 /// state.
 pub(crate) fn forget_held<H: Host>(
     host: &H,

@@ -161,7 +161,7 @@ fn unchanged<H: Host>(
     expiry::denial(host, target, *take, &state, expires, answer, false)
 }
 
-/// Whether a row holds another kind's state, so that a change begins the state anew, without the holds of that one.
+/// Whether a row holds another kind's state, so that a change begins the state again, without the holds of that one.
 pub(crate) fn begins_anew(target: &Target, stored: &Stored) -> bool {
     stored.shape().is_some_and(|shape| !target.limit().accepts(shape))
 }
