@@ -194,3 +194,53 @@ fn a_standby_checks_and_refuses_and_goes_on_when_it_is_promoted() {
     // What the standby answered before is of the past, in no order with the primary's answers: it is not recorded.
     judged(&notes);
 }
+
+/// Holds that are open when the primary dies are those of the standby once it is promoted: settled once, extended, or
+/// expired.
+#[test]
+#[ignore = "needs a server: make test"]
+fn open_holds_go_on_when_a_standby_is_promoted() {
+    let server = Server::start();
+    let mut primary = server.client();
+    primary
+        .batch_execute(
+            "SELECT rl_define('tokens', rl_token_bucket(1e-9, '1 day', capacity => 1000));
+             SELECT rl_define('slots', rl_concurrency(3, '1 hour'))",
+        )
+        .unwrap();
+    let standby = server.standby();
+    let mut replica = standby.client();
+    let several =
+        r#"[{"name": "tokens", "key": "k", "count": 100}, {"name": "slots", "key": "k"}]"#;
+    primary
+        .batch_execute(&format!(
+            "SELECT rl_hold('tokens', 'k', 200, ttl => '1 hour', id => 'open');
+             SELECT rl_hold('tokens', 'k', 300, ttl => '100 ms', id => 'dead');
+             SELECT rl_hold_all('{several}', ttl => '1 hour', id => 'several')"
+        ))
+        .unwrap();
+    catch_up(&mut primary, &mut replica);
+    let held = "SELECT held FROM rl_status('tokens', 'k')";
+    let open: f64 = replica.query_one(held, &[]).unwrap().get(0);
+    assert!(open == 300.0 || open == 600.0, "{open}"); // of the dead one until it expires
+    for call in ["rl_settle('open', 0)", "rl_settle('none')", "rl_hold('tokens', 'k')"] {
+        let error = replica.batch_execute(&format!("SELECT {call}")).unwrap_err();
+        let read_only = SqlState::READ_ONLY_SQL_TRANSACTION;
+        assert_eq!(error.code(), Some(&read_only), "{call}: {error:?}");
+    }
+    server.kill();
+    assert!(replica.query_one("SELECT pg_promote()", &[]).unwrap().get::<_, bool>(0));
+    wait_until(&mut replica, "remaining = 700 FROM rl_check('tokens', 'k')");
+    let mut number = |sql: &str| replica.query_one(sql, &[]).unwrap().get::<_, f64>(0);
+    // More than the dead one, which has come back, and what is left.
+    assert_eq!(number("SELECT remaining FROM rl_hold('tokens', 'k', 250, id => 'open')"), 650.0);
+    assert_eq!(number("SELECT remaining FROM rl_settle('open', 40)"), 860.0);
+    assert_eq!(number("SELECT count(*)::float8 FROM rl_settle('open', 40) WHERE ok"), 0.0);
+    assert_eq!(number("SELECT remaining FROM rl_check('slots', 'k')"), 2.0);
+    assert_eq!(number("SELECT count(*)::float8 FROM rl_settle_all('several', '0')"), 2.0);
+    assert_eq!(number("SELECT remaining FROM rl_check('slots', 'k')"), 3.0);
+    // It settles late, and pays.
+    assert_eq!(number("SELECT remaining FROM rl_settle('dead', 60)"), 900.0);
+    assert_eq!(number("SELECT count(*)::float8 FROM rl_holds"), 0.0);
+    whole(&mut replica).unwrap();
+}
