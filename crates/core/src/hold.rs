@@ -92,6 +92,14 @@ impl Hold {
         !self.charge && self.count > self.old
     }
 
+    /// The first expiry of holds that give tokens back: of this one and others, of which the first is known.
+    pub fn first_expiry(&self, others: Option<Micros>) -> Option<Micros> {
+        match self.returns() {
+            true => Some(others.map_or(self.expires_at, |first| first.min(self.expires_at))),
+            false => others,
+        }
+    }
+
     /// The same hold, which gives nothing back any more.
     pub fn lost(self) -> Hold {
         Hold { old: self.count, ..self }

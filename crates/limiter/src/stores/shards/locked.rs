@@ -73,9 +73,8 @@ impl<'a> LockedRows<'a> {
 
     /// Notes when a hold expires that is written next.
     pub(crate) fn expires_by(&mut self, hold: &Hold) {
-        if hold.returns() && !Fault::ExpiresForgotten.is_on() {
-            let first = self.expires.map_or(hold.expires_at, |first| first.min(hold.expires_at));
-            self.expires = Some(first);
+        if !Fault::ExpiresForgotten.is_on() {
+            self.expires = hold.first_expiry(self.expires);
         }
     }
 
