@@ -629,7 +629,11 @@ impl Calls {
     fn rows(&mut self, name: &str, key: &str) -> String {
         let random = &mut self.random;
         match random.u8(..10) {
-            0 => format!("DELETE FROM rateLimits WHERE name = {name} AND key = {key}"),
+            // An owner who deletes a row deletes the holds of its key, too.
+            0 => format!(
+                "WITH holds AS (DELETE FROM rl_holds WHERE name = {name} AND key = {key})
+                 DELETE FROM rateLimits WHERE name = {name} AND key = {key}"
+            ),
             1 => format!(
                 "UPDATE rateLimits SET value = value / 2 WHERE name = {name} AND key = {key}"
             ),

@@ -183,3 +183,6 @@ BEGIN READ ONLY;
 SELECT error_of($$ SELECT rl_hold_all('[{"name": "ha/batch"}]') $$) AS hold, error_of($$ SELECT rl_settle_all('only') $$) AS settle;
 ROLLBACK;
 SELECT remaining FROM rl_settle_all('only', '0');
+-- Nothing is left for other files.
+TRUNCATE rl_holds;
+DELETE FROM rateLimits WHERE name LIKE 'ha/%';

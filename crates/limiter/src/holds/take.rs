@@ -57,6 +57,10 @@ impl Verdict {
     pub(super) fn held(&self, wanted: &Wanted) -> f64 {
         match (self.passes, self.decision.ok, &self.after) {
             (false, ..) => self.had,
+            // Slots that it had may have been free since.
+            (true, true, Some(_)) if wanted.target.limit().concurrency().is_some() => {
+                if self.answer.enforced { self.had + self.took } else { wanted.count.max(self.had) }
+            }
             // A dry run lets all pass, whatever the limit has.
             (true, true, Some(after)) if self.answer.enforced => after.count,
             _ => wanted.count.max(self.had),
