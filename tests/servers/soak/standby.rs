@@ -222,7 +222,7 @@ fn open_holds_go_on_when_a_standby_is_promoted() {
     catch_up(&mut primary, &mut replica);
     let held = "SELECT held FROM rl_status('tokens', 'k')";
     let open: f64 = replica.query_one(held, &[]).unwrap().get(0);
-    assert!(open == 300.0 || open == 600.0, "{open}"); // of the dead one until it expires
+    assert!(open == 300.0 || open == 600.0, "{open}"); // with the dead one until it expires
     for call in ["rl_settle('open', 0)", "rl_settle('none')", "rl_hold('tokens', 'k')"] {
         let error = replica.batch_execute(&format!("SELECT {call}")).unwrap_err();
         let read_only = SqlState::READ_ONLY_SQL_TRANSACTION;
