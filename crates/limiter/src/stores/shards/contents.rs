@@ -37,7 +37,7 @@ pub(crate) struct KeyShards<'a> {
     pub(super) matches_limit: bool,
     /// The versions of the rows, for a limit that they match.
     pub(super) tuples: Vec<TupleId>,
-    /// As in [`Row`](crate::ports::Row), of row 0.
+    /// As in [`Row`], of row 0.
     pub(crate) expires: Option<Micros>,
 }
 
