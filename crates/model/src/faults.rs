@@ -227,7 +227,7 @@ const FAULTS: [(Fault, Wrong, &str); 45] = [
         Wrong::Unexplained,
         "hold a 2 :x ~2; commit; settle :x 0 | take a 2; commit; take a 3 (window) (clock)",
     ),
-    (Fault::ExpiresForgotten, Wrong::ExpiryOverlooked, "hold a 2 | hold a 2"),
+    (Fault::ExpiresForgotten, Wrong::ExpiryOverlooked, "hold a 1 :x | hold a 2 :x"),
     (Fault::ShardForgotten, Wrong::TakeLost, "take a 2 @1 | credit a 1 @1"),
 ];
 
