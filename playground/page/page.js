@@ -133,12 +133,14 @@ class Panel {
 
     // Adds an answer to the level, which was BEFORE when the call came.
     sample({ at, body: { result } }, before) {
-        if (this.kind === 'fixed window' && this.resetAt < at) {
+        const resetAt = Date.parse(result.reset_at);
+        // Also where the call came before the turn and was answered after it.
+        if (this.kind === 'fixed window' && resetAt > this.resetAt + this.period / 2) {
             this.step(this.resetAt, this.samples.at(-1)?.tokens ?? before);
             this.step(this.resetAt, before); // all at once
         }
         this.capacity = result.capacity;
-        this.resetAt = Date.parse(result.reset_at);
+        this.resetAt = resetAt;
         this.step(at, before);
         this.step(at, result.remaining);
         this.count();

@@ -133,6 +133,11 @@ test('the time line shows circles above and crosses below, and the level', async
 test('a fixed window is full again at its turn, at once', async () => {
     const page = await visit({ 'b-rate': 3, 'b-period': 3 });
     await hit(page);
+    // Answers that were under way at the turn.
+    await page.route(/\/check\?name=b/, async (route) => {
+        await new Promise((resolve) => { setTimeout(resolve, 1000); });
+        await route.continue();
+    });
     await page.waitForFunction(() => {
         const level = [...document.querySelector('#b polyline').points];
         const rises = level.flatMap(({ x, y }, n) => (n > 0 && y < level[n - 1].y ? [{ x, from: level[n - 1].x, y }] : []));
