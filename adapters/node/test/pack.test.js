@@ -14,7 +14,7 @@ const source = fileURLToPath(new URL('..', import.meta.url));
 const run = (program, args, cwd) =>
     promisify(execFile)(program, args, { cwd }).catch((error) => assert.fail(`${error.stdout}${error.stderr}`));
 const PACKAGE = 'postgres-rate-limit';
-const PARTS = ['express-rate-limit', 'hono', 'nest'].map((part) => `${PACKAGE}/${part}`);
+const PARTS = ['express-rate-limit', 'hono', 'nest', 'browser'].map((part) => `${PACKAGE}/${part}`);
 
 const PROGRAM = `
 const row = { name: 'public', ok: true, wait: null, at: null, remaining: '1', capacity: 2, reset: 1.5 };
@@ -35,12 +35,19 @@ import { RateLimiter, tokenBucket, type Result } from '${PACKAGE}';
 import { RateLimitStore } from '${PARTS[0]}';
 import { RateLimitStore as OfHono } from '${PARTS[1]}';
 import { RateLimitThrottlerStorage } from '${PARTS[2]}';
+import { calculate, watchRateLimit, type Snapshot } from '${PARTS[3]}';
+import { useCountdown, useRateLimit } from '${PACKAGE}/react';
 const limiter = new RateLimiter({ a: tokenBucket({ rate: 1, period: 1, keyed: true }) });
 export const result: Promise<Result> = limiter.limit('a', { key: 'b' });
 // @ts-expect-error
 limiter.limit('b');
 // @ts-expect-error
 limiter.limit('a');
+const watch = watchRateLimit(() => limiter.getValue('a', { key: 'b' }));
+export const snapshot: Snapshot = watch.getSnapshot();
+export const seconds = () => useCountdown(useRateLimit(watch).status?.retryAt);
+// @ts-expect-error
+calculate({});
 export const stores = [RateLimitStore, OfHono, RateLimitThrottlerStorage];`;
 const RESOLUTIONS = { nodenext: 'nodenext', bundler: 'esnext', node10: 'commonjs' };
 

@@ -32,7 +32,8 @@ test('the package of npm pack is installed, and the README is right', async (con
     const [packed] = JSON.parse(await run('npm', ['pack', '--json', '--pack-destination', folder], { cwd: source }));
     const files = packed.files.map(({ path }) => path).sort();
     const sources = (await readdir(`${source}/src`)).map((name) => path.parse(name));
-    const built = sources.flatMap(({ name, ext }) => [`dist/${name}.${ext[1]}js`, `dist/${name}.d${ext}`]);
+    const forBrowsers = ['browser', 'calculate', 'calendar', 'react', 'watch'].map((name) => ({ name, ext: '.cts' }));
+    const built = [...sources, ...forBrowsers].flatMap(({ name, ext }) => [`dist/${name}.${ext[1]}js`, `dist/${name}.d${ext}`]);
     assert.deepEqual(files, ['LICENSE', 'README.md', 'package.json', 'ratelimit.sql', ...built].sort());
 
     const readme = await readFile(`${source}/README.md`, 'utf8');

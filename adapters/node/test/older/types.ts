@@ -1,10 +1,16 @@
 // As TypeScript resolves a package that knows no "exports": what Nest's own starter project was made with for years.
 import type { ThrottlerStorage } from '@nestjs/throttler';
+import { calculate } from 'postgres-rate-limit/browser';
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
 import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
+import { useRateLimit } from 'postgres-rate-limit/react';
 
 const pool = { query: async () => ({ rows: [] }) };
 export const store = new RateLimitStore({ pool, name: 'api' });
 // @ts-expect-error
 new RateLimitStore({ pool });
 export const storage: ThrottlerStorage = new RateLimitThrottlerStorage({ pool, name: 'api' });
+export const remaining: number | null = calculate({ config: {}, state: null, now: 0, blockedUntil: null }).remaining;
+export const status = () => useRateLimit(async () => ({ config: {}, state: null, now: 0, blockedUntil: null })).status;
+// @ts-expect-error
+useRateLimit('/limits');

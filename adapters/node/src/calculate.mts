@@ -1,0 +1,221 @@
+// What the limiter answers, computed from what rl_value returns: the formulas of crates/core/src/kinds, in whole
+// microseconds.
+import { calendarOf, type Windows } from './calendar.mjs';
+
+/** What rl_value returns, and getValue of the client. */
+export interface Value {
+    config: Record<string, any>;
+    /** null: full. */
+    state: { value: number; ts: number; [field: string]: any } | null;
+    /** Epoch milliseconds, by the database's clock. */
+    now: number;
+    blockedUntil: number | null;
+}
+
+/** The answer to a call. Times are numbers, epoch milliseconds. */
+export interface Status {
+    /** Whether the call is admitted. */
+    ok: boolean;
+    /** From when on the same call can pass. null: it is admitted, or it never can. */
+    retryAt: number | null;
+    /** Tokens left after the call; negative: a debt. null: the key is exempt. */
+    remaining: number | null;
+}
+
+/** When the call passes, in microseconds, and the tokens left. 0: now; infinite: never. */
+type Answer = [passesAt: number, remaining: number];
+
+const HOUR = 3_600_000_000;
+const TEN_YEARS = 315_576_000_000_000;
+/** The latest time of an answer, in milliseconds: 9999-12-30. */
+const LATEST = 253_402_128_000_000;
+/** Of a span in microseconds, beyond which nothing is computed: half of the largest. */
+const LONGEST = 2 ** 62;
+
+const micros = (milliseconds: number) => Math.trunc(milliseconds) * 1000 + Math.round((milliseconds % 1) * 1000);
+const millis = (microseconds: number) => Math.trunc(microseconds / 1000) + (microseconds % 1000) / 1000;
+const above = (number: number, divisor: number) => ((number % divisor) + divisor) % divisor;
+const tolerance = (capacity: number) => 1e-9 * Math.max(capacity, 1);
+
+/** Whole where only float error keeps it from that. */
+function rounded(tokens: number, capacity: number): number {
+    const whole = Math.round(tokens);
+    const near = Math.abs(tokens - whole) <= Math.min(tolerance(capacity), 1e-6);
+    return near && whole <= capacity ? whole + 0 : tokens;
+}
+
+/** A count too small to change the float takes its last bit. */
+function subtract(available: number, count: number): number {
+    const left = available - count;
+    return left === available && count > 0 ? available - Math.abs(available) * 2 ** -53 : left;
+}
+
+/** The first time from `at` on at which a call passes, which floats may have missed by their last bits. */
+function confirmed(at: number, now: number, passes: (at: number) => boolean): number {
+    let wait = Math.max(at - now, 0);
+    for (let tries = 0; tries < 4 && wait < Infinity; tries += 1) {
+        if (passes(now + wait)) return now + wait;
+        wait += Math.floor(wait / 2 ** 50) + 1;
+    }
+    return Infinity;
+}
+
+function windowsOf({ period, timezone, start }: Value['config']): Windows {
+    if (timezone) return calendarOf(timezone, period, start);
+    const length = micros(period);
+    return {
+        start: (at, phase) => at - above(at - (start === undefined ? phase : micros(start)), length),
+        turns(ts, at) {
+            const since = Math.max(at - ts, 0);
+            const begun = since - (since % length);
+            return [begun / length, ts + begun];
+        },
+        after: (ts, windows) => (windows * length < LONGEST ? ts + windows * length : Infinity),
+    };
+}
+
+/** A token bucket, or a fixed window: tokens that come back up to a capacity. */
+function refill(config: Value['config'], state: Value['state'], now: number, count: number): Answer {
+    const { rate, capacity = rate, overage = false } = config;
+    const slack = tolerance(capacity);
+    const windows = config.kind === 'fixed window' ? windowsOf(config) : undefined;
+    const period = micros(config.period);
+
+    /** When tokens will have come in, counted from ts. */
+    const due = (ts: number, tokens: number) => {
+        if (windows) return windows.after(ts, Math.max(Math.ceil((tokens - slack / 2) / rate), 0));
+        const span = Math.ceil((Math.max(tokens, 0) * period) / rate);
+        return span < LONGEST ? ts + span : Infinity;
+    };
+    /** A debt is at most what comes in within ten years. */
+    const bounded = (value: number, ts: number) => {
+        if (value >= 0 || overage) return value;
+        let most = (TEN_YEARS * rate) / period;
+        if (windows) {
+            const [turns] = windows.turns(ts, windows.after(ts, 1) - 1 + TEN_YEARS);
+            most = (turns * rate + slack / 2) * (1 - 4 * Number.EPSILON);
+        }
+        return Math.max(value, -Math.max(most, slack));
+    };
+    const initial = (phase: number) => (windows && config.start !== 'first request' ? windows.start(now, phase) : now);
+
+    /** The tokens at ts, and those that are left when its window ends: others, if its config has changed since. */
+    let [value, rest, ts] = [capacity, capacity, initial(now)];
+    if (state) {
+        const stored = micros(state.ts);
+        const more = windows && state.added !== undefined ? Math.min(rate, capacity) - state.added : 0;
+        const known = more < -Math.max(state.value, 0) ? Math.min(state.value, 0) : state.value + more;
+        const [here, rolled] = [
+            bounded(known, stored),
+            overage ? Math.max(state.value, 0) : bounded(state.value, stored),
+        ];
+        const missing = capacity - Math.min(overage ? Math.max(here, 0) : here, rolled);
+        // One that is further ahead comes from a wrong clock.
+        if (stored <= now + HOUR || stored <= due(now, Math.max(missing, capacity, windows ? rate : 0)))
+            [value, rest, ts] = [here, rolled, stored];
+        else ts = initial(stored);
+    }
+    const at = (time: number): [ts: number, tokens: number] => {
+        if (!windows) return [Math.max(ts, time), Math.min(value + (Math.max(time - ts, 0) * rate) / period, capacity)];
+        const [turns, begun] = windows.turns(ts, time);
+        return [begun, Math.min((turns > 0 ? rest : value) + turns * rate, capacity)];
+    };
+    const passes = (tokens: number) => overage || count - tokens <= slack;
+
+    const [since, tokens] = at(now);
+    if (passes(tokens)) return [0, rounded(subtract(tokens, count), capacity)];
+    // Until then other tokens are left.
+    const from = since === ts && value !== rest ? Math.max(windows!.after(ts, 1), now) : now;
+    const [begun, left] = at(from);
+    const first = count > capacity + slack ? Infinity : passes(left) ? from : due(begun, count - left);
+    return [confirmed(first, from, (time) => passes(at(time)[1])), rounded(tokens, capacity)];
+}
+
+/** Two counters, aligned to the epoch, of which the earlier one fades. */
+function slidingWindow(config: Value['config'], state: Value['state'], now: number, count: number): Answer {
+    const { rate } = config;
+    const period = micros(config.period);
+    const most = rate + tolerance(rate);
+    const floor = (time: number) => time - above(time, period);
+    let [value, prior, ts] = state ? [state.value, state.prior, micros(state.ts)] : [0, 0, 0];
+    // One that is further ahead comes from a wrong clock.
+    if (ts > now + Math.max(HOUR, 2 * period)) value = prior = ts = 0;
+    ts = floor(ts);
+    /** What fades and what does not, in the window that begins then. */
+    const at = (time: number): [fades: number, stays: number, begun: number] => {
+        const begun = floor(time);
+        if (begun <= ts) return [prior, value, ts];
+        return [begun === ts + period ? value : 0, 0, begun];
+    };
+    const used = (time: number, more = 0) => {
+        const [fades, stays, begun] = at(time);
+        return fades * Math.max(1 - Math.max(time - begun, 0) / period, 0) + (stays + more);
+    };
+    const left = (count: number) => rounded(Math.max(rate - used(now, count), 0), rate);
+    const passes = (time: number) => used(time) + count <= most;
+    if (count === 0 || passes(now)) return [0, left(count)];
+
+    let [fades, stays, begun] = at(now);
+    if (stays + count > most || fades <= 0) [fades, stays, begun] = [stays, 0, begun + period];
+    const share = Math.min(Math.max(1 - (rate - stays - count) / fades, 0), 1);
+    const first = count > most ? Infinity : begun + Math.ceil(share * period);
+    return [confirmed(first, now, passes), left(0)];
+}
+
+/** Tokens or slots that are taken, each until a time; sorted. */
+function places(most: number, until: number[], now: number, count: number): Answer {
+    const taken = until.filter((end) => end > now);
+    const left = most - taken.length;
+    if (count === 0 || count <= left) return [0, Math.max(left - count, 0)];
+    return [count > most ? Infinity : (taken[count - left - 1] ?? Infinity), Math.max(left, 0)];
+}
+
+function slidingLog(config: Value['config'], state: Value['state'], now: number, count: number): Answer {
+    const period = micros(config.period);
+    let log: number[] = (state?.log ?? []).map(micros);
+    // One that is further ahead comes from a wrong clock.
+    if (log.at(-1)! > now + Math.max(HOUR, period)) log = [];
+    // A clock behind the newest entry stands still until it has caught up.
+    const present = Math.max(log.at(-1) ?? now, now);
+    return places(
+        config.rate,
+        log.map((taken) => taken + period),
+        present,
+        count,
+    );
+}
+
+function concurrency(config: Value['config'], state: Value['state'], now: number, count: number): Answer {
+    const leases: [id: number, expires: number][] = state?.leases ?? [];
+    const ends = leases.map(([, expires]) => micros(expires)).sort((one, other) => one - other);
+    return places(config.slots, ends, now, count);
+}
+
+const KINDS: Record<string, typeof refill> = {
+    'token bucket': refill,
+    'fixed window': refill,
+    'sliding window': slidingWindow,
+    'sliding log': slidingLog,
+    concurrency,
+};
+
+/**
+ * What rl_check would answer at a time, epoch milliseconds by the database's clock, if no other call came before. A kind
+ * or a time zone that is not known here, and a dry run, admit: the server decides.
+ */
+export function calculate(value: Value, at: number = value.now, count = 1): Status {
+    if (!(count >= 0)) throw new RangeError(`count is ${count}`);
+    const { config, state, blockedUntil } = value;
+    if (blockedUntil !== null && blockedUntil > at) {
+        const open = { ...value, blockedUntil: null };
+        const then = calculate(open, blockedUntil, count);
+        const retryAt = blockedUntil < LATEST ? (then.ok ? blockedUntil : then.retryAt) : null;
+        return { ok: false, retryAt, remaining: calculate(open, at, 0).remaining };
+    }
+    const kind = KINDS[config.kind];
+    if (!kind) return { ok: true, retryAt: null, remaining: null };
+    const [passesAt, remaining] = kind(config, state, micros(at), count);
+    const ok = passesAt === 0 || config.enforce === false;
+    const retryAt = ok || passesAt === Infinity ? null : Math.min(millis(passesAt), LATEST);
+    return { ok, retryAt, remaining };
+}

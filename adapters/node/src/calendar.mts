@@ -1,0 +1,71 @@
+// When windows begin: as crates/core/src/kinds/fixed_window.rs and calendar.rs have it, in microseconds. Those of local
+// dates are computed by the time zones of the browser.
+
+export interface Windows {
+    /** The start of the window that a time is in; windows of a fixed length may begin at a phase. */
+    start(at: number, phase: number): number;
+    /** How many windows have begun after ts and by a time, and the start of the last of them. */
+    turns(ts: number, at: number): [windows: number, begun: number];
+    /** The start of the window that begins this number of windows after ts; infinite: none does. */
+    after(ts: number, windows: number): number;
+}
+
+const DAY = 86_400_000;
+/** After it no window begins. */
+const END = Date.UTC(10_000, 0, 1);
+const UNITS = ['year', 'month', 'day', 'hour', 'minute', 'second'] as const;
+
+/** Throws a RangeError for a zone that the browser does not know. */
+export function calendarOf(timeZone: string, period: string, start?: string): Windows {
+    const numeric = Object.fromEntries(UNITS.map((unit) => [unit, 'numeric']));
+    const format = new Intl.DateTimeFormat('en', { ...numeric, timeZone, hourCycle: 'h23' });
+    const [count, unit] = period.split(' ');
+    const every = Number(count);
+    const inMonths = unit.startsWith('month');
+    const [year, month, day] = (start ?? (inMonths ? '1970-01-01' : '1970-01-05')).split('-').map(Number);
+
+    /** What the clocks of the zone show at a time, as if they showed UTC. */
+    const shown = (at: number) => {
+        const parts = format.formatToParts(at);
+        const [year, month, ...rest] = UNITS.map((unit) => Number(parts.find(({ type }) => type === unit)!.value));
+        return Date.UTC(year, month - 1, ...rest);
+    };
+    /** Midnight of the date on which a window begins. A day that a month lacks is its last. */
+    const midnight = (window: number) => {
+        if (!inMonths) return Date.UTC(year, month - 1, day + window * every);
+        const last = new Date(Date.UTC(year, month + window * every, 0));
+        return last.setUTCDate(Math.min(day, last.getUTCDate()));
+    };
+    /** The first time at which the clocks show that, or more, if they skip it. */
+    const boundary = (window: number) => {
+        const local = midnight(window);
+        if (!(local < END)) return Infinity;
+        const times = [local - DAY, local + DAY].map((at) => local - shown(at) + at);
+        let early = Math.min(...times);
+        let late = Math.max(...times);
+        if (shown(early) === local) return early * 1000;
+        while (late - early > 1) {
+            const middle = Math.floor((early + late) / 2);
+            if (shown(middle) < local) early = middle;
+            else late = middle;
+        }
+        return late * 1000;
+    };
+    /** The last window that begins at or before a time: an estimate, corrected. */
+    const windowOf = (at: number) => {
+        let window = Math.floor((at / 1000 - midnight(0)) / DAY / (inMonths ? 30.4 : 1) / every);
+        while (boundary(window) > at) window -= 1;
+        while (boundary(window + 1) <= at) window += 1;
+        return window;
+    };
+
+    return {
+        start: (at) => boundary(windowOf(at)),
+        turns(ts, at) {
+            const window = windowOf(at);
+            const begun = boundary(window);
+            return begun > ts ? [window - windowOf(ts), begun] : [0, ts];
+        },
+        after: (ts, windows) => (windows < 1 ? ts : boundary(windowOf(ts) + windows)),
+    };
+}

@@ -1,0 +1,45 @@
+// Hooks of React on a limit that the browser watches; and all of browser.mts.
+import { useCallback, useEffect, useMemo, useRef, useSyncExternalStore } from 'react';
+
+import type { Value } from './calculate.mjs';
+import { watchRateLimit, type RateLimitWatch, type Snapshot, type WatchOptions } from './watch.mjs';
+
+export * from './browser.mjs';
+
+/**
+ * A limit as the browser knows it, which renders again when it changes. `source` is a function that gets the value, of
+ * which the latest is called, or what watchRateLimit returned, for components that share it; that has its own options.
+ */
+export function useRateLimit(source: (() => Promise<Value>) | RateLimitWatch, options?: WatchOptions) {
+    const { count, shared } = options ?? {};
+    const latest = useRef(source);
+    useEffect(() => {
+        latest.current = source;
+    });
+    const own = useMemo(
+        () => watchRateLimit(() => (latest.current as () => Promise<Value>)(), { count, shared }),
+        [count, shared],
+    );
+    const { subscribe, getSnapshot, refresh } = typeof source === 'function' ? own : source;
+    const snapshot: Snapshot = useSyncExternalStore(subscribe, getSnapshot, getSnapshot);
+    return { ...snapshot, refresh };
+}
+
+/** Whole seconds until a time by this browser's clock, which renders again with each. 0: it is here, or there is none. */
+export function useCountdown(until: number | null | undefined): number {
+    const left = useCallback(() => Math.max((until ?? 0) - Date.now(), 0), [until]);
+    const seconds = () => Math.ceil(left() / 1000);
+    const subscribe = useCallback(
+        (listener: () => void) => {
+            let timer: ReturnType<typeof setTimeout> | undefined;
+            const next = () => {
+                listener();
+                if (left() > 0) timer = setTimeout(next, left() % 1000 || 1000);
+            };
+            next();
+            return () => clearTimeout(timer);
+        },
+        [left],
+    );
+    return useSyncExternalStore(subscribe, seconds, seconds);
+}

@@ -1,0 +1,137 @@
+// A store of a limit's status, for any framework: it asks the application for the value, computes the status of it, and
+// asks again when a denial ends.
+import { calculate, type Status, type Value } from './calculate.mjs';
+
+export interface WatchOptions {
+    /** The tokens that `status` is about. Default: 1. */
+    count?: number;
+    /** `true`: many browsers share the key. Each asks again at a moment of its own, up to a tenth of the wait later. */
+    shared?: boolean;
+}
+
+export interface Snapshot {
+    /** The limit's status; undefined until the first value has come. */
+    status: Status | undefined;
+    /** The status at a time, for a count. Default: now, 1. Times are by this browser's clock, as in `status`. */
+    check(at?: number, count?: number): Status | undefined;
+    /** Milliseconds by which the database's clock is ahead of this browser's. */
+    offset: number | undefined;
+    /** Why the latest value did not come. `status` is that of the one before. */
+    error: unknown;
+}
+
+/** A store as frameworks use it. */
+export interface RateLimitWatch {
+    /** Calls the listener when the snapshot has changed. Returns what ends that. */
+    subscribe(listener: () => void): () => void;
+    /** The same object until something changes. */
+    getSnapshot(): Snapshot;
+    /** Asks for the value: after a call that took tokens. Does not reject: see `error`. */
+    refresh(): Promise<void>;
+}
+
+/** The least time from one attempt to the next that the watch makes on its own. */
+const PAUSE = 1000;
+/** The longest, after several that failed. */
+const LONGEST_PAUSE = 60_000;
+const LONGEST_DELAY = 2 ** 31 - 1;
+
+/**
+ * Watches a limit. `getValue` is the application's: a fetch of its own route. While there is a listener it is called
+ * first, when a denial ends, and when the page is shown again.
+ */
+export function watchRateLimit(
+    getValue: () => Promise<Value>,
+    { count = 1, shared = false }: WatchOptions = {},
+): RateLimitWatch {
+    const page = (globalThis as any).document;
+    const listeners = new Set<() => void>();
+    let snapshot: Snapshot = { status: undefined, check: () => undefined, offset: undefined, error: undefined };
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    /** When the status changes without an answer, and when to ask again. */
+    let [endsAt, askAt] = [Infinity, Infinity];
+    /** The latest attempt, whether it is under way, and how many failed since a value came. */
+    let [latest, isAsking, failures] = [0, false, 0];
+
+    function show(changes: Partial<Snapshot>) {
+        snapshot = { ...snapshot, ...changes };
+        listeners.forEach((listener) => listener());
+    }
+
+    function schedule() {
+        clearTimeout(timer);
+        if (listeners.size > 0)
+            timer = setTimeout(tick, Math.min(endsAt - Date.now(), askAt - Date.now(), LONGEST_DELAY));
+    }
+    function tick() {
+        const now = Date.now();
+        if (now >= endsAt) {
+            endsAt = Infinity;
+            show({ status: snapshot.check(now) });
+        }
+        if (now >= askAt) refresh();
+        else schedule();
+    }
+
+    /** A value that has just come, after an attempt that began then. */
+    function accept(value: Value, began: number) {
+        const now = Date.now();
+        // The database's clock showed value.now a moment ago. So no retryAt is too early.
+        const offset = value.now - now;
+        const check = (at = Date.now(), asked = count): Status => {
+            const { ok, retryAt, remaining } = calculate(value, at + offset, asked);
+            return { ok, retryAt: retryAt === null ? null : Math.ceil(retryAt - offset), remaining };
+        };
+        const status = check(now);
+        [failures, askAt, endsAt] = [0, Infinity, Infinity];
+        if (status.retryAt !== null) {
+            if (shared) status.retryAt += Math.ceil((Math.random() * (status.retryAt - now)) / 10);
+            endsAt = status.retryAt;
+            askAt = Math.max(endsAt, began + PAUSE);
+        }
+        show({ status, check, offset, error: undefined });
+    }
+
+    async function refresh() {
+        const attempt = (latest += 1);
+        const began = Date.now();
+        [isAsking, askAt] = [true, Infinity];
+        // Of an attempt after which another one began, nothing is used: that one knows more.
+        try {
+            const value = await getValue();
+            if (attempt !== latest) return;
+            if (!value?.config?.kind || !value.now) throw new TypeError('this is no value of rl_value');
+            accept(value, began);
+        } catch (error) {
+            if (attempt !== latest) return;
+            failures += 1;
+            askAt = Date.now() + Math.min(PAUSE * 2 ** failures, LONGEST_PAUSE);
+            show({ error });
+        }
+        isAsking = false;
+        schedule();
+    }
+
+    function shown() {
+        if (page.visibilityState === 'visible') refresh();
+    }
+
+    return {
+        subscribe(listener) {
+            const own = () => listener();
+            listeners.add(own);
+            if (listeners.size === 1) {
+                page?.addEventListener('visibilitychange', shown);
+                if (!isAsking) refresh();
+            }
+            return () => {
+                listeners.delete(own);
+                if (listeners.size > 0) return;
+                page?.removeEventListener('visibilitychange', shown);
+                clearTimeout(timer);
+            };
+        },
+        getSnapshot: () => snapshot,
+        refresh,
+    };
+}
