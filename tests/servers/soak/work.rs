@@ -157,11 +157,13 @@ fn prepare(mut client: Client, n: usize, round: Round) -> Result<(Client, Take),
     };
     let synchronous = if round.synchronous { "on" } else { "off" };
     client.batch_execute(&format!(
-        "SET application_name = 'session'; SET {timeouts}; SET synchronous_commit = {synchronous};
+        "SET application_name = 'session'; SET synchronous_commit = {synchronous};
          SET default_transaction_isolation = '{level}'"
     ))?;
     let note = "current_setting('soak.work')::bigint, $1, $2, $3, clock_timestamp()";
     let take = Take::prepare(&mut client, LIMITER, note)?;
+    // Last: a slow machine needs longer to prepare.
+    client.batch_execute(&format!("SET {timeouts}"))?;
     Ok((client, take))
 }
 
