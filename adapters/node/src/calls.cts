@@ -55,27 +55,20 @@ export class Calls {
         if (schema !== undefined) this.#prefix = prefix(schema);
     }
 
-    async rows(db: any, call: Call, values: unknown[]): Promise<any[]> {
-        this.#prefix ??= await found(db);
-        const place = this.#prefix;
+    /** With a time-out in milliseconds for each statement. */
+    async rows(db: any, call: Call, values: unknown[], timeout?: number): Promise<any[]> {
+        const place = (this.#prefix ??= await found(db, timeout));
+        const text = SQL[call].replaceAll('$rl_', () => `${place}rl_`);
         try {
-            return await rowsOf(
-                db,
-                SQL[call].replaceAll('$rl_', () => `${place}rl_`),
-                values,
-            );
+            return await rowsOf(db, text, values, timeout);
         } catch (error) {
             throw explained(error, call);
         }
     }
-
-    async row(db: any, call: Call, values: unknown[]): Promise<any> {
-        return (await this.rows(db, call, values))[0];
-    }
 }
 
-async function found(db: any): Promise<string> {
-    const [row] = await rowsOf(db, FIND, []);
+async function found(db: any, timeout?: number): Promise<string> {
+    const [row] = await rowsOf(db, FIND, [], timeout);
     if (!row) throw new Error(MISSING);
     return prefix(row.name);
 }

@@ -1,4 +1,7 @@
-// What a store knows: the connections, the limit's name, where it is kept, and how long to wait; its statements.
+// What a store knows: the connections, the limit's name, where it is kept, how long to wait, and what to do then; its
+// statements.
+import { checkedFailing, isNotNow, isPool, pooled, quietly, type OnError } from './failing.cjs';
+import { inTransaction } from './query.cjs';
 
 /** What a Pool or a Client of pg offers. */
 export interface Queryable {
@@ -16,6 +19,13 @@ export interface RateLimitStoreOptions {
     timeout?: number;
     /** Prepares the statements, which is faster; not for PgBouncer with max_prepared_statements = 0. Default: false. */
     prepare?: boolean;
+    /**
+     * What becomes of a request that can't be counted now: since no server answers, it is full or a standby, or by a
+     * time-out. "open": it passes. Default: "closed", an error. Denials, mistakes and refused logins are errors with both.
+     */
+    onError?: OnError;
+    /** Hears of each request that passed unchecked. Default: a line of console.warn. */
+    onUnchecked?: (error: Error) => void;
 }
 
 /** The limiter's clock in epoch milliseconds: what a test has set (a time, or such milliseconds), or the server's. */
@@ -46,6 +56,8 @@ const SQL = {
 
 export type Statement = keyof typeof SQL;
 
+const warn = ({ message }: Error) => console.warn(`postgres-rate-limit: a request passes unchecked: ${message}`);
+
 export class Database {
     readonly kind: string;
     readonly name: string;
@@ -53,9 +65,12 @@ export class Database {
     #pool: any;
     #timeout: number;
     #prepare: boolean;
+    #open: boolean;
+    #onUnchecked: (error: Error) => void;
 
     constructor(kind: string, options: RateLimitStoreOptions) {
-        const { pool, name, store = 'table', timeout = 5000, prepare = false } = options ?? {};
+        const { pool, name, store = 'table', timeout = 5000, prepare = false, onError } = options ?? {};
+        const { onUnchecked = warn } = options ?? {};
         if (typeof pool?.query !== 'function') {
             throw new TypeError(`${kind}: pool must be a Pool of pg`);
         }
@@ -65,11 +80,12 @@ export class Database {
         if (store !== 'table' && store !== 'memory') {
             throw new TypeError(`${kind}: store is ${store}; allowed: "table", "memory"`);
         }
-        if (!Number.isInteger(timeout) || timeout < 1 || timeout > 2 ** 31 - 1) {
-            throw new TypeError(`${kind}: timeout is ${timeout}; allowed: milliseconds, an integer from 1 on`);
-        }
+        checkedFailing(`${kind}: `, { onError, timeout });
         if (typeof prepare !== 'boolean') {
             throw new TypeError(`${kind}: prepare is ${prepare}; allowed: true, false`);
+        }
+        if (typeof onUnchecked !== 'function') {
+            throw new TypeError(`${kind}: onUnchecked is ${typeof onUnchecked}; allowed: a function`);
         }
         this.kind = kind;
         this.name = name;
@@ -77,36 +93,31 @@ export class Database {
         this.#pool = pool;
         this.#timeout = timeout;
         this.#prepare = prepare;
+        this.#open = onError === 'open';
+        this.#onUnchecked = onUnchecked;
     }
 
     /** The row that a statement of SQL returns, within the time-out. */
     async row(statement: Statement, values: unknown[]): Promise<any> {
-        const config: Record<string, unknown> = { text: SQL[statement], values, query_timeout: this.#timeout };
-        if (this.#prepare) config.name = `ratelimit_store_${statement}`;
-        // No Pool of pg, but one client.
-        if (typeof this.#pool.totalCount !== 'number') return (await this.#pool.query(config)).rows[0];
-        return new Promise((resolve, reject) => {
-            const until = performance.now() + this.#timeout; // the clock may step
-            let late = false;
-            const timer = setTimeout(() => {
-                late = true;
-                reject(new Error(`${this.kind}: there was no connection to the database within ${this.#timeout} ms`));
-            }, this.#timeout);
-            this.#pool.connect((error: unknown, client: any, release: (error?: unknown) => void) => {
-                clearTimeout(timer);
-                if (error) return reject(error);
-                if (late) return release();
-                client.on('error', ignore); // the query ends with it, too
-                config.query_timeout = Math.max(Math.ceil(until - performance.now()), 1);
-                client.query(config, (error: unknown, result: any) => {
-                    client.off('error', ignore);
-                    release(error); // with an error the pool closes the connection
-                    if (error) reject(error);
-                    else resolve(result.rows[0]);
-                });
-            });
-        });
+        const config = {
+            text: SQL[statement],
+            values,
+            name: this.#prepare ? `ratelimit_store_${statement}` : undefined,
+        };
+        const result = isPool(this.#pool)
+            ? await pooled(this.#pool, config, this.#timeout)
+            : await this.#pool.query({ ...config, query_timeout: this.#timeout });
+        return result.rows[0];
+    }
+
+    /** The same; undefined where it fails open. */
+    async rowIfNow(statement: Statement, values: unknown[]): Promise<any> {
+        try {
+            return await this.row(statement, values);
+        } catch (error: any) {
+            if (!this.#open || !isNotNow(error) || inTransaction(this.#pool)) throw error;
+            if (statement === 'take') quietly(() => this.#onUnchecked(error));
+            return undefined;
+        }
     }
 }
-
-function ignore() {}

@@ -73,7 +73,7 @@ function ofDetail(text: unknown, cause: unknown): RateLimitError {
 const INSIDE = ['cause', 'meta', 'driverAdapterError', 'driverError', 'parent', 'originalError'];
 
 /** The error, and all that it wraps, from the outside in. */
-function causes(error: unknown): any[] {
+export function causes(error: unknown): any[] {
     const found: any[] = [error].filter(isObject);
     for (const outer of found) {
         const inner = INSIDE.map((name) => outer[name]).concat(Array.isArray(outer.errors) ? outer.errors : []);
@@ -84,13 +84,13 @@ function causes(error: unknown): any[] {
 }
 const isObject = (value: unknown) => typeof value === 'object' && value !== null;
 
-const sqlstate = (found: any): unknown => found.originalCode ?? found.code;
+export const sqlstate = (found: any): unknown => found.originalCode ?? found.code;
 
 /** The innermost error alone, for logs: a wrapper may show the call's parameters, and so its key. */
 export function innermost(error: unknown): Error {
     const inner = causes(error).at(-1);
     if (!inner) return new Error('unknown');
-    return Object.assign(new Error(inner.originalMessage ?? inner.message), { code: sqlstate(inner) });
+    return Object.assign(new Error(inner.originalMessage ?? inner.message ?? inner.kind), { code: sqlstate(inner) });
 }
 
 /** The SQLSTATE and message of the database's error in this one: of the first that has any of these SQLSTATEs. */

@@ -1,9 +1,10 @@
 /// <reference lib="esnext.disposable" preserve="true" />
 // What is held for a while: a lease of a concurrency limit, and a hold of tokens. Each ends automatically: where a block
 // ends, with `await using`, or a callback.
-import type { Result, RequestResult } from './results.cjs';
+import { ignore } from './failing.cjs';
+import { errorOf, type Result, type RequestResult } from './results.cjs';
 
-type Answer = Pick<Result, 'ok' | 'retryAfter' | 'retryAt'>;
+type Answer = Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'error'>;
 
 /** A lease of a concurrency limit, or a denial (`ok` is false). Left by `await using`, it is released. */
 export class Lease implements Omit<Result, 'resetAt'> {
@@ -17,6 +18,8 @@ export class Lease implements Omit<Result, 'resetAt'> {
     /** Free slots after the call. */
     readonly remaining: number | null;
     readonly capacity: number | null;
+    /** It was granted unchecked, and there is no lease. */
+    declare readonly error?: Result['error'];
     #calls: LeaseCalls;
     #released = false;
 
@@ -28,6 +31,7 @@ export class Lease implements Omit<Result, 'resetAt'> {
         this.retryAt = row.retryAt;
         this.remaining = row.remaining;
         this.capacity = row.capacity;
+        Object.assign(this, errorOf(row));
         this.#calls = calls;
     }
 
@@ -100,6 +104,8 @@ export class Hold extends Held<number, Result> implements Result {
     readonly remaining: number | null;
     readonly capacity: number | null;
     readonly resetAt: Date | null;
+    /** It was allowed unchecked, and there is no hold. */
+    declare readonly error?: Result['error'];
 
     constructor(row: Result & HoldRow, settle: (hold: string, used: number | undefined) => Promise<Result>) {
         super(settle);
@@ -112,6 +118,7 @@ export class Hold extends Held<number, Result> implements Result {
         this.remaining = row.remaining;
         this.capacity = row.capacity;
         this.resetAt = row.resetAt;
+        Object.assign(this, errorOf(row));
     }
 
     protected get nothing(): Result {
@@ -141,6 +148,8 @@ export class HoldAll extends Held<Used, SettleResult[]> {
     readonly retryAt: Date | null;
     /** In the order of the requests. */
     readonly results: HoldRequestResult[];
+    /** They were allowed unchecked, and there is no hold. */
+    declare readonly error?: Result['error'];
 
     constructor(
         answer: Answer,
@@ -153,6 +162,7 @@ export class HoldAll extends Held<Used, SettleResult[]> {
         this.retryAfter = answer.retryAfter;
         this.retryAt = answer.retryAt;
         this.results = results;
+        Object.assign(this, errorOf(answer));
     }
 
     protected get nothing(): SettleResult[] {
@@ -164,8 +174,12 @@ export class HoldAll extends Held<Used, SettleResult[]> {
     }
 }
 
-/** Runs the callback, then releases the lease. */
-export async function released<T>(lease: Lease, run: (lease: Lease) => T | Promise<T>): Promise<T> {
+/** Runs the callback, then releases the lease. Where that fails with an error that IGNORED takes, the lease expires. */
+export async function released<T>(
+    lease: Lease,
+    run: (lease: Lease) => T | Promise<T>,
+    ignored: (error: unknown) => boolean,
+): Promise<T> {
     let value: T;
     try {
         value = await run(lease);
@@ -173,12 +187,16 @@ export async function released<T>(lease: Lease, run: (lease: Lease) => T | Promi
         await lease.release().catch(ignore); // it expires
         throw error;
     }
-    await lease.release();
+    await lease.release().catch(but(ignored));
     return value;
 }
 
 /** Runs the callback, then settles the hold: with what was used, or with all of it; or with none, if it throws. */
-export async function settled<T, H extends Held<any, any>>(hold: H, run: (hold: H) => T | Promise<T>): Promise<T> {
+export async function settled<T, H extends Held<any, any>>(
+    hold: H,
+    run: (hold: H) => T | Promise<T>,
+    ignored: (error: unknown) => boolean,
+): Promise<T> {
     let value: T;
     try {
         value = await run(hold);
@@ -186,8 +204,10 @@ export async function settled<T, H extends Held<any, any>>(hold: H, run: (hold: 
         await hold.end(0).catch(ignore); // it expires
         throw error;
     }
-    await hold.end(undefined);
+    await hold.end(undefined).catch(but(ignored));
     return value;
 }
 
-function ignore() {}
+const but = (ignored: (error: unknown) => boolean) => (error: unknown) => {
+    if (!ignored(error)) throw error;
+};

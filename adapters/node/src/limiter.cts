@@ -24,6 +24,7 @@ import {
     type SettleResult,
     type Used,
 } from './held.cjs';
+import { checkedFailing, isNotNow, quietly, type OnError } from './failing.cjs';
 import { checked, inTransaction, type Database } from './query.cjs';
 import { allOf, date, denial, last, milliseconds, number, resultOf, type AllResult, type Result } from './results.cjs';
 import { innermost, type RateLimitError } from './errors.cjs';
@@ -38,7 +39,7 @@ export interface Decision {
     retryAfter: number | null;
     /** How long the call took. */
     ms: number;
-    /** There was no decision, and `ok` is false: the innermost error. */
+    /** There was no decision: the innermost error. `ok` is true where the call failed open. */
     error?: Error & { code?: string };
 }
 
@@ -49,6 +50,17 @@ export interface RateLimiterOptions {
     schema?: string;
     /** `true`: the names are defined in the database, and calls send no configs: see define and sql. */
     defined?: boolean;
+    /**
+     * What becomes of a call that can't be decided now: since no server answers, it is full or a standby, or by a
+     * time-out. "open": it is allowed, and its result has the error. Default: "closed", the error. Denials, mistakes and
+     * refused logins are errors with both, and so is all in a transaction.
+     */
+    onError?: OnError;
+    /**
+     * The milliseconds after which a statement ends with an error, outside of transactions: to get a connection, and the
+     * answer. Default: none; 5000 with onError "open".
+     */
+    timeout?: number;
     /** Hears of each call that takes, or would have: never of a key. What it throws is ignored. */
     onDecision?: (decision: Decision) => void;
 }
@@ -56,6 +68,10 @@ export interface RateLimiterOptions {
 interface CallOptions {
     /** The transaction, or what else is to run this call. */
     db?: Database;
+}
+interface Asks extends CallOptions {
+    /** What becomes of this call if it can't be decided now. Not with `db`, whose transaction an error aborts. */
+    onError?: OnError;
 }
 interface Throws {
     /** `true`: a denial is a RateLimitError. */
@@ -65,7 +81,7 @@ interface Throws {
     /** Ends the wait. */
     signal?: AbortSignal;
 }
-export interface CheckOptions extends CallOptions {
+export interface CheckOptions extends Asks {
     /** Tokens. Default: 1. */
     count?: number;
     /** May put the limit into debt; retryAt is when the work may begin. */
@@ -80,11 +96,11 @@ export interface CreditOptions extends CallOptions {
     /** When they were taken: none comes back of a window that has ended since. */
     takenAt?: Date;
 }
-export interface AcquireOptions extends CallOptions, Throws {
+export interface AcquireOptions extends Asks, Throws {
     /** Slots. Default: 1. */
     count?: number;
 }
-export interface HoldAllOptions extends CallOptions, Throws {
+export interface HoldAllOptions extends Asks, Throws {
     /** When it expires. Default: 10 minutes. */
     ttl?: Duration;
     /** The hold's id; the same again is the same hold. Default: a random one. */
@@ -120,16 +136,27 @@ export interface Value {
 }
 
 type AnyOptions = Record<string, any>;
+/** A request of several. */
+interface Sent {
+    name: string;
+    key: string;
+}
+
+const OPEN_WITH_DB =
+    'onError is "open" in a call with db: an error aborts its transaction, so nothing can be allowed in it; pass one of them';
 
 export class RateLimiter<const D extends Definitions = {}> {
     readonly definitions: D;
     #db: unknown;
     #schema: string | undefined;
     #defined: boolean;
+    #onError: OnError;
+    #timeout: number | undefined;
     #onDecision: ((decision: Decision) => void) | undefined;
     #calls: Calls;
 
-    constructor(definitions: D & Checked<D>, { db, schema, defined = false, onDecision }: RateLimiterOptions = {}) {
+    constructor(definitions: D & Checked<D>, options: RateLimiterOptions = {}) {
+        const { db, schema, defined = false, onError = 'closed', timeout, onDecision } = options;
         if (typeof definitions !== 'object' || definitions === null) {
             throw new TypeError('the limits of a RateLimiter are an object: their names, and the config of each');
         }
@@ -137,6 +164,9 @@ export class RateLimiter<const D extends Definitions = {}> {
         this.#db = db === undefined ? undefined : checked(db);
         this.#schema = schema;
         this.#defined = defined;
+        checkedFailing('', options);
+        this.#onError = onError;
+        this.#timeout = timeout;
         this.#onDecision = onDecision;
         this.#calls = new Calls(schema);
     }
@@ -146,9 +176,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     limit(name: string, options: LimitOptions & Inline<TokenKind>): Promise<Result>;
     async limit(name: string, options: AnyOptions = {}): Promise<Result> {
         const values = this.#asked(name, options);
-        return this.#passing(name, options, async () =>
-            resultOf(await this.#heard([name], () => this.#row('limit', options, values))),
-        );
+        return this.#passing(name, options, async () => resultOf(await this.#decided('limit', options, values)));
     }
 
     /** What limit would return. Takes nothing. */
@@ -156,9 +184,8 @@ export class RateLimiter<const D extends Definitions = {}> {
     check(name: string, options: CheckOptions & Inline<Kind>): Promise<Result>;
     async check(name: string, options: AnyOptions = {}): Promise<Result> {
         const values = this.#asked(name, options);
-        return this.#passing(name, { ...options, wait: undefined }, async () =>
-            resultOf(await this.#row('check', options, values)),
-        );
+        const once = { ...options, wait: undefined };
+        return this.#passing(name, once, async () => resultOf(await this.#decided('check', options, values)));
     }
 
     /** Fills the limit of the key again; false: it was full. */
@@ -187,18 +214,16 @@ export class RateLimiter<const D extends Definitions = {}> {
     }
 
     /** Takes tokens from several limits: from all of them, or from none. */
-    async limitAll(requests: LimitRequest<D>[], options: CallOptions & Throws = {}): Promise<AllResult> {
-        const [names, list] = this.#listOf(requests);
-        return this.#passingAll(options, async () =>
-            allOf(await this.#heardAll(names, () => this.#rows('limitAll', options, [list]))),
-        );
+    async limitAll(requests: LimitRequest<D>[], options: Asks & Throws = {}): Promise<AllResult> {
+        const list = this.#listOf(requests);
+        return this.#passingAll(options, async () => allOf(await this.#decidedAll('limitAll', list, options)));
     }
 
     /** What limitAll would return. Takes nothing. */
-    async checkAll(requests: LimitRequest<D>[], options: CallOptions & { throws?: boolean } = {}): Promise<AllResult> {
-        const [, list] = this.#listOf(requests);
+    async checkAll(requests: LimitRequest<D>[], options: Asks & { throws?: boolean } = {}): Promise<AllResult> {
+        const list = this.#listOf(requests);
         const once = { ...options, wait: undefined };
-        return this.#passingAll(once, async () => allOf(await this.#rows('checkAll', options, [list])));
+        return this.#passingAll(once, async () => allOf(await this.#decidedAll('checkAll', list, options)));
     }
 
     /** Takes slots of a concurrency limit with one lease, which `await using` releases. */
@@ -212,8 +237,8 @@ export class RateLimiter<const D extends Definitions = {}> {
         };
         const values = [name, keyOf(options), count, this.#configOf(name, options)];
         return this.#passing(name, options, async () => {
-            const row = await this.#heard([name], () => this.#row('acquire', options, values));
-            return new Lease({ ...resultOf(row), lease: row.lease, expiresAt: date(row.expires) }, calls);
+            const row = await this.#decided('acquire', options, values);
+            return new Lease({ ...resultOf(row), lease: row.lease ?? null, expiresAt: date(row.expires) }, calls);
         });
     }
 
@@ -229,7 +254,8 @@ export class RateLimiter<const D extends Definitions = {}> {
         run: (lease: Lease) => T | Promise<T>,
     ): Promise<T>;
     async withLease<T>(name: string, options: AnyOptions, run: (lease: Lease) => T | Promise<T>): Promise<T> {
-        return released(await this.acquire(name, { ...options, throws: true } as any), run);
+        const lease = await this.acquire(name, { ...options, throws: true } as any);
+        return released(lease, run, (error) => this.#opens(options, error));
     }
 
     /** Extends a lease by its limit's ttl; null: it has expired, or was released. */
@@ -258,7 +284,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         const asked = [name, keyOf(options), count, interval(ttl)];
         const values = [...asked, id, atLeast, onExpiry, reserve, this.#configOf(name, options)];
         return this.#passing(name, options, async () => {
-            const row = await this.#heard([name], () => this.#row('hold', options, values));
+            const row = await this.#decided('hold', options, values);
             return new Hold({ ...resultOf(row), ...holdOf(row) }, (hold, used) => this.settle(hold, used, { db }));
         });
     }
@@ -279,7 +305,8 @@ export class RateLimiter<const D extends Definitions = {}> {
     ): Promise<T>;
     withHold<T>(name: string, options: HoldOptions & Inline<HoldKind>, run: (hold: Hold) => T | Promise<T>): Promise<T>;
     async withHold<T>(name: string, options: AnyOptions, run: (hold: Hold) => T | Promise<T>): Promise<T> {
-        return settled(await this.hold(name, { ...options, throws: true } as any), run);
+        const hold = await this.hold(name, { ...options, throws: true } as any);
+        return settled(hold, run, (error) => this.#opens(options, error));
     }
 
     /** Holds tokens of several limits: of all of them, or of none. */
@@ -288,10 +315,9 @@ export class RateLimiter<const D extends Definitions = {}> {
         options: HoldAllOptions = {},
     ): Promise<HoldAll> {
         const { ttl, id = null, onExpiry = null, db } = options;
-        const [names, list] = this.#listOf(requests);
-        const values = [list, interval(ttl), id, onExpiry];
+        const list = this.#listOf(requests);
         return this.#passingAll(options, async () => {
-            const rows = await this.#heardAll(names, () => this.#rows('holdAll', options, values));
+            const rows = await this.#decidedAll('holdAll', list, options, [interval(ttl), id, onExpiry]);
             const all = allOf(rows);
             const results = all.results.map((result, n) => ({ ...result, ...holdOf(rows[n]) }));
             return new HoldAll(all, results, (hold, used) => this.settleAll(hold, used, { db }));
@@ -313,7 +339,8 @@ export class RateLimiter<const D extends Definitions = {}> {
         options: HoldAllOptions,
         run: (hold: HoldAll) => T | Promise<T>,
     ): Promise<T> {
-        return settled(await this.holdAll(requests, { ...options, throws: true }), run);
+        const hold = await this.holdAll(requests, { ...options, throws: true });
+        return settled(hold, run, (error) => this.#opens(options, error));
     }
 
     /** Defines the limits in the database, where they differ; returns the names of those. Undefines none. */
@@ -338,11 +365,21 @@ export class RateLimiter<const D extends Definitions = {}> {
         throw new TypeError('nothing runs SQL: pass db to RateLimiter, or with the call');
     }
 
-    #rows(call: Call, options: AnyOptions, values: unknown[]): Promise<any[]> {
-        return this.#calls.rows(this.#of(options), call, values);
+    async #rows(call: Call, options: AnyOptions, values: unknown[]): Promise<any[]> {
+        const db = this.#of(options);
+        // In a transaction the statement would go on, and the next one wait for it.
+        const isOwn = options.db === undefined && !inTransaction(db);
+        const { onError = this.#onError } = options;
+        const timeout = this.#timeout ?? (onError === 'open' ? 5000 : undefined);
+        return this.#calls.rows(db, call, values, isOwn ? timeout : undefined);
     }
-    #row(call: Call, options: AnyOptions, values: unknown[]): Promise<any> {
-        return this.#calls.row(this.#of(options), call, values);
+    async #row(call: Call, options: AnyOptions, values: unknown[]): Promise<any> {
+        return (await this.#rows(call, options, values))[0];
+    }
+
+    /** Whether a call is allowed that has failed with this error. Not in a transaction, which the error has aborted. */
+    #opens({ db, onError = this.#onError }: AnyOptions, error: unknown): boolean {
+        return db === undefined && onError === 'open' && isNotNow(error) && !inTransaction(this.#db);
     }
 
     /** The config that a call sends, as JSON; null: none. Throws a TypeError for a name that is nowhere. */
@@ -357,14 +394,13 @@ export class RateLimiter<const D extends Definitions = {}> {
         return this.#defined ? null : JSON.stringify(this.definitions[name]);
     }
 
-    /** The names of requests, and the requests as JSON. */
-    #listOf(requests: unknown): [string[], string] {
+    /** The requests as they are sent. */
+    #listOf(requests: unknown): Sent[] {
         if (!Array.isArray(requests)) throw new TypeError('the requests are a list of { name, key, count }');
-        const list = requests.map(({ name, key, count, reserve, config }) => {
+        return requests.map(({ name, key, count, reserve, config }) => {
             const sent = this.#configOf(name, { config });
             return { name, key: keyOf({ key }), count, reserve, config: sent === null ? undefined : JSON.parse(sent) };
         });
-        return [list.map(({ name }) => name), JSON.stringify(list)];
     }
 
     #asked(name: string, options: AnyOptions): unknown[] {
@@ -372,28 +408,40 @@ export class RateLimiter<const D extends Definitions = {}> {
         return [name, keyOf(options), count, reserve, this.#configOf(name, options)];
     }
 
-    async #heard(names: string[], run: () => Promise<any>): Promise<any> {
-        return (await this.#heardAll(names, async () => [await run()]))[0];
+    /** The row of a call that decides on one limit. */
+    async #decided(call: Call, options: AnyOptions, values: unknown[]): Promise<any> {
+        const [name, key] = values as string[];
+        return (await this.#heard(call, [{ name, key }], options, values))[0];
+    }
+    #decidedAll(call: Call, list: Sent[], options: AnyOptions, values: unknown[] = []): Promise<any[]> {
+        return this.#heard(call, list, options, [JSON.stringify(list), ...values]);
     }
 
-    /** Reports what is decided to onDecision. Where several are denied together: those that deny. */
-    async #heardAll(names: string[], run: () => Promise<any[]>): Promise<any[]> {
+    /**
+     * The rows of a call that decides; where it fails open, what stands for them. Reports what is decided to onDecision,
+     * unless it is a check. Where several are denied together: those that deny.
+     */
+    async #heard(call: Call, list: Sent[], options: AnyOptions, values: unknown[]): Promise<any[]> {
+        checkedFailing('', { onError: options.onError });
+        if (options.onError === 'open' && options.db !== undefined) throw new TypeError(OPEN_WITH_DB);
         const began = performance.now();
         const report = (name: string, ok: boolean, retryAfter: number | null, error?: Error) => {
-            if (!this.#onDecision) return;
+            if (!this.#onDecision || call === 'check' || call === 'checkAll') return;
             const decision: Decision = { name, ok, retryAfter, ms: performance.now() - began };
             if (error !== undefined) decision.error = error;
             quietly(() => this.#onDecision?.(decision));
         };
         let rows: any[];
         try {
-            rows = await run();
-        } catch (error) {
-            for (const name of new Set(names)) report(name, false, null, innermost(error));
-            throw error;
+            rows = await this.#rows(call, options, values);
+        } catch (outer) {
+            const [ok, error] = [this.#opens(options, outer), innermost(outer)];
+            for (const name of new Set(list.map(({ name }) => name))) report(name, ok, null, error);
+            if (!ok) throw outer;
+            return list.map(({ name, key }) => ({ name, key, ok, allows: true, error }));
         }
         rows.forEach((row, n) => {
-            if (row.ok || row.allows !== true) report(names[n], row.ok, milliseconds(row.wait));
+            if (row.ok || row.allows !== true) report(list[n].name, row.ok, milliseconds(row.wait));
         });
         return rows;
     }
@@ -457,13 +505,8 @@ function keyOf({ key }: AnyOptions): string {
 
 const interval = (ttl: unknown): string | null =>
     ttl === undefined ? null : typeof ttl === 'number' ? `${ttl} milliseconds` : String(ttl);
-const holdOf = (row: any): HoldRow => ({ hold: row.hold, held: number(row.held), expiresAt: date(row.expires) });
-
-/** Runs what may neither throw nor reject. */
-function quietly(run: () => unknown): void {
-    try {
-        Promise.resolve(run()).catch(() => {});
-    } catch {
-        // It is for logs.
-    }
-}
+const holdOf = (row: any): HoldRow => ({
+    hold: row.hold ?? null,
+    held: number(row.held),
+    expiresAt: date(row.expires),
+});

@@ -1,4 +1,5 @@
 // What runs SQL, found by its shape: pg, postgres.js, Drizzle, Kysely, Prisma, PGlite, and what has a query of this form.
+import { isPool, pooled, within } from './failing.cjs';
 
 /** A pool, a client or a transaction. */
 export type Database =
@@ -13,9 +14,13 @@ export interface Queryable {
     query(text: string, values?: any[]): Promise<{ rows: any[] } | any[]>;
 }
 
-/** The rows of a statement. */
-export async function rowsOf(db: any, text: string, values: unknown[]): Promise<any[]> {
-    const result = await run(db, text, values);
+/** The rows of a statement; with a time-out in milliseconds. */
+export async function rowsOf(db: any, text: string, values: unknown[], timeout?: number): Promise<any[]> {
+    const result = await (timeout === undefined
+        ? run(db, text, values)
+        : isPool(db)
+          ? pooled(db, { text, values }, timeout)
+          : within(Promise.resolve(run(db, text, values)), timeout));
     const rows = Array.isArray(result) ? result : result?.rows;
     if (!Array.isArray(rows)) throw new TypeError('the query of db returned no rows');
     return rows;

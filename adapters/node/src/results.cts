@@ -14,6 +14,8 @@ export interface Result {
     capacity: number | null;
     /** When it will be full again. */
     resetAt: Date | null;
+    /** Where it was allowed unchecked (`onError: 'open'`): the innermost error. */
+    error?: Error & { code?: string };
 }
 
 /** Of one request of several. */
@@ -30,6 +32,8 @@ export interface AllResult {
     /** Denied: milliseconds until none of them denies, null if one always will. */
     retryAfter: number | null;
     retryAt: Date | null;
+    /** Where they were allowed unchecked. */
+    error?: Error & { code?: string };
     /** In the order of the requests. */
     results: RequestResult[];
 }
@@ -55,13 +59,16 @@ export const resultOf = (row: any): Result => ({
     remaining: number(row.remaining),
     capacity: number(row.capacity),
     resetAt: date(row.reset),
+    ...errorOf(row),
 });
+/** Of a row that stands for an answer of the database; absent, as a rule. */
+export const errorOf = ({ error }: { error?: Error }) => (error === undefined ? {} : { error });
 
 export function allOf(rows: any[]): AllResult {
     const results = rows.map((row) => ({ name: row.name, key: row.key, allows: row.allows, ...resultOf(row) }));
     const ok = results.every((each) => each.ok);
     const { retryAfter, retryAt } = ok ? { retryAfter: null, retryAt: null } : last(results);
-    return { ok, retryAfter, retryAt, results };
+    return { ok, retryAfter, retryAt, results, ...errorOf(rows[0] ?? {}) };
 }
 
 /** Of the requests that deny, the one with the longest wait. */

@@ -1,5 +1,5 @@
 // The store of express-rate-limit and hono-rate-limiter.
-import { Database, type RateLimitStoreOptions, type Statement } from './database.cjs';
+import { Database, type RateLimitStoreOptions } from './database.cjs';
 import { hitsOf, keyOf, resetTimeOf, windowOf } from './window.cjs';
 
 export interface Hits {
@@ -41,21 +41,22 @@ export class RateLimitStore {
 
     /** What a key has used; undefined: it has no window. */
     async get(key: string): Promise<Hits | undefined> {
-        const row = await this.#call('look', key);
+        const row = await this.#database.row('look', this.#values(key));
         const totalHits = Number(row.hits);
         if (totalHits > 0) return { totalHits, resetTime: resetTimeOf(row, this.#windowMs) };
         return row.open > 0 ? { totalHits, resetTime: resetTimeOf({ ok: true, wait: row.open }) } : undefined;
     }
 
-    /** Takes one; beyond the limit it answers more than that. */
+    /** Takes one; beyond the limit it answers more than that. Unchecked: as the first of a window. */
     async increment(key: string): Promise<Hits> {
-        const row = await this.#call('take', key);
+        const row = await this.#database.rowIfNow('take', this.#values(key));
+        if (!row) return { totalHits: 1, resetTime: new Date(Date.now() + this.#windowMs) };
         return { totalHits: hitsOf(row, this.#limit), resetTime: resetTimeOf(row, this.#windowMs) };
     }
 
     /** Gives one back, as for a request that failed. */
     async decrement(key: string): Promise<void> {
-        await this.#call('give_back', key);
+        await this.#database.rowIfNow('give_back', this.#values(key));
     }
 
     async resetKey(key: string): Promise<void> {
@@ -66,7 +67,7 @@ export class RateLimitStore {
         await this.#database.row('reset_all', [this.prefix]);
     }
 
-    #call(statement: Statement, key: string) {
-        return this.#database.row(statement, [this.prefix, keyOf(key), this.#config]);
+    #values(key: string): string[] {
+        return [this.prefix, keyOf(key), this.#config];
     }
 }

@@ -69,6 +69,14 @@ export async function calls() {
     await limiter.limit('free');
     await limiter.limit('other', { config: { kind: 'sliding window', rate: 1, period: 'PT1M' } });
     await limiter.limit('send', { config: fixedWindow({ rate: 1, period: HOUR }) });
+    const unchecked = await limiter.limit('send', { onError: 'open' });
+    is<typeof unchecked.error, (Error & { code?: string }) | undefined>(true);
+    (await limiter.limitAll([{ name: 'send' }], { onError: 'closed' })).error?.code?.length;
+    (await limiter.hold('send', { onError: 'open' })).error?.code?.length;
+    // @ts-expect-error
+    await limiter.limit('send', { onError: 'maybe' });
+    // @ts-expect-error: there is nothing to allow
+    await limiter.credit('send', { onError: 'open' });
     // @ts-expect-error: there is no such limit
     await limiter.limit('sent');
     // @ts-expect-error
@@ -183,6 +191,9 @@ fixedWindow({ period: 1 });
 new RateLimiter({}, { db: 'postgres://localhost' });
 // @ts-expect-error
 new RateLimiter({}, { database: db });
+new RateLimiter({}, { db, onError: 'open', timeout: 500 });
+// @ts-expect-error
+new RateLimiter({}, { db, onError: true });
 
 // What runs SQL.
 const sql = postgres();

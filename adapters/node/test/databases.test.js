@@ -257,3 +257,49 @@ test('Prisma', { skip: !existsSync(PRISMA) }, async () => {
     );
     await prisma.$disconnect();
 });
+
+test('on each of them a server that does not answer fails open, and a refused login never', async () => {
+    const made = {
+        pg: (options) => [new pg.Pool(options), (db) => db.end()],
+        'postgres.js': (options) => [postgres({ ...options, max: 1, backoff: 0 }), (db) => db.end({ timeout: 0 })],
+        'Drizzle on pg': (options) => [drizzle(new pg.Pool(options)), (db) => db.$client.end()],
+        'Drizzle on postgres.js': (options) => [
+            drizzleJs(postgres({ ...options, max: 1, backoff: 0 })),
+            (db) => db.$client.end({ timeout: 0 }),
+        ],
+        Kysely: (options) => [
+            new Kysely({ dialect: new PostgresDialect({ pool: new pg.Pool(options) }) }),
+            (db) => db.destroy(),
+        ],
+    };
+    if (existsSync(PRISMA)) {
+        const require = createRequire(PRISMA);
+        const [{ PrismaClient }, { PrismaPg }] = [require('@prisma/client'), require('@prisma/adapter-pg')];
+        made.Prisma = (options) => [new PrismaClient({ adapter: new PrismaPg(options) }), (db) => db.$disconnect()];
+    }
+    for (const [name, make] of Object.entries(made)) {
+        for (const [what, options, isOpen] of [
+            ['no port answers', { ...settings(), host: '127.0.0.1', port: 1 }, true],
+            ['no such role', { ...settings(), user: 'nobody_such' }, false],
+            ['no such database', { ...settings(), database: 'nowhere_such' }, false],
+        ]) {
+            const [db, end] = make(options);
+            const limiter = new RateLimiter(LIMITS, { db, onError: 'open' });
+            const passed = limiter.limit('send', { key: 'a' }).then(
+                ({ error }) => error !== undefined,
+                () => false,
+            );
+            assert.equal(await passed, isOpen, `${name}: ${what}`);
+            await end(db);
+        }
+        const [db, end] = make(settings());
+        const holder = await pool.connect();
+        await holder.query('BEGIN');
+        await new RateLimiter(LIMITS, { db: holder }).limit('send', { key: `${name} locked` });
+        const limiter = new RateLimiter(LIMITS, { db, onError: 'open', timeout: 200 });
+        assert.ok((await limiter.limit('send', { key: `${name} locked` })).error, `${name}: the row is locked`);
+        await holder.query('COMMIT');
+        holder.release();
+        await end(db);
+    }
+});

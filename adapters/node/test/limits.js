@@ -17,6 +17,15 @@ export async function run(user, database, ...commands) {
     }
 }
 
+/** Waits for the sessions of a database to end: one that DROP ended would be an error of the pool that has just left it. */
+const left = (name) => async (client) => {
+    const sessions = 'SELECT count(*)::int AS n FROM pg_stat_activity WHERE datname = $1';
+    for (let n = 0; n < 100; n++) {
+        if ((await client.query(sessions, [name])).rows[0].n === 0) return;
+        await new Promise((resolve) => setTimeout(resolve, 10));
+    }
+};
+
 /** Makes the database NAME, whose limiter is in SCHEMA: the settings of its owner and of the application, and its end. */
 export async function limits(name, schema = onFile ? 'ratelimit' : 'public') {
     const [owner, app] = [`${name}_owner`, `${name}_app`];
@@ -49,6 +58,6 @@ export async function limits(name, schema = onFile ? 'ratelimit' : 'public') {
     return {
         owner: { user: owner, database: name },
         app: { user: app, database: name },
-        end: () => run('postgres', 'postgres', `DROP DATABASE ${name} WITH (FORCE)`, `DROP ROLE ${owner}, ${app}`),
+        end: () => run('postgres', 'postgres', left(name), `DROP DATABASE ${name} WITH (FORCE)`, `DROP ROLE ${owner}, ${app}`),
     };
 }

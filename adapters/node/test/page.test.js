@@ -16,7 +16,7 @@ import {
     SECOND,
     tokenBucket,
 } from 'postgres-rate-limit';
-import { limits } from './limits.js';
+import { limits, run } from './limits.js';
 
 const pool = new pg.Pool();
 const db = drizzle(pool);
@@ -24,6 +24,8 @@ const messages = pgTable('messages', { author: text(), body: text() });
 const done = [];
 const prepare = async (tenant) => done.push(`prepared for ${tenant}`);
 const model = async (prompt) => ({ text: `an answer to ${prompt}`, tokens: 8_500 });
+const find = async (words) => [`found: ${words}`];
+const log = (line) => done.push(line);
 const write = async (tenant) => done.push(`written for ${tenant}`);
 
 const limiter = new RateLimiter(
@@ -32,6 +34,7 @@ const limiter = new RateLimiter(
         signUp: { kind: 'fixed window', rate: 100, period: HOUR },
         exports: concurrency({ slots: 2, ttl: 5 * MINUTE }),
         llmTokens: tokenBucket({ rate: 40_000, period: MINUTE }),
+        searches: tokenBucket({ rate: 1, period: HOUR }),
     },
     { db: pool },
 );
@@ -48,6 +51,12 @@ async function answer(error) {
     const headers = denial.retryAfter === null ? {} : { 'Retry-After': String(Math.ceil(denial.retryAfter / 1000)) };
     return new Response(`Too many calls of ${denial.name}`, { status: 429, headers });
 }
+
+const search = async (user, words) => {
+    const { ok, error } = await limiter.limit('searches', { key: user, onError: 'open' });
+    if (error) log(`unchecked: ${error.message}`);
+    return ok ? find(words) : [];
+};
 
 const report = (tenant) =>
     limiter.withLease('exports', { key: tenant, wait: 30 * SECOND }, async (lease) => {
@@ -99,6 +108,17 @@ test('messages within the limit are sent, a denial is answered, and a rollback r
     assert.equal((await db.select().from(messages)).length, sent - 1);
 });
 
+test('a search goes on while the server is full, and not without end', async () => {
+    await run('postgres', 'postgres', `ALTER ROLE ${database.app.user} CONNECTION LIMIT 0`);
+    const { idleCount } = pool;
+    const held = await Promise.all(Array.from({ length: idleCount }, () => pool.connect())); // those that are there
+    assert.deepEqual(await search('ada', 'words'), ['found: words']);
+    assert.match(done.pop(), /^unchecked: too many connections/);
+    for (const client of held) client.release();
+    await run('postgres', 'postgres', `ALTER ROLE ${database.app.user} CONNECTION LIMIT -1`);
+    assert.deepEqual([await search('ada', 'words'), await search('ada', 'words')], [['found: words'], []]);
+});
+
 test('a report is written in a slot', async () => {
     await report('acme');
     assert.deepEqual(done, ['prepared for acme', 'written for acme']);
@@ -120,7 +140,7 @@ test('decisions are logged, and limits are shared by their definitions', async (
     assert.deepEqual(Object.keys(lines[0]), ['name', 'ok', 'retryAfter', 'ms', 'error']);
     await assert.rejects(shared.limit('signUp'), { code: '42704' });
     const owner = new pg.Pool(database.owner);
-    assert.equal((await shared.define({ db: owner })).length, 4);
+    assert.equal((await shared.define({ db: owner })).length, 5);
     await owner.end();
     assert.equal((await shared.check('signUp')).remaining, 99);
 });

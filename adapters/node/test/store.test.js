@@ -1,9 +1,6 @@
 // The store against a real server with the extension: that of the environment (PGHOST, PGUSER, PGDATABASE).
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
-import { mkdtemp, rm } from 'node:fs/promises';
-import net from 'node:net';
-import { tmpdir } from 'node:os';
 import { after, test } from 'node:test';
 
 import { serve } from '@hono/node-server';
@@ -16,6 +13,7 @@ import pg from 'pg';
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
 import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
 import { onFile, STORES } from './edition.js';
+import { hangs } from './hangs.js';
 
 const pool = new pg.Pool({ max: 16, application_name: 'store.test.js' });
 after(() => pool.end());
@@ -267,25 +265,11 @@ test('a lost connection fails, or passes where passOnStoreError says so', async 
     assert.equal((await store.increment('k')).totalHits, 2);
 });
 
-/** A database behind a socket that answers until it `hangs`; a pool of it. */
+/** A database that may hang; a pool of it. */
 async function hangingDatabase(context, options) {
-    const folder = await mkdtemp(`${tmpdir()}/hangs.`);
-    const sockets = [];
-    const proxy = net.createServer((client) => {
-        const server = net.connect(`${process.env.PGHOST}/.s.PGSQL.${process.env.PGPORT}`);
-        for (const socket of [client, server]) socket.on('error', () => {});
-        client.on('data', (data) => proxy.hangs || server.write(data)).on('close', () => server.destroy());
-        server.on('data', (data) => proxy.hangs || client.write(data)).on('close', () => proxy.hangs || client.destroy());
-        sockets.push(client, server);
-    });
-    await new Promise((resolve) => proxy.listen(`${folder}/.s.PGSQL.${process.env.PGPORT}`, resolve));
-    const hanging = new pg.Pool({ host: folder, ...options });
-    hanging.on('error', () => {}); // its connections end below
-    context.after(async () => {
-        for (const socket of sockets) socket.destroy();
-        proxy.close();
-        await rm(folder, { recursive: true });
-    });
+    const { proxy, host } = await hangs(context);
+    const hanging = new pg.Pool({ host, ...options });
+    hanging.on('error', () => {}); // its connections end with the proxy
     return { proxy, hanging };
 }
 

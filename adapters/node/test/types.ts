@@ -16,6 +16,11 @@ rateLimiter({ limit: 3, windowMs: 1000, keyGenerator: () => 'a', store: new Hono
 new RateLimitStore({ pool });
 // @ts-expect-error
 new RateLimitStore({ pool, name: 'api', store: 'redis' });
+new RateLimitStore({ pool, name: 'api', onError: 'open', onUnchecked: (error) => console.log(error.message) });
+// @ts-expect-error
+new RateLimitStore({ pool, name: 'api', onError: 'maybe' });
+// @ts-expect-error
+new RateLimitThrottlerStorage({ pool, name: 'api', onUnchecked: 'log' });
 const storage: ThrottlerStorage = new RateLimitThrottlerStorage({ pool, name: 'api' });
 
 const text: string = installSql({ schema: 'limits' });

@@ -1,4 +1,5 @@
-// A restart of the server while an application has a transaction open: with the README's listeners it lives on.
+// A restart of the server while an application has a transaction open: with the README's listeners it lives on. And one
+// that is stopped, where a call is an error, or passes where it is to fail open.
 import assert from 'node:assert/strict';
 import { execFile, spawn } from 'node:child_process';
 import { readFile } from 'node:fs/promises';
@@ -6,9 +7,17 @@ import { fileURLToPath } from 'node:url';
 import { test } from 'node:test';
 import { promisify } from 'node:util';
 
+import pg from 'pg';
+
+import { HOUR, RateLimiter, tokenBucket } from 'postgres-rate-limit';
+import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
+import { RateLimitStore as HonoStore } from 'postgres-rate-limit/hono';
+import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
+
 const source = fileURLToPath(new URL('../..', import.meta.url));
 /** Restarts the server: adapters/run copies the package to target/adapters/node. */
 const [restart, ...how] = [`${source}/../../../scripts/server`, 'ctl', process.env.PGHOST, 'restart', '-m', 'fast'];
+const ctl = (...what) => promisify(execFile)(restart, ['ctl', process.env.PGHOST, ...what]);
 
 const readme = await readFile(`${source}/README.md`, 'utf8');
 const [, example] = /```js\n(.*?)\n```/s.exec(readme);
@@ -66,4 +75,38 @@ test('without the listener of each client it ends', async () => {
     const { code, log } = await over([pool, ...listeners.filter((line) => !line.includes("'connect'"))]);
     assert.equal(code, 1);
     assert.match(log, /Unhandled 'error' event/);
+});
+
+test('while it is stopped each adapter and the client fails, or passes where it is to; then all count', async (context) => {
+    const pool = new pg.Pool();
+    pool.on('error', () => {});
+    const heard = [];
+    const onUnchecked = (error) => heard.push(error);
+    const nameOf = (n) => `stopped ${n} ${process.pid}`;
+    const options = (n) => ({ pool, name: nameOf(n), onError: n % 2 ? 'open' : 'closed', onUnchecked });
+    const stores = [0, 1, 2, 3].map((n) => new (n < 2 ? RateLimitStore : HonoStore)(options(n)));
+    for (const store of stores) store.init({ limit: 2, windowMs: HOUR });
+    const storages = [4, 5].map((n) => new RateLimitThrottlerStorage(options(n)));
+    const onDecision = ({ ok, error }) => ok && error && heard.push(error);
+    const config = tokenBucket({ rate: 2, period: HOUR });
+    const limiters = [6, 7].map((n) => new RateLimiter({}, { db: pool, onError: options(n).onError, onDecision }));
+    const calls = [
+        ...stores.map((store) => async () => (await store.increment('k')).totalHits <= 2),
+        ...storages.map((storage) => async () => !(await storage.increment('k', HOUR, 2, HOUR, 'default')).isBlocked),
+        ...limiters.map((limiter, n) => async () => (await limiter.limit(nameOf(n + 6), { config })).ok),
+    ];
+    const answered = async (call) => call().catch(() => 'failed');
+    const all = async (expected) => assert.deepEqual(await Promise.all(calls.map(answered)), calls.map((_, n) => expected(n)));
+    await all(() => true);
+    await ctl('stop', '-m', 'fast');
+    context.after(() => ctl('start').catch(() => {}));
+    // On connections that are lost, then on none.
+    for (const count of [4, 8]) {
+        await all((n) => (n % 2 ? true : 'failed'));
+        assert.equal(heard.length, count);
+    }
+    await ctl('start');
+    await all(() => true);
+    await all(() => false);
+    await pool.end();
 });

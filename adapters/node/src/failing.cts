@@ -1,0 +1,109 @@
+// What becomes of a call that can't be decided now: which errors say so, and the time-out.
+import { causes, sqlstate } from './errors.cjs';
+
+/** "open": a call that can't be decided now is allowed. Denials, mistakes and refused logins are errors in any case. */
+export type OnError = 'closed' | 'open';
+
+// A server that is a standby, full, starting or stopping; too many connections; a time-out inside it.
+const NOT_NOW = ['25006', '53100', '53200', '53300', '55P03', '57014', '57P01', '57P02', '57P03'];
+/** 08P01 is also what PgBouncer makes of a refused login. */
+const isNotNowState = (code: string) => NOT_NOW.includes(code) || (code.startsWith('08') && code !== '08P01');
+// No server answers, or not any more: of Node, of postgres.js, of Prisma.
+const NO_ANSWER = [
+    ...['ECONNREFUSED', 'ECONNRESET', 'ECONNABORTED', 'EPIPE', 'ETIMEDOUT', 'EHOSTUNREACH', 'EHOSTDOWN', 'ENETUNREACH'],
+    ...['ENOTFOUND', 'EAI_AGAIN', 'ENOENT', 'CONNECT_TIMEOUT', 'CONNECTION_CLOSED', 'CONNECTION_DESTROYED'],
+    ...['P1001', 'P1002', 'P1008', 'P1017', 'P2024'],
+    ...['DatabaseNotReachable', 'ConnectionClosed', 'SocketTimeout'],
+];
+// pg has no code for these.
+const LOST = [
+    'Connection terminated',
+    'Connection terminated unexpectedly',
+    'Connection terminated due to connection timeout',
+    'timeout expired',
+    'timeout exceeded when trying to connect',
+    'Query read timeout',
+    'Client has encountered a connection error and is not queryable',
+];
+
+/**
+ * Whether an error says "not now", as docs/failing.md lists them. What an ORM has wrapped counts: an SQLSTATE before all
+ * else, since the server has answered then.
+ */
+export function isNotNow(error: unknown): boolean {
+    const all = causes(error);
+    const codes = all.map((each) => String(sqlstate(each) ?? each.kind));
+    const states = codes.filter((code) => /^(?!P[1-9])[0-9A-Z]{5}$/.test(code) && !NO_ANSWER.includes(code));
+    if (states.length > 0) return states.every(isNotNowState);
+    return codes.some((code) => NO_ANSWER.includes(code)) || all.some(({ message }) => LOST.includes(message));
+}
+
+/** The error of a call that has taken too long. */
+export const late = (what: string, milliseconds: number): Error =>
+    Object.assign(new Error(`${what} within ${milliseconds} ms`), { code: 'ETIMEDOUT' });
+
+/** Of a statement, what a Pool of pg takes. */
+export interface Statement {
+    text: string;
+    values?: unknown[];
+    name?: string;
+}
+
+/** Whether this is a Pool of pg, which lends clients. */
+export const isPool = (db: any): boolean => typeof db.totalCount === 'number' && typeof db.connect === 'function';
+
+/** Runs a statement on a Pool of pg: it fails after so many milliseconds, and its connection, if it has one, is closed. */
+export function pooled(pool: any, statement: Statement, milliseconds: number): Promise<{ rows: any[] }> {
+    return new Promise((resolve, reject) => {
+        const until = performance.now() + milliseconds; // the clock may step
+        let ended = false;
+        const timer = setTimeout(() => {
+            ended = true;
+            reject(late('there was no connection to the database', milliseconds));
+        }, milliseconds);
+        pool.connect((error: unknown, client: any, release: (error?: unknown) => void) => {
+            clearTimeout(timer);
+            if (error) return reject(error);
+            if (ended) return release();
+            client.on('error', ignore); // the query ends with it, too
+            const query_timeout = Math.max(Math.ceil(until - performance.now()), 1);
+            client.query({ ...statement, query_timeout }, (error: unknown, result: any) => {
+                client.off('error', ignore);
+                release(error); // with an error the pool closes the connection
+                if (error) reject(error);
+                else resolve(result);
+            });
+        });
+    });
+}
+
+/** The same of what can't be stopped: it may go on in the database. */
+export function within<T>(running: Promise<T>, milliseconds: number): Promise<T> {
+    return new Promise((resolve, reject) => {
+        const error = late('there was no answer of the database', milliseconds);
+        const timer = setTimeout(() => reject(error), milliseconds);
+        running.then(resolve, reject).finally(() => clearTimeout(timer));
+    });
+}
+
+/** Throws a TypeError where these are no such options; PLACE says whose they are. */
+export function checkedFailing(place: string, { onError, timeout }: { onError?: unknown; timeout?: unknown }): void {
+    if (onError !== undefined && onError !== 'closed' && onError !== 'open') {
+        throw new TypeError(`${place}onError is ${onError}; allowed: "closed", "open"`);
+    }
+    const isSpan = Number.isInteger(timeout) && (timeout as number) >= 1 && (timeout as number) <= 2 ** 31 - 1;
+    if (timeout !== undefined && !isSpan) {
+        throw new TypeError(`${place}timeout is ${timeout}; allowed: milliseconds, an integer from 1 on`);
+    }
+}
+
+/** Runs what may neither throw nor reject. */
+export function quietly(run: () => unknown): void {
+    try {
+        Promise.resolve(run()).catch(ignore);
+    } catch {
+        // It is for logs.
+    }
+}
+
+export function ignore() {}

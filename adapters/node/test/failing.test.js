@@ -1,0 +1,400 @@
+// Failing open or closed: every adapter and the client where no server answers, a table is locked, and all hangs.
+import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { after, before, test } from 'node:test';
+
+import { serve } from '@hono/node-server';
+import express from 'express';
+import { rateLimit } from 'express-rate-limit';
+import { Hono } from 'hono';
+import { rateLimiter } from 'hono-rate-limiter';
+import pg from 'pg';
+
+import { concurrency, HOUR, isRateLimitError, RateLimiter, SECOND, tokenBucket } from 'postgres-rate-limit';
+import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
+import { RateLimitStore as HonoStore } from 'postgres-rate-limit/hono';
+import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
+import { onFile } from './edition.js';
+import { hangs } from './hangs.js';
+import { limits, run } from './limits.js';
+
+const NAME = `failing_node_${process.pid}`;
+const place = onFile ? 'ratelimit' : 'public';
+const bucket = tokenBucket({ rate: 1, period: HOUR });
+let database;
+const pools = [];
+/** A pool of the application; the pools are ended with the tests. */
+const poolOf = (options) => {
+    const pool = new pg.Pool({ ...database.app, connectionTimeoutMillis: 250, ...options });
+    pool.on('error', () => {});
+    pools.push(pool);
+    return pool;
+};
+before(async () => {
+    database = await limits(NAME);
+});
+after(async () => {
+    for (const pool of pools) await Promise.race([pool.end(), new Promise((end) => setTimeout(end, 1000).unref())]);
+    await database.end();
+});
+
+const listening = async (context, server) => {
+    if (!server.listening) await once(server, 'listening');
+    context.after(() => server.close());
+    const ANSWERS = { 200: 'passed', 429: 'denied', 500: 'failed' };
+    return async () => ANSWERS[(await fetch(`http://127.0.0.1:${server.address().port}/`)).status];
+};
+const answers = (asked) => async () => {
+    try {
+        return (await asked()) ? 'passed' : 'denied';
+    } catch (error) {
+        assert.equal(isRateLimitError(error), false);
+        return 'failed';
+    }
+};
+let names = 0;
+/** How each is called, with a limit of one an hour of its own; each call is passed, denied or failed. */
+const WAYS = {
+    'express-rate-limit': (context, pool, { passOnStoreError, ...options }) => {
+        const store = new RateLimitStore({ pool, name: `express ${names++}`, timeout: 300, ...options });
+        const app = express();
+        app.use(rateLimit({ windowMs: HOUR, limit: 1, store, passOnStoreError }));
+        app.get('/', (_, response) => response.send('hello'));
+        app.use((_error, _request, response, _next) => response.status(500).end());
+        return listening(context, app.listen(0, '127.0.0.1'));
+    },
+    'hono-rate-limiter': (context, pool, options) => {
+        const store = new HonoStore({ pool, name: `hono ${names++}`, timeout: 300, ...options });
+        const app = new Hono();
+        app.use(rateLimiter({ windowMs: HOUR, limit: 1, keyGenerator: () => 'all', store }));
+        app.get('/', (c) => c.text('hello'));
+        app.onError((_, c) => c.text('', 500));
+        return listening(context, serve({ fetch: app.fetch, port: 0, hostname: '127.0.0.1' }));
+    },
+    '@nestjs/throttler': (_, pool, options) => {
+        const storage = new RateLimitThrottlerStorage({ pool, name: `nest ${names++}`, timeout: 300, ...options });
+        return answers(async () => !(await storage.increment('k', HOUR, 1, HOUR, 'default')).isBlocked);
+    },
+    'the client': (_, pool, { onUnchecked, ...options }) => {
+        const onDecision = ({ ok, error }) => ok && error && onUnchecked?.(error);
+        const limiter = new RateLimiter({ one: bucket }, { db: pool, timeout: 300, onDecision, ...options });
+        const key = `${names++}`;
+        return answers(async () => (await limiter.limit('one', { key })).ok);
+    },
+};
+
+/** What no call can be decided in, and its end. */
+const FAULTS = {
+    'no socket is there': async () => ({ pool: poolOf({ host: '/nowhere' }) }),
+    'no port answers': async () => ({ pool: poolOf({ host: '127.0.0.1', port: 1 }) }),
+    'the table is locked': async () => {
+        const locker = new pg.Client({ user: 'postgres', database: NAME });
+        await locker.connect();
+        await locker.query(`BEGIN; LOCK TABLE ${place}.rateLimits`);
+        return { pool: poolOf(), end: () => locker.end() };
+    },
+    'the table is locked, and the server gives up': async () => {
+        const { end } = await FAULTS['the table is locked']();
+        return { pool: poolOf({ options: '-c lock_timeout=20' }), end };
+    },
+    'all hangs': async (context) => {
+        const { proxy, host } = await hangs(context);
+        const pool = poolOf({ host, max: 1 });
+        await pool.query('SELECT 1');
+        proxy.hangs = true;
+        return { pool, end: () => (proxy.hangs = false) };
+    },
+};
+
+for (const [way, open] of Object.entries(WAYS)) {
+    for (const [fault, begin] of Object.entries(FAULTS)) {
+        test(`${way}, where ${fault}: an error, or passed where it is to fail open`, async (context) => {
+            const { pool, end } = await begin(context);
+            const heard = [];
+            const onUnchecked = (error) => heard.push(error);
+            const closed = await open(context, pool, { onUnchecked });
+            const opened = await open(context, pool, { onError: 'open', onUnchecked });
+            const all = await Promise.all([closed(), opened(), closed(), opened()]);
+            assert.deepEqual(
+                [all, heard.length],
+                [['failed', 'passed', 'failed', 'passed'], 2],
+                'closed is the default',
+            );
+            assert.ok(heard.every((error) => error instanceof Error));
+            if (!end) return;
+            await end();
+            // Calls that were given up may still take theirs, and connections that hang are given up first.
+            for (const call of [closed, opened]) while ((await call()) !== 'denied');
+        });
+    }
+
+    test(`${way}: mistakes, refused logins and denials never pass`, async (context) => {
+        const open_ = (pool) => open(context, pool, { onError: 'open', onUnchecked: () => assert.fail('it passed') });
+        for (const options of [{ user: 'nobody_such' }, { database: 'nowhere_such' }])
+            assert.equal(await (await open_(poolOf(options)))(), 'failed', JSON.stringify(options));
+        await run('postgres', NAME, 'CREATE ROLE failing_stranger LOGIN');
+        const stranger = poolOf({ user: 'failing_stranger' });
+        context.after(() => run('postgres', NAME, 'DROP ROLE failing_stranger'));
+        const unknown = await open_(stranger); // 42501, or 42883 for want of USAGE on the schema
+        assert.equal(await unknown(), 'failed');
+        const one = await open_(poolOf());
+        // A machine that is slow may pass the first unchecked.
+        let answer;
+        for (let n = 0; answer !== 'denied' && n < 3; n++) answer = await one();
+        assert.equal(answer, 'denied');
+    });
+}
+
+test("the middleware's own switch has its say after ours, on all that is left", async (context) => {
+    const logged = context.mock.method(console, 'error', () => {});
+    const nowhere = poolOf({ host: '/nowhere' });
+    const heard = [];
+    const both = { onError: 'open', passOnStoreError: true, onUnchecked: (error) => heard.push(error.code) };
+    assert.equal(await (await WAYS['express-rate-limit'](context, nowhere, both))(), 'passed');
+    assert.deepEqual([heard, logged.mock.callCount()], [['ENOENT'], 0]);
+    const refused = poolOf({ user: 'nobody_such' });
+    assert.equal(await (await WAYS['express-rate-limit'](context, refused, both))(), 'passed');
+    assert.deepEqual([heard.length, logged.mock.callCount()], [1, 1]);
+});
+
+test('a store warns of what passes unchecked, and gives nothing back then', async (context) => {
+    const warned = context.mock.method(console, 'warn', () => {});
+    const store = new RateLimitStore({ pool: poolOf({ host: '/nowhere' }), name: 'warns', onError: 'open' });
+    store.init({ limit: 3, windowMs: HOUR });
+    const { totalHits, resetTime } = await store.increment('k');
+    assert.ok(totalHits === 1 && Math.abs(resetTime - Date.now() - HOUR) < 60 * SECOND);
+    assert.match(warned.mock.calls[0].arguments[0], /a request passes unchecked: connect ENOENT/);
+    await store.decrement('k');
+    assert.equal(warned.mock.callCount(), 1);
+    for (const call of [store.get('k'), store.resetKey('k'), store.resetAll()])
+        await assert.rejects(call, { code: 'ENOENT' });
+    const throws = () => {
+        throw new Error('it is for logs');
+    };
+    const other = new RateLimitThrottlerStorage({
+        pool: poolOf({ host: '/nowhere' }),
+        name: 'a',
+        onError: 'open',
+        onUnchecked: throws,
+    });
+    assert.deepEqual(await other.increment('k', 60_000, 1, 60_000, 'default'), {
+        totalHits: 1,
+        timeToExpire: 60,
+        isBlocked: false,
+        timeToBlockExpire: 0,
+    });
+    assert.equal(
+        (await other.increment('k', 60_000, 0, 60_000, 'default')).isBlocked,
+        true,
+        'a limit of 0 lets nothing pass',
+    );
+    for (const [options, message] of [
+        [{ onError: 'maybe' }, /RateLimitStore: onError is maybe; allowed: "closed", "open"/],
+        [{ onUnchecked: 'log' }, /RateLimitStore: onUnchecked is string; allowed: a function/],
+    ])
+        assert.throws(() => new RateLimitStore({ pool: poolOf(), name: 'a', ...options }), message);
+});
+
+const LIMITS = { one: bucket, slots: concurrency({ slots: 1, ttl: HOUR }) };
+
+test('each call of the client that asks has an answer that says that it is unchecked', async () => {
+    const limiter = new RateLimiter(LIMITS, { db: poolOf({ host: '/nowhere' }) });
+    const open = { onError: 'open' };
+    const nothing = { ok: true, retryAfter: null, retryAt: null, remaining: null, capacity: null, resetAt: null };
+    for (const call of ['limit', 'check']) {
+        const { error, ...result } = await limiter[call]('one', { key: 'a', ...open, throws: true });
+        assert.deepEqual([result, error.code], [nothing, 'ENOENT'], call);
+        await assert.rejects(limiter[call]('one', { key: 'a' }), { code: 'ENOENT' });
+    }
+    for (const call of ['limitAll', 'checkAll']) {
+        const all = await limiter[call]([{ name: 'one', key: 'a' }], open);
+        const [{ error, ...result }] = all.results;
+        assert.deepEqual([all.ok, all.error.code, all.retryAfter, error.code], [true, 'ENOENT', null, 'ENOENT'], call);
+        assert.deepEqual(result, { name: 'one', key: 'a', allows: true, ...nothing });
+    }
+    const lease = await limiter.acquire('slots', open);
+    assert.deepEqual(
+        [lease.ok, lease.lease, lease.error.code, await lease.extend(), await lease.release()],
+        [true, null, 'ENOENT', true, false],
+    );
+    const hold = await limiter.hold('one', { count: 7, ...open });
+    assert.deepEqual([hold.ok, hold.hold, hold.error.code, (await hold.settle(3)).ok], [true, null, 'ENOENT', false]);
+    const all = await limiter.holdAll([{ name: 'one' }, { name: 'slots' }], open);
+    assert.deepEqual([all.ok, all.hold, all.error.code, await all.settle(3)], [true, null, 'ENOENT', []]);
+    assert.equal(await limiter.withLease('slots', open, () => 7), 7);
+    assert.equal(await limiter.withHold('one', open, () => 7), 7);
+    assert.equal(await limiter.withHoldAll([{ name: 'one' }], open, () => 7), 7);
+
+    // All else has nothing to allow.
+    const opened = new RateLimiter(LIMITS, { db: poolOf({ host: '/nowhere' }), ...open });
+    for (const call of [
+        () => opened.reset('one'),
+        () => opened.credit('one'),
+        () => opened.settle('a', 1),
+        () => opened.settleAll('a', 1),
+        () => opened.extend('slots', 'a'),
+        () => opened.release('slots', 'a'),
+        () => opened.define(),
+        () => opened.limit('one', { onError: 'closed' }),
+    ])
+        await assert.rejects(call(), { code: 'ENOENT' });
+    await assert.rejects(
+        opened.limit('one', { onError: 'ajar' }),
+        /^TypeError: onError is ajar; allowed: "closed", "open"/,
+    );
+    for (const timeout of [0, -1, 1.5, '1 s', 2 ** 31])
+        assert.throws(() => new RateLimiter({}, { timeout }), /timeout is .*; allowed: milliseconds/);
+});
+
+test('what a callback returned is kept where its lease or hold can not be ended, which then expires', async (context) => {
+    const { proxy, host } = await hangs(context);
+    const lost = (run) => async () => {
+        proxy.hangs = true;
+        return run();
+    };
+    for (const onError of ['open', 'closed']) {
+        const limiter = new RateLimiter(LIMITS, { db: poolOf({ host, max: 4 }), onError, timeout: 300 });
+        const key = `kept ${onError}`;
+        const calls = [
+            () =>
+                limiter.withLease(
+                    'slots',
+                    { key },
+                    lost(() => 7),
+                ),
+            () =>
+                limiter.withHold(
+                    'one',
+                    { key },
+                    lost(() => 7),
+                ),
+            () =>
+                limiter.withHoldAll(
+                    [{ name: 'one', key: `${key} all` }],
+                    {},
+                    lost(() => 7),
+                ),
+        ];
+        for (const call of calls) {
+            proxy.hangs = false;
+            if (onError === 'open') assert.equal(await call(), 7);
+            else await assert.rejects(call(), /timeout/i);
+        }
+    }
+});
+
+test('in a transaction nothing fails open, since an error aborts it', async () => {
+    const pool = poolOf({ options: '-c lock_timeout=20' });
+    const limiter = new RateLimiter(LIMITS, { db: pool, onError: 'open' });
+    const key = 'in a transaction';
+    const [holder, client] = [await pool.connect(), await pool.connect()];
+    await holder.query('BEGIN');
+    await limiter.limit('one', { key, db: holder });
+    await client.query('BEGIN');
+    await assert.rejects(
+        limiter.limit('one', { key, db: client, onError: 'open' }),
+        /^TypeError: onError is "open" in a call with db/,
+    );
+    await assert.rejects(limiter.limit('one', { key, db: client }), { code: '55P03' });
+    await assert.rejects(client.query('SELECT 1'), { code: '25P02' });
+    await client.query('ROLLBACK');
+    const own = new RateLimiter(LIMITS, { db: client, onError: 'open' });
+    const { ok, error } = await own.limit('one', { key });
+    assert.deepEqual([ok, error.code], [true, '55P03'], 'outside of one it does');
+    await client.query('BEGIN');
+    await assert.rejects(own.limit('one', { key }), { code: '55P03' });
+    await client.query('ROLLBACK');
+    await holder.query('ROLLBACK');
+    for (const each of [holder, client]) each.release();
+});
+
+test('each error that says "not now" fails open, and no other', async () => {
+    const limiter = new RateLimiter({ one: bucket }, { onError: 'open' });
+    const passes = async (error) => {
+        const failing = new RateLimiter(limiter.definitions, {
+            db: { query: () => Promise.reject(error) },
+            onError: 'open',
+        });
+        return failing.limit('one').then(
+            (result) => result.error !== undefined,
+            (thrown) => assert.ok(thrown === error || thrown.cause === error) ?? false,
+        );
+    };
+    const coded = (code, message = 'a message') => Object.assign(new Error(message), { code });
+    const open = [
+        '08000',
+        '08001',
+        '08003',
+        '08006',
+        '57P01',
+        '57P02',
+        '57P03',
+        '53300',
+        '55P03',
+        '57014',
+        '25006',
+        '53100',
+        '53200',
+    ];
+    const node = [
+        'ECONNREFUSED',
+        'ECONNRESET',
+        'EPIPE',
+        'ETIMEDOUT',
+        'ENOTFOUND',
+        'CONNECT_TIMEOUT',
+        'CONNECTION_CLOSED',
+        'P1001',
+    ];
+    for (const code of [...open, ...node]) {
+        assert.equal(await passes(coded(code)), true, code);
+        assert.equal(await passes(new Error('Failed query', { cause: coded(code) })), true, `${code}, wrapped`);
+        assert.equal(
+            await passes(
+                Object.assign(coded('P2010'), { meta: { driverAdapterError: { cause: { originalCode: code } } } }),
+            ),
+            true,
+        );
+    }
+    const closed = [
+        'PT429',
+        '42501',
+        '42704',
+        '22023',
+        '22004',
+        '28P01',
+        '28000',
+        '3D000',
+        '08P01',
+        '42883',
+        '40001',
+        '40P01',
+        '25P02',
+        'XX000',
+    ];
+    for (const code of [
+        ...closed,
+        'EACCES',
+        'P1000',
+        'P2010',
+        'ERR_TLS_CERT_ALTNAME_INVALID',
+        'CONNECTION_ENDED',
+        7,
+        undefined,
+    ]) {
+        assert.equal(await passes(coded(code)), false, `${code}`);
+        assert.equal(
+            await passes(new Error('Connection terminated', { cause: coded(code) })),
+            !closed.includes(code),
+            `${code}`,
+        );
+    }
+    assert.equal(await passes(new AggregateError([coded('ECONNREFUSED'), coded('28P01')])), false);
+    for (const message of ['Connection terminated unexpectedly', 'timeout expired', 'Query read timeout'])
+        assert.equal(await passes(new Error(message)), true, message);
+    for (const message of [
+        'SASL: SCRAM-SERVER-FIRST-MESSAGE: client password must be a string',
+        'Cannot use a pool after calling end on the pool',
+    ])
+        assert.equal(await passes(new Error(message)), false, message);
+});
