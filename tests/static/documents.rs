@@ -22,13 +22,17 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
             "citus_pools.py",
             PYTEST,
             PYTEST_WORKERS,
+            PYTHON_START,
             PYTHON_PSYCOPG,
             PYTHON_FASTAPI,
             PYTHON_DJANGO,
             PYTHON_HOLDS,
         ],
     ),
-    ("js", &["node.mjs", "postgraphile.mjs", PGLITE, TRY, VITEST, VITEST_WORKERS, NODE]),
+    (
+        "js",
+        &["node.mjs", "postgraphile.mjs", PGLITE, TRY, VITEST, VITEST_WORKERS, NODE_START, NODE],
+    ),
     ("rust", &["rust.rs"]),
     ("bash", &["shell.sh"]),
 ];
@@ -41,6 +45,7 @@ const TRY: &str = "../../playground/try/try.js";
 const PYTEST: &str = "../../adapters/python/tests/messages.py";
 const PYTEST_WORKERS: &str = "../../adapters/python/tests/workers.py";
 /// Examples of the client for Python.
+const PYTHON_START: &str = "../../adapters/python/tests/examples/getting_started.py";
 const PYTHON_PSYCOPG: &str = "../../adapters/python/tests/examples/with_psycopg.py";
 const PYTHON_FASTAPI: &str = "../../adapters/python/tests/examples/with_fastapi.py";
 const PYTHON_DJANGO: &str = "../../adapters/python/tests/examples/with_django.py";
@@ -48,6 +53,7 @@ const PYTHON_HOLDS: &str = "../../adapters/python/tests/examples/budget.py";
 const VITEST: &str = "../../adapters/node/test/example/messages.test.js";
 const VITEST_WORKERS: &str = "../../adapters/node/test/example/workers.js";
 /// The client for Node.
+const NODE_START: &str = "../../adapters/node/test/getting-started.test.js";
 const NODE: &str = "../../adapters/node/test/page.test.js";
 
 #[test]

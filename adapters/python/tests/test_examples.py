@@ -1,4 +1,4 @@
-"""The programs of docs/python.md."""
+"""The programs of docs/python.md and docs/getting-started.md."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from databases import ASYNC_TRANSACTIONS, TRANSACTIONS
 from django.http import HttpRequest, HttpResponse
-from examples import with_django, with_fastapi, with_psycopg, with_sqlalchemy
+from examples import getting_started, with_django, with_fastapi, with_psycopg, with_sqlalchemy
 
 from postgres_rate_limit import RateLimitExceeded
 
@@ -36,6 +36,14 @@ def test_messages_on_a_pool(name, messages):
             for _ in range(101):
                 with_psycopg.sign_up()
         assert limiter.reset("signUp")
+    with getting_started.pool:
+        author = f"first {name}"
+        with pytest.raises(psycopg.errors.NotNullViolation):
+            getting_started.send(author, None)
+        waits = [getting_started.send(author, "hello") for _ in range(4)]
+        assert waits[:3] == [None] * 3
+        assert 0 < waits[3] <= 12
+        assert messages() == 6
 
 
 def test_messages_in_a_session(name):
