@@ -1,5 +1,6 @@
 // What a store knows: the connections, the limit's name, where it is kept, how long to wait, and what to do then; its
 // statements.
+import { Denials, idOf, Question, type RememberDenials } from './denials.cjs';
 import { checkedFailing, isNotNow, isPool, pooled, quietly, type OnError } from './failing.cjs';
 import { inTransaction } from './query.cjs';
 
@@ -26,6 +27,11 @@ export interface RateLimitStoreOptions {
     onError?: OnError;
     /** Hears of each request that passed unchecked. Default: a line of console.warn. */
     onUnchecked?: (error: Error) => void;
+    /**
+     * Answers a key that was denied without the database: until it can pass, and for a second at most, or for `forMs`.
+     * Of the keys `max` are remembered. Default: false.
+     */
+    rememberDenials?: boolean | RememberDenials;
 }
 
 /** The limiter's clock in epoch milliseconds: what a test has set (a time, or such milliseconds), or the server's. */
@@ -67,6 +73,7 @@ export class Database {
     #prepare: boolean;
     #open: boolean;
     #onUnchecked: (error: Error) => void;
+    #denials: Denials | undefined;
 
     constructor(kind: string, options: RateLimitStoreOptions) {
         const { pool, name, store = 'table', timeout = 5000, prepare = false, onError } = options ?? {};
@@ -95,15 +102,15 @@ export class Database {
         this.#prepare = prepare;
         this.#open = onError === 'open';
         this.#onUnchecked = onUnchecked;
+        this.#denials = Denials.of(`${kind}: `, options.rememberDenials, 1);
     }
 
-    /** The row that a statement of SQL returns, within the time-out. */
-    async row(statement: Statement, values: unknown[]): Promise<any> {
-        const config = {
-            text: SQL[statement],
-            values,
-            name: this.#prepare ? `ratelimit_store_${statement}` : undefined,
-        };
+    /** The row that a statement of SQL returns, within the time-out. What gives tokens back forgets denials first. */
+    async row(statement: Statement, values: string[]): Promise<any> {
+        if (statement === 'reset_all') this.#denials?.forgetAll();
+        if (statement === 'reset' || statement === 'give_back') this.#denials?.forget(idOf(values[0], values[1]));
+        const name = this.#prepare ? `ratelimit_store_${statement}` : undefined;
+        const config = { text: SQL[statement], values, name };
         const result = isPool(this.#pool)
             ? await pooled(this.#pool, config, this.#timeout)
             : await this.#pool.query({ ...config, query_timeout: this.#timeout });
@@ -111,7 +118,7 @@ export class Database {
     }
 
     /** The same; undefined where it fails open. */
-    async rowIfNow(statement: Statement, values: unknown[]): Promise<any> {
+    async rowIfNow(statement: Statement, values: string[]): Promise<any> {
         try {
             return await this.row(statement, values);
         } catch (error: any) {
@@ -119,5 +126,16 @@ export class Database {
             if (statement === 'take') quietly(() => this.#onUnchecked(error));
             return undefined;
         }
+    }
+
+    /** The row of a take, which may be a denial that is remembered; undefined where it fails open. */
+    async take(name: string, key: string, config: string): Promise<any> {
+        const denials = inTransaction(this.#pool) ? undefined : this.#denials;
+        const asked = new Question(idOf(name, key), config, 1);
+        const known = denials?.known(asked);
+        if (known) return known[0];
+        const row = await this.rowIfNow('take', [name, key, config]);
+        if (row) denials?.learn(asked, [row]);
+        return row;
     }
 }

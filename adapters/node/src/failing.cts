@@ -52,7 +52,7 @@ export interface Statement {
 /** Whether this is a Pool of pg, which lends clients. */
 export const isPool = (db: any): boolean => typeof db.totalCount === 'number' && typeof db.connect === 'function';
 
-/** Runs a statement on a Pool of pg: it fails after so many milliseconds, and its connection, if it has one, is closed. */
+/** Runs a statement on a Pool of pg: it fails after a time, and its connection, if it has one, is closed. */
 export function pooled(pool: any, statement: Statement, milliseconds: number): Promise<{ rows: any[] }> {
     return new Promise((resolve, reject) => {
         const until = performance.now() + milliseconds; // the clock may step

@@ -24,6 +24,7 @@ import {
     type SettleResult,
     type Used,
 } from './held.cjs';
+import { Denials, idOf, Question, type RememberDenials } from './denials.cjs';
 import { checkedFailing, isNotNow, quietly, type OnError } from './failing.cjs';
 import { checked, inTransaction, type Database } from './query.cjs';
 import { allOf, date, denial, last, milliseconds, number, resultOf, type AllResult, type Result } from './results.cjs';
@@ -39,6 +40,8 @@ export interface Decision {
     retryAfter: number | null;
     /** How long the call took. */
     ms: number;
+    /** It is a denial that this process has remembered. */
+    remembered?: true;
     /** There was no decision: the innermost error. `ok` is true where the call failed open. */
     error?: Error & { code?: string };
 }
@@ -61,6 +64,11 @@ export interface RateLimiterOptions {
      * answer. Default: none; 5000 with onError "open".
      */
     timeout?: number;
+    /**
+     * Answers a key that was denied without the database: until it can pass, and for a second at most, or for `forMs`.
+     * Of limit, check, limitAll and checkAll `max` denials are remembered. Default: false.
+     */
+    rememberDenials?: boolean | RememberDenials;
     /** Hears of each call that takes, or would have: never of a key. What it throws is ignored. */
     onDecision?: (decision: Decision) => void;
 }
@@ -152,6 +160,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     #defined: boolean;
     #onError: OnError;
     #timeout: number | undefined;
+    #denials: Denials | undefined;
     #onDecision: ((decision: Decision) => void) | undefined;
     #calls: Calls;
 
@@ -167,6 +176,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         checkedFailing('', options);
         this.#onError = onError;
         this.#timeout = timeout;
+        this.#denials = Denials.of('', options.rememberDenials, 1000);
         this.#onDecision = onDecision;
         this.#calls = new Calls(schema);
     }
@@ -193,6 +203,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     reset(name: string, options: CallOptions & Inline<Kind>): Promise<boolean>;
     async reset(name: string, options: AnyOptions = {}): Promise<boolean> {
         this.#configOf(name, options);
+        this.#denials?.forget(idOf(name, keyOf(options)));
         return (await this.#row('reset', options, [name, keyOf(options)])).ok;
     }
 
@@ -202,6 +213,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     async credit(name: string, options: AnyOptions = {}): Promise<Result> {
         const { count = 1, takenAt } = options;
         const values = [name, keyOf(options), count, takenAt?.toISOString() ?? null, this.#configOf(name, options)];
+        this.#denials?.forget(idOf(name, keyOf(options)));
         return resultOf(await this.#row('credit', options, values));
     }
 
@@ -345,6 +357,7 @@ export class RateLimiter<const D extends Definitions = {}> {
 
     /** Defines the limits in the database, where they differ; returns the names of those. Undefines none. */
     async define({ db }: CallOptions = {}): Promise<string[]> {
+        this.#denials?.forgetAll();
         return (await this.#rows('define', { db }, [JSON.stringify(this.definitions)])).map(({ name }) => name);
     }
 
@@ -424,26 +437,37 @@ export class RateLimiter<const D extends Definitions = {}> {
     async #heard(call: Call, list: Sent[], options: AnyOptions, values: unknown[]): Promise<any[]> {
         checkedFailing('', { onError: options.onError });
         if (options.onError === 'open' && options.db !== undefined) throw new TypeError(OPEN_WITH_DB);
+        const asked = this.#asking(call, options, values);
         const began = performance.now();
-        const report = (name: string, ok: boolean, retryAfter: number | null, error?: Error) => {
+        const report = (name: string, ok: boolean, retryAfter: number | null, more: Partial<Decision> = {}) => {
             if (!this.#onDecision || call === 'check' || call === 'checkAll') return;
-            const decision: Decision = { name, ok, retryAfter, ms: performance.now() - began };
-            if (error !== undefined) decision.error = error;
+            const decision: Decision = { name, ok, retryAfter, ms: performance.now() - began, ...more };
             quietly(() => this.#onDecision?.(decision));
         };
+        const known = asked && this.#denials?.known(asked);
         let rows: any[];
         try {
-            rows = await this.#rows(call, options, values);
+            rows = known ?? (await this.#rows(call, options, values));
         } catch (outer) {
             const [ok, error] = [this.#opens(options, outer), innermost(outer)];
-            for (const name of new Set(list.map(({ name }) => name))) report(name, ok, null, error);
+            for (const name of new Set(list.map(({ name }) => name))) report(name, ok, null, { error });
             if (!ok) throw outer;
             return list.map(({ name, key }) => ({ name, key, ok, allows: true, error }));
         }
+        if (asked && !known) this.#denials?.learn(asked, rows);
         rows.forEach((row, n) => {
-            if (row.ok || row.allows !== true) report(list[n].name, row.ok, milliseconds(row.wait));
+            if (row.ok || row.allows !== true)
+                report(list[n].name, row.ok, milliseconds(row.wait), known && { remembered: true });
         });
         return rows;
+    }
+
+    /** A call whose denial may be remembered. In a transaction others don't see what it denies. */
+    #asking(call: Call, options: AnyOptions, values: unknown[]): Question | undefined {
+        if (!this.#denials || options.db !== undefined || inTransaction(this.#of(options))) return undefined;
+        const [name, key, count, ...config] = values as [string, string, number, ...unknown[]];
+        if (call === 'limit' || call === 'check') return new Question(idOf(name, key), JSON.stringify(config), count);
+        return call === 'limitAll' || call === 'checkAll' ? new Question(name, '', 0) : undefined;
     }
 
     #passing<R extends Pick<Result, 'ok' | 'retryAfter' | 'retryAt'>>(

@@ -30,8 +30,8 @@ export class RateLimitThrottlerStorage {
         }
         const { name, store } = this.#database;
         const config = windowOf(limit, ttl, store, false);
-        const values = [`${name}/${throttler}`, keyOf(key), config];
-        const row = (await this.#database.rowIfNow('take', values)) ?? { ok: true, hits: 1, wait: ttl }; // unchecked
+        const taken = await this.#database.take(`${name}/${throttler}`, keyOf(key), config);
+        const row = taken ?? { ok: true, hits: 1, wait: ttl }; // unchecked
         const totalHits = hitsOf(row, limit);
         const isBlocked = totalHits > limit;
         // Times are rounded up to a millisecond: 60 seconds must not become 61, nor the last millisecond 0.

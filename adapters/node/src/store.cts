@@ -49,7 +49,7 @@ export class RateLimitStore {
 
     /** Takes one; beyond the limit it answers more than that. Unchecked: as the first of a window. */
     async increment(key: string): Promise<Hits> {
-        const row = await this.#database.rowIfNow('take', this.#values(key));
+        const row = await this.#database.take(this.prefix, keyOf(key), this.#config);
         if (!row) return { totalHits: 1, resetTime: new Date(Date.now() + this.#windowMs) };
         return { totalHits: hitsOf(row, this.#limit), resetTime: resetTimeOf(row, this.#windowMs) };
     }

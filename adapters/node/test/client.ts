@@ -191,7 +191,9 @@ fixedWindow({ period: 1 });
 new RateLimiter({}, { db: 'postgres://localhost' });
 // @ts-expect-error
 new RateLimiter({}, { database: db });
-new RateLimiter({}, { db, onError: 'open', timeout: 500 });
+new RateLimiter({}, { db, onError: 'open', timeout: 500, rememberDenials: true });
+// @ts-expect-error
+new RateLimiter({}, { db, rememberDenials: { seconds: 1 } });
 // @ts-expect-error
 new RateLimiter({}, { db, onError: true });
 

@@ -4,7 +4,8 @@ import pg from 'pg';
 import { install } from 'postgres-rate-limit';
 import { onFile } from './edition.js';
 
-const CALLS = `limit check credit reset state value limit_all check_all acquire extend release hold settle hold_all settle_all`;
+const CALLS = `limit check credit reset reset_all state value limit_all check_all acquire extend release
+    hold settle hold_all settle_all`;
 
 /** Runs each of these on a connection of its own. */
 export async function run(user, database, ...commands) {
@@ -36,7 +37,7 @@ export async function limits(name, schema = onFile ? 'ratelimit' : 'public') {
         `CREATE ROLE ${app} LOGIN`,
         `CREATE DATABASE ${name} OWNER ${owner}`,
     );
-    const names = CALLS.split(' ').map((call) => `'rl_${call}'`);
+    const names = CALLS.split(/\s+/).map((call) => `'rl_${call}'`);
     const grants = `SELECT format('GRANT EXECUTE ON FUNCTION %s TO ${app}', oid::regprocedure) AS sql
         FROM pg_proc WHERE pronamespace = '${schema}'::regnamespace AND proname IN (${names})`;
     await run(

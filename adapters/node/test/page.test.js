@@ -74,6 +74,8 @@ const ask = (team, prompt) =>
 
 const shared = new RateLimiter(limiter.definitions, { db: pool, defined: true });
 
+const remembering = new RateLimiter(limiter.definitions, { db: pool, rememberDenials: { max: 10_000, forMs: 1000 } });
+
 const logged = (log) =>
     new RateLimiter(limiter.definitions, {
         db: pool,
@@ -117,6 +119,11 @@ test('a search goes on while the server is full, and not without end', async () 
     for (const client of held) client.release();
     await run('postgres', 'postgres', `ALTER ROLE ${database.app.user} CONNECTION LIMIT -1`);
     assert.deepEqual([await search('ada', 'words'), await search('ada', 'words')], [['found: words'], []]);
+});
+
+test('who floods is denied without the database', async () => {
+    while ((await remembering.limit('sendMessage', { key: 'floods' })).ok);
+    assert.equal((await remembering.limit('sendMessage', { key: 'floods' })).ok, false);
 });
 
 test('a report is written in a slot', async () => {

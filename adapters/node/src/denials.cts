@@ -1,0 +1,90 @@
+// Denials that a process remembers: until one ends, and at most for a set time, it is answered without the database.
+
+/** How many, and for how many milliseconds at most. Default: 10,000 denials, 1000 ms. */
+export interface RememberDenials {
+    max?: number;
+    forMs?: number;
+}
+
+interface Denial {
+    /** It is of calls with this config; of the count, or a larger one. */
+    like: string;
+    count: number;
+    /** By the monotonic clock: when the call was sent, and for how long nothing else can be answered. */
+    began: number;
+    lasts: number;
+    rows: any[];
+}
+
+/** A call, as it is remembered; the time at which it is sent. */
+export class Question {
+    readonly began = performance.now();
+    constructor(
+        readonly id: string,
+        readonly like: string,
+        readonly count: number,
+    ) {}
+}
+
+/** Who a call counts for. */
+export const idOf = (name: string, key: string): string => JSON.stringify([name, key]);
+
+export class Denials {
+    #max: number;
+    #forMs: number;
+    #unit: number;
+    #known = new Map<string, Denial>();
+
+    /** UNIT: the milliseconds of one unit of `wait`, 1000 where that is in seconds. */
+    private constructor({ max = 10_000, forMs = 1000 }: RememberDenials, unit: number) {
+        this.#max = max;
+        this.#forMs = forMs;
+        this.#unit = unit;
+    }
+
+    /** What the option asks for; undefined: nothing. Throws a TypeError where it is no such option. */
+    static of(place: string, option: unknown, unit: number): Denials | undefined {
+        if (option === undefined || option === false) return undefined;
+        const given = option === true ? {} : (option as RememberDenials);
+        const { max = 1, forMs = 1 } = typeof given === 'object' && given !== null ? given : { max: 0 };
+        if (!Number.isSafeInteger(max) || max < 1 || !Number.isFinite(forMs) || forMs <= 0) {
+            const allowed = 'true, false, { max, forMs }, with numbers from 1 on';
+            throw new TypeError(`${place}rememberDenials is ${JSON.stringify(option)}; allowed: ${allowed}`);
+        }
+        return new Denials(given, unit);
+    }
+
+    /** The rows of a denial that this call would get, too, with what is left of their waits; undefined: ask. */
+    known({ id, like, count, began }: Question): any[] | undefined {
+        const denial = this.#known.get(id);
+        if (!denial || denial.like !== like || !(count >= denial.count)) return undefined;
+        this.#known.delete(id);
+        const passed = began - denial.began;
+        if (passed >= denial.lasts) return undefined;
+        this.#known.set(id, denial); // the last that was used
+        return denial.rows.map((row) => this.#left(row, passed));
+    }
+
+    #left(row: any, passed: number): any {
+        if (row.allows === true || row.wait === null) return row;
+        const wait = row.wait - passed / this.#unit;
+        return wait > 0 ? { ...row, wait } : { ...row, allows: true, wait: null, at: null };
+    }
+
+    /** Remembers the rows of a call, if they are a denial. */
+    learn({ id, like, count, began }: Question, rows: any[]): void {
+        if (rows.length === 0 || rows.every(({ ok }) => ok)) return;
+        const waits = rows.filter(({ allows }) => allows !== true).map(({ wait }) => wait ?? Infinity);
+        const lasts = Math.min(Math.max(...waits) * this.#unit, this.#forMs);
+        this.#known.delete(id);
+        this.#known.set(id, { like, count, began, lasts, rows });
+        if (this.#known.size > this.#max) this.#known.delete(this.#known.keys().next().value!);
+    }
+
+    forget(id: string): void {
+        this.#known.delete(id);
+    }
+    forgetAll(): void {
+        this.#known.clear();
+    }
+}

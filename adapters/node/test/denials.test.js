@@ -1,0 +1,322 @@
+// Denials that a process remembers: what is answered without the database, and what is not.
+import assert from 'node:assert/strict';
+import { after, before, test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
+
+import pg from 'pg';
+
+import { DAY, fixedWindow, HOUR, RateLimiter, SECOND, tokenBucket } from 'postgres-rate-limit';
+import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
+import { RateLimitStore as HonoStore } from 'postgres-rate-limit/hono';
+import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
+import { onFile } from './edition.js';
+import { limits, run } from './limits.js';
+
+const NAME = `denials_node_${process.pid}`;
+const LIMITS = {
+    window: fixedWindow({ rate: 5, period: HOUR, start: 'first request' }),
+    daily: fixedWindow({ rate: 1, period: DAY, start: 'first request' }),
+};
+let database, pool;
+before(async () => {
+    database = await limits(NAME);
+    pool = new pg.Pool(database.app);
+});
+after(async () => {
+    await pool.end();
+    await database.end();
+});
+
+/** A limiter, and how often it has asked the database since it was last asked that. */
+const make = (options) => {
+    let count = 0;
+    const db = {
+        query: (text, values) => {
+            count += text.includes('pg_proc') ? 0 : 1;
+            return pool.query(text, values);
+        },
+    };
+    const limiter = new RateLimiter(LIMITS, { db, rememberDenials: { forMs: HOUR }, ...options });
+    const asked = () => {
+        const was = count;
+        count = 0;
+        return was;
+    };
+    return { limiter, asked };
+};
+let keys = 0;
+const newKey = () => `key ${++keys}`;
+
+test('a key that was denied is answered without the database, and no other call is', async () => {
+    const heard = [];
+    const { limiter, asked } = make({ onDecision: (decision) => heard.push(decision) });
+    const key = newKey();
+    await limiter.limit('window', { key, count: 3 });
+    const denied = await limiter.limit('window', { key, count: 3 });
+    assert.deepEqual([denied.ok, asked()], [false, 2]);
+    for (const [call, count] of [
+        ['limit', 3],
+        ['check', 3],
+        ['limit', 4],
+    ]) {
+        const { retryAfter, ...again } = await limiter[call]('window', { key, count });
+        const { retryAfter: first, ...rest } = denied;
+        assert.deepEqual(again, rest);
+        assert.ok(retryAfter <= first && retryAfter > first - 10 * SECOND, `${retryAfter} of ${first} ms`);
+    }
+    await assert.rejects(limiter.limit('window', { key, count: 3, throws: true }), { name: 'window' });
+    assert.equal(asked(), 0);
+    assert.deepEqual(
+        heard.map(({ ok, remembered }) => [ok, remembered]),
+        [[true, undefined], [false, undefined], ...Array(3).fill([false, true])],
+        'a check is not heard',
+    );
+    // Fewer tokens, another key, another limit, another config, and a reservation.
+    assert.equal((await limiter.limit('window', { key, count: 2 })).ok, true);
+    assert.equal((await limiter.limit('window', { key: newKey() })).ok, true);
+    assert.equal((await limiter.limit('daily', { key })).ok, true);
+    assert.equal((await limiter.limit('window', { key, config: fixedWindow({ ...LIMITS.window, rate: 50 }) })).ok, true);
+    assert.equal((await limiter.limit('window', { key, count: 3, reserve: true })).ok, true);
+    assert.equal(asked(), 5);
+});
+
+test('until the call can pass, and for so long at most', async () => {
+    const { limiter, asked } = make();
+    const bucket = { key: newKey(), config: tokenBucket({ rate: 10, period: SECOND, capacity: 1 }) };
+    assert.equal((await limiter.limit('bucket', bucket)).ok, true);
+    const began = performance.now();
+    const denied = await limiter.limit('bucket', bucket);
+    let [again, answers] = [denied, 0];
+    for (; !again.ok; answers++) {
+        await new Promise(setImmediate);
+        again = await limiter.limit('bucket', bucket);
+    }
+    assert.ok(denied.ok || performance.now() - began >= denied.retryAfter);
+    assert.ok(asked() <= 4, 'the last one, or the one before it by a rounding, asks');
+    assert.ok((await limiter.limit('bucket', { ...bucket, wait: 5 * SECOND })).ok, 'who waits asks then');
+
+    const brief = make({ rememberDenials: { forMs: 30 } });
+    const call = () => brief.limiter.limit('daily', { key: bucket.key });
+    await call();
+    assert.deepEqual([(await call()).ok, brief.asked()], [false, 2]);
+    await sleep(40);
+    assert.deepEqual([(await call()).ok, brief.asked()], [false, 1]);
+    // One that can never pass, for so long.
+    const never = () => limiter.limit('window', { key: bucket.key, count: 6 });
+    asked();
+    assert.deepEqual(
+        [await never(), await never()].map(({ ok, retryAfter }) => [ok, retryAfter]),
+        Array(2).fill([false, null]),
+    );
+    assert.equal(asked(), 1);
+});
+
+test('the limiter that resets, credits or defines forgets, and of too many the one used longest ago', async () => {
+    const { limiter, asked } = make({ rememberDenials: { max: 2, forMs: HOUR } });
+    const denied = async (key) => {
+        await limiter.limit('daily', { key });
+        assert.equal((await limiter.limit('daily', { key })).ok, false);
+        asked();
+    };
+    const asks = async (key) => (await limiter.limit('daily', { key }), asked());
+    const [a, b, c] = [newKey(), newKey(), newKey()];
+    await denied(a);
+    await limiter.credit('daily', { key: a });
+    assert.equal((await limiter.limit('daily', { key: a })).ok, true);
+    await denied(a);
+    await limiter.reset('daily', { key: a });
+    assert.equal((await limiter.limit('daily', { key: a })).ok, true);
+    await denied(a);
+    await denied(b);
+    assert.deepEqual([await asks(a), await asks(b), await asks(a)], [0, 0, 0]);
+    await denied(c);
+    assert.deepEqual([await asks(a), await asks(c), await asks(b)], [0, 0, 1]);
+    await assert.rejects(limiter.define(), { code: '42501' });
+    asked();
+    assert.deepEqual([await asks(b), await asks(b)], [1, 0]);
+});
+
+test('several limits: the same requests, until the last of them can pass', async () => {
+    const { limiter, asked } = make();
+    const key = newKey();
+    const requests = [
+        { name: 'window', key, count: 5 },
+        { name: 'daily', key },
+        { name: 'window', key: newKey() },
+    ];
+    assert.equal((await limiter.limitAll(requests)).ok, true);
+    const denied = await limiter.limitAll(requests);
+    asked();
+    for (const call of ['limitAll', 'checkAll']) {
+        const again = await limiter[call](requests);
+        assert.deepEqual([again.ok, again.retryAt], [false, denied.retryAt]);
+        assert.ok(again.retryAfter <= denied.retryAfter && again.retryAfter > denied.retryAfter - 10 * SECOND);
+        assert.deepEqual(
+            again.results.map(({ name, allows, remaining }) => [name, allows, remaining]),
+            [
+                ['window', false, 0],
+                ['daily', false, 0],
+                ['window', true, 4],
+            ],
+        );
+    }
+    assert.equal(asked(), 0);
+    assert.equal((await limiter.limitAll(requests.slice(1, 2))).ok, false);
+    assert.equal((await limiter.limitAll(requests.slice(2))).ok, true);
+    assert.equal(asked(), 2);
+    // One that could pass meanwhile says so.
+    const soon = { name: 'soon', key, config: tokenBucket({ rate: 50, period: SECOND, capacity: 1 }) };
+    await limiter.limitAll([soon]);
+    const both = async () => (await limiter.limitAll([soon, requests[1]])).results.map(({ allows }) => allows);
+    let allows = await both();
+    while (allows[0] === false) allows = await both();
+    assert.deepEqual([allows, asked() <= 2], [[true, false], true]);
+});
+
+test('in a transaction nothing is remembered, nor answered', async () => {
+    const { limiter, asked } = make();
+    const client = await pool.connect();
+    const key = newKey();
+    await client.query('BEGIN');
+    assert.equal((await limiter.limit('daily', { key, db: client })).ok, true);
+    assert.equal((await limiter.limit('daily', { key, db: client })).ok, false, 'by what it has taken itself');
+    await client.query('ROLLBACK');
+    assert.equal((await limiter.limit('daily', { key })).ok, true);
+    assert.equal((await limiter.limit('daily', { key })).ok, false);
+    await client.query('BEGIN');
+    await limiter.credit('daily', { key, db: client });
+    assert.equal((await limiter.limit('daily', { key, db: client })).ok, true);
+    await client.query('ROLLBACK');
+    const own = new RateLimiter(LIMITS, { db: client, rememberDenials: { forMs: HOUR } });
+    const other = newKey();
+    await client.query('BEGIN');
+    assert.deepEqual(
+        [(await own.limit('daily', { key: other })).ok, (await own.limit('daily', { key: other })).ok],
+        [true, false],
+    );
+    await client.query('ROLLBACK');
+    assert.equal((await own.limit('daily', { key: other })).ok, true);
+    client.release();
+    asked();
+});
+
+test('what ends a denial early is not noticed meanwhile, and an unchecked call is not remembered', async () => {
+    const { limiter } = make();
+    const key = newKey();
+    await limiter.limit('daily', { key });
+    await limiter.limit('daily', { key });
+    await make().limiter.reset('daily', { key });
+    assert.equal((await limiter.limit('daily', { key })).ok, false, 'by another process');
+    let failing = true;
+    const db = {
+        query: (...query) =>
+            failing ? Promise.reject(Object.assign(new Error(), { code: '08006' })) : pool.query(...query),
+    };
+    const open = new RateLimiter(LIMITS, { db, onError: 'open', rememberDenials: true });
+    assert.ok((await open.limit('daily', { key })).error);
+    failing = false;
+    const { ok, error } = await open.limit('daily', { key });
+    assert.deepEqual([ok, error], [true, undefined]);
+});
+
+const counting = () => {
+    const counted = { asked: 0, query: (config) => ((counted.asked += 1), pool.query(config)) };
+    return counted;
+};
+for (const [name, Store] of [
+    ['express-rate-limit', RateLimitStore],
+    ['hono-rate-limiter', HonoStore],
+]) {
+    test(`${name}: the requests of a key that is denied`, async () => {
+        const counted = counting();
+        const store = new Store({ pool: counted, name: `denials ${name}`, rememberDenials: { forMs: HOUR } });
+        store.init({ limit: 2, windowMs: HOUR });
+        const answers = async () => {
+            const { totalHits, resetTime } = await store.increment('k');
+            return [totalHits, Math.round((resetTime - Date.now()) / (10 * SECOND))];
+        };
+        const minutes = 360;
+        assert.deepEqual(
+            [await answers(), await answers(), await answers(), await answers(), await answers()],
+            [
+                [1, minutes],
+                [2, minutes],
+                [3, minutes],
+                [3, minutes],
+                [3, minutes],
+            ],
+        );
+        assert.equal(counted.asked, 3);
+        assert.equal((await store.increment('other')).totalHits, 1);
+        await store.decrement('k');
+        assert.equal((await store.increment('k')).totalHits, 2);
+        await store.increment('k');
+        await store.resetKey('k');
+        assert.equal((await store.increment('k')).totalHits, 1);
+        for (let n = 0; n < 3; n++) await store.increment('k');
+        await store.resetAll();
+        assert.equal((await store.increment('k')).totalHits, 1);
+        for (let n = 0; n < 3; n++) await store.increment('k');
+        store.init({ limit: 3, windowMs: HOUR });
+        assert.equal((await store.increment('k')).totalHits, 3, 'a limit that has changed');
+
+        // Where all are counted, none is denied by the database.
+        const all = counting();
+        const counts = new Store({ pool: all, name: `counts ${name}`, rememberDenials: true });
+        counts.init({ limit: 1, windowMs: HOUR, skipFailedRequests: true });
+        for (const expected of [1, 2, 3]) assert.equal((await counts.increment('k')).totalHits, expected);
+        assert.equal(all.asked, 3);
+    });
+}
+
+test('@nestjs/throttler: the requests of a key that is denied', async () => {
+    const counted = counting();
+    const storage = new RateLimitThrottlerStorage({
+        pool: counted,
+        name: 'denials nest',
+        rememberDenials: { forMs: HOUR },
+    });
+    const increment = async (limit, throttler = 'default') => {
+        const { totalHits, isBlocked, timeToBlockExpire } = await storage.increment('k', HOUR, limit, HOUR, throttler);
+        return [totalHits, isBlocked, timeToBlockExpire > 3590];
+    };
+    for (const expected of [
+        [1, false, false],
+        [2, true, true],
+        [2, true, true],
+    ])
+        assert.deepEqual(await increment(1), expected);
+    assert.equal(counted.asked, 2);
+    assert.deepEqual(await increment(2), [2, false, false]);
+    assert.deepEqual(await increment(1, 'other'), [1, false, false]);
+});
+
+test('a store whose client is in a transaction remembers nothing', async () => {
+    const client = await pool.connect();
+    const store = new RateLimitStore({ pool: client, name: 'denials client', rememberDenials: { forMs: HOUR } });
+    store.init({ limit: 1, windowMs: HOUR });
+    await client.query('BEGIN');
+    assert.deepEqual([(await store.increment('k')).totalHits, (await store.increment('k')).totalHits], [1, 2]);
+    await client.query('ROLLBACK');
+    assert.deepEqual([(await store.increment('k')).totalHits, (await store.increment('k')).totalHits], [1, 2]);
+    client.release();
+});
+
+test('a block without an end is remembered for as long as asked', async () => {
+    const { limiter, asked } = make();
+    const key = newKey();
+    const place = onFile ? 'ratelimit.' : '';
+    await run('postgres', NAME, `SELECT ${place}rl_block('daily', '${key}', until => 'infinity')`);
+    assert.deepEqual(
+        [(await limiter.limit('daily', { key })).ok, (await limiter.limit('daily', { key })).ok, asked()],
+        [false, false, 1],
+    );
+    for (const rememberDenials of ['yes', 7, null, { max: 0 }, { max: 1.5 }, { forMs: 0 }, { forMs: '1 s' }]) {
+        assert.throws(() => make({ rememberDenials }), /^TypeError: rememberDenials is .*; allowed: true, false, /);
+        assert.throws(
+            () => new RateLimitStore({ pool, name: 'a', rememberDenials }),
+            /RateLimitStore: rememberDenials is /,
+        );
+    }
+    make({ rememberDenials: false });
+});
