@@ -94,11 +94,11 @@ pub unsafe fn indexes_of_holds(table: pg_sys::Relation) -> Option<[pg_sys::Oid; 
         if alteration(table, created, &[created.len()], 2).is_some() {
             return None;
         }
-        let primary = (*table).rd_pkindex;
-        let list = pg_sys::RelationGetIndexList(table);
-        let listed = |n: usize| (*(*list).elements.add(n)).oid_value;
-        let other = if listed(0) == primary { listed(1) } else { listed(0) };
-        pg_sys::list_free(list);
+        let (primary, indexes) = indexes(table);
+        let other = match indexes.as_slice() {
+            &[first, other] | &[other, first] if first == primary => other,
+            _ => return None,
+        };
         let is_as_made = |oid, columns: &[i16], is_primary| {
             let index = pg_sys::index_open(oid, pg_sys::AccessShareLock as _);
             let is_as_made = has_index_columns(index, columns, is_primary);
@@ -120,12 +120,12 @@ unsafe fn alteration(
     table: pg_sys::Relation,
     created: &[Column],
     numbers: &[usize],
-    index_count: c_int,
+    index_count: usize,
 ) -> Option<&'static str> {
-    // SAFETY: reads the open relation's descriptions; the list of its indexes finds the primary key.
+    // SAFETY: reads the open relation's descriptions.
     unsafe {
         let class = &*(*table).rd_rel;
-        let indexes = pg_sys::RelationGetIndexList(table);
+        let (primary, indexes) = indexes(table);
         let allowed = [
             (class.relkind == pg_sys::RELKIND_RELATION as c_char, "is not an ordinary table"),
             (class.relam == pg_sys::HEAP_TABLE_AM_OID, "does not use the heap access method"),
@@ -151,8 +151,8 @@ unsafe fn alteration(
             (has_columns(table, created, numbers, is_same_column), "has different columns"),
             (has_columns(table, created, numbers, is_unaltered_column), "has an altered column"),
             (!has_checks(table), "has a check constraint"),
-            ((*table).rd_pkindex != pg_sys::InvalidOid, "has no primary key"),
-            (!indexes.is_null() && (*indexes).length == index_count, "has an additional index"),
+            (primary != pg_sys::InvalidOid, "has no primary key"),
+            (indexes.len() == index_count, "has an additional index"),
             (
                 publications_allow_writes(table),
                 "has a publication whose filter or columns forbid updates",
@@ -315,15 +315,31 @@ fn snapshots_never_expire() -> bool {
     true
 }
 
+/// The primary key's index, or `InvalidOid`, and all indexes. The relation knows the first only after it has listed them,
+/// until an invalidation, which any look-up in a catalog may process: so both are read here together.
+///
+/// # Safety
+/// The table is open.
+unsafe fn indexes(table: pg_sys::Relation) -> (pg_sys::Oid, Vec<pg_sys::Oid>) {
+    // SAFETY: reads the open relation's descriptions; a list of OIDs that is freed here.
+    unsafe {
+        let list = pg_sys::RelationGetIndexList(table);
+        let primary = (*table).rd_pkindex;
+        let count = if list.is_null() { 0 } else { (*list).length as usize };
+        let all = (0..count).map(|n| (*(*list).elements.add(n)).oid_value).collect();
+        pg_sys::list_free(list);
+        (primary, all)
+    }
+}
+
 /// Returns the primary key's index, if it is unaltered.
 ///
 /// # Safety
 /// The table is open.
 pub unsafe fn unaltered_key(table: pg_sys::Relation) -> Option<pg_sys::Oid> {
-    // SAFETY: reads the open relation's descriptions; the list of its indexes finds the primary key.
+    // SAFETY: reads the open relation's descriptions.
     unsafe {
-        pg_sys::list_free(pg_sys::RelationGetIndexList(table));
-        let index = (*table).rd_pkindex;
+        let (index, _) = indexes(table);
         if index == pg_sys::InvalidOid {
             return None;
         }
