@@ -31,7 +31,21 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
     ),
     (
         "js",
-        &["node.mjs", "postgraphile.mjs", PGLITE, TRY, VITEST, VITEST_WORKERS, NODE_START, NODE],
+        &[
+            "node.mjs",
+            "postgraphile.mjs",
+            PGLITE,
+            TRY,
+            VITEST,
+            VITEST_WORKERS,
+            NODE_START,
+            NODE,
+            BROWSER_EXPRESS,
+            BROWSER_HONO,
+            BROWSER_VALUE,
+            BROWSER_PLAIN,
+            BROWSER_REACT,
+        ],
     ),
     ("rust", &["rust.rs"]),
     ("bash", &["shell.sh"]),
@@ -55,6 +69,12 @@ const VITEST_WORKERS: &str = "../../adapters/node/test/example/workers.js";
 /// The client for Node.
 const NODE_START: &str = "../../adapters/node/test/getting-started.test.js";
 const NODE: &str = "../../adapters/node/test/page.test.js";
+/// Pages in the browser, and the routes that they ask.
+const BROWSER_EXPRESS: &str = "../../adapters/node/test/browser/express.js";
+const BROWSER_HONO: &str = "../../adapters/node/test/browser/hono.js";
+const BROWSER_VALUE: &str = "../../adapters/node/test/browser/value.js";
+const BROWSER_PLAIN: &str = "../../adapters/node/test/browser/plain.js";
+const BROWSER_REACT: &str = "../../adapters/node/test/browser/page.jsx";
 
 #[test]
 fn every_block_is_run_or_stands_in_a_program_that_is_tested() {

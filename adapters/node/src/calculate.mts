@@ -50,16 +50,6 @@ function subtract(available: number, count: number): number {
     return left === available && count > 0 ? available - Math.abs(available) * 2 ** -53 : left;
 }
 
-/** The first time from `at` on at which a call passes, which floats may have missed by their last bits. */
-function confirmed(at: number, now: number, passes: (at: number) => boolean): number {
-    let wait = Math.max(at - now, 0);
-    for (let tries = 0; tries < 4 && wait < Infinity; tries += 1) {
-        if (passes(now + wait)) return now + wait;
-        wait += Math.floor(wait / 2 ** 50) + 1;
-    }
-    return Infinity;
-}
-
 function windowsOf({ period, timezone, start }: Value['config']): Windows {
     if (timezone) return calendarOf(timezone, period, start);
     const length = micros(period);
@@ -128,7 +118,7 @@ function refill(config: Value['config'], state: Value['state'], now: number, cou
     const from = since === ts && value !== rest ? Math.max(windows!.after(ts, 1), now) : now;
     const [begun, left] = at(from);
     const first = count > capacity + slack ? Infinity : passes(left) ? from : due(begun, count - left);
-    return [confirmed(first, from, (time) => passes(at(time)[1])), rounded(tokens, capacity)];
+    return [Math.max(first, from), rounded(tokens, capacity)];
 }
 
 /** Two counters, aligned to the epoch, of which the earlier one fades. */
@@ -159,7 +149,7 @@ function slidingWindow(config: Value['config'], state: Value['state'], now: numb
     if (stays + count > most || fades <= 0) [fades, stays, begun] = [stays, 0, begun + period];
     const share = Math.min(Math.max(1 - (rate - stays - count) / fades, 0), 1);
     const first = count > most ? Infinity : begun + Math.ceil(share * period);
-    return [confirmed(first, now, passes), left(0)];
+    return [Math.max(first, now), left(0)];
 }
 
 /** Tokens or slots that are taken, each until a time; sorted. */

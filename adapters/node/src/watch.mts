@@ -96,7 +96,7 @@ export function watchRateLimit(
         const attempt = (latest += 1);
         const began = Date.now();
         [isAsking, askAt] = [true, Infinity];
-        // Of an attempt after which another one began, nothing is used: that one knows more.
+        // An answer is not used if another attempt has begun since, which knows more.
         try {
             const value = await getValue();
             if (attempt !== latest) return;

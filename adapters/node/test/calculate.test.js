@@ -13,8 +13,8 @@ after(() => pool.end());
 
 /** The start of a millisecond's fraction, in microseconds. */
 const micros = (milliseconds) => Math.trunc(milliseconds) * 1000 + Math.round((milliseconds % 1) * 1000);
-/** The latest microsecond of which a number has every digit: in 2255. */
-const EXACT = Number.MAX_SAFE_INTEGER;
+/** Until when a number of milliseconds has every microsecond: 2248. */
+const EXACT = 2 ** 43 * 1000;
 
 /** What rl_calculate answers to cases, in one query: retryAt in microseconds. */
 async function answers(cases) {
@@ -83,6 +83,26 @@ test('on the golden vectors', async () => {
     }
     const denied = await compare(cases);
     assert.deepEqual([cases.length, denied, refused], [6781, 2139, 10], 'compared, denied, refused configs');
+});
+
+test('where the last bits decide', async () => {
+    const state = (value) => ({ value, ts: 0 });
+    const bucket = { kind: 'token bucket', rate: 1e15, period: 86_400_000 };
+    const window = { kind: 'fixed window', rate: 3, period: 1000, capacity: 10, start: 0 };
+    await compare([
+        // A take that is too small for the float takes its last bit.
+        ...[1e15, 2 ** 49, 123_456_789_012_345.67].map((value) => ({
+            config: bucket,
+            state: state(value),
+            at: 0,
+            count: 0.001,
+        })),
+        // A window is enough for 3 and half the tolerance, and a call passes within all of it.
+        ...[2e-9, 7e-9, 2e-8].map((more) => ({ config: window, state: state(0), at: 0, count: 3 + more })),
+        ...[2e-9, 7e-9, 2e-8].map((more) => ({ config: window, state: state(3), at: 0, count: 3 + more })),
+        // The largest debt is what comes in within ten years.
+        ...[bucket, window].map((config) => ({ config, state: state(-1e20), at: 0, count: 1 })),
+    ]);
 });
 
 /** Random numbers from a seed, which a failure shows. */

@@ -118,9 +118,15 @@ test('a status for ever is not asked about', async () => {
 
 test('a denial longer than a timer can wait', async () => {
     server.answer = () => ({ ...value(), config: { ...CONFIG, period: 600 * 86_400_000 } });
+    const { mock: timers } = mock.method(globalThis, 'setTimeout');
     await watched();
     await pass(2 ** 31);
     assert.equal(server.calls, 1);
+    // More than that would be no delay at all.
+    for (const {
+        arguments: [, delay],
+    } of timers.calls)
+        assert.ok(delay < 2 ** 31, String(delay));
     for (let days = 25; days < 61; days += 1) await pass(86_400_000);
     assert.equal(server.calls, 2);
 });
