@@ -27,6 +27,7 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
             PYTHON_FASTAPI,
             PYTHON_DJANGO,
             PYTHON_HOLDS,
+            PYTHON_FAILING,
         ],
     ),
     (
@@ -64,6 +65,7 @@ const PYTHON_PSYCOPG: &str = "../../adapters/python/tests/examples/with_psycopg.
 const PYTHON_FASTAPI: &str = "../../adapters/python/tests/examples/with_fastapi.py";
 const PYTHON_DJANGO: &str = "../../adapters/python/tests/examples/with_django.py";
 const PYTHON_HOLDS: &str = "../../adapters/python/tests/examples/budget.py";
+const PYTHON_FAILING: &str = "../../adapters/python/tests/examples/failing.py";
 const VITEST: &str = "../../adapters/node/test/example/messages.test.js";
 const VITEST_WORKERS: &str = "../../adapters/node/test/example/workers.js";
 /// The client for Node.

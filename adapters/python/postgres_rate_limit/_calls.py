@@ -57,11 +57,18 @@ class Call(Generic[T]):
     """Returns name, ok and retry_after of each limit, if the call takes tokens."""
     names: tuple[str, ...] = ()
     """The limits that such a call takes from."""
+    opened: Callable[[BaseException], T] | None = None
+    """Returns the answer if the call goes unchecked because of this error; None: it never does."""
+    id: tuple[Any, ...] | None = None
+    """What a denial of the call is remembered by; None: it isn't."""
+    count: float = 0
+    forgets: tuple[str, ...] | None = None
+    """The name and key whose denials the call makes stale; empty: those of all."""
 
 
 @dataclass(frozen=True)
 class Lent:
-    """What rl_acquire answers."""
+    """What rl_acquire answers, and as those below why it went unchecked."""
 
     ok: bool
     lease: str | None
@@ -70,6 +77,7 @@ class Lent:
     retry_at: datetime | None
     remaining: float | None
     capacity: float | None
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,7 @@ class Held:
     remaining: float | None
     capacity: float | None
     reset_at: datetime | None
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,7 @@ class HeldAll:
     expires_at: datetime | None
     held: Sequence[float | None]
     limits: Sequence[LimitResult]
+    error: BaseException | None = None
 
 
 def key_of(key: Key) -> str:
@@ -243,6 +253,8 @@ class Calls:
             select += f", CAST(@rl_headers({_TEXT}, r, {_TEXT}, {_JSON}, {_TEXT}) AS text)"
             values = [name, headers, own, key]
         call = self._make(select, function, arguments, _read_result, before=values)
+        id = ("limit", name, key, own, reserve, headers)
+        call = replace(call, opened=_result_of, id=id, count=float(count))
         if function == "rl_check":
             return call
         return replace(call, decides=lambda result: [(name, result.ok, result.retry_after)], names=(name,))
@@ -255,28 +267,29 @@ class Calls:
             raise ValueError(f"taken_at is {taken_at}; allowed: a time with an offset, such as timezone.utc")
         at = None if taken_at is None else taken_at.isoformat()
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), (_WHEN, at), (_JSON, own)]
-        return self._make(_RESULT, "rl_credit", arguments, _read_result)
+        return replace(self._make(_RESULT, "rl_credit", arguments, _read_result), forgets=(name, key))
 
     def reset(self, name: str, key: Key) -> Call[bool]:
         name, key, _ = self._target(name, key, None)
-        return self._make("r", "rl_reset", [(_TEXT, name), (_TEXT, key)], lambda rows: bool(rows[0][0]))
+        call = self._make("r", "rl_reset", [(_TEXT, name), (_TEXT, key)], lambda rows: bool(rows[0][0]))
+        return replace(call, forgets=(name, key))
 
     def value(self, name: str, key: Key, config: Config | None) -> Call[Value]:
         name, key, own = self._target(name, key, config)
         arguments = [(_TEXT, name), (_TEXT, key), (_JSON, own)]
         return self._make("CAST(r AS text)", "rl_value", arguments, lambda rows: cast(Value, json.loads(rows[0][0])))
 
-    def _requests(self, requests: Iterable[Request]) -> tuple[str, tuple[str, ...]]:
-        """The text of the requests, each with the config that it needs, and their names."""
-        texts, names = [], []
+    def _requests(self, requests: Iterable[Request]) -> tuple[str, list[Target]]:
+        """The text of the requests, each with the config that it needs, and what they take."""
+        texts, targets = [], []
         for request in requests:
             name = request["name"]
             fields: dict[str, Any] = {**request, "key": key_of(request.get("key", ""))}
             own = self.config(name, fields.pop("config", None))
             text = json.dumps(fields, allow_nan=False)
             texts.append(text if own is None else f'{text[:-1]}, "config": {own}}}')
-            names.append(name)
-        return f"[{', '.join(texts)}]", tuple(names)
+            targets.append((name, str(fields["key"]), float(fields.get("count", 1))))
+        return f"[{', '.join(texts)}]", targets
 
     def limit_all(
         self,
@@ -284,7 +297,7 @@ class Calls:
         requests: Iterable[Request],
         headers: HeaderStyle | None,
     ) -> Call[Results]:
-        text, names = self._requests(requests)
+        text, targets = self._requests(requests)
         select = f"r.ok, r.name, r.key, r.allows, {_LIMIT}"
         if headers is None:
             call = self._make(select, function, [(_JSON, text)], _read_results, " ORDER BY r.n")
@@ -295,9 +308,11 @@ class Calls:
             sql = f"WITH r AS MATERIALIZED (SELECT * FROM @{function}({_JSON}))"
             sql += f" SELECT {select}, {of_headers} FROM r ORDER BY r.n"
             call = self._numbered(sql, [text, text, headers], _read_results)
+        opened = lambda error: Results(True, [_unchecked(each) for each in targets], error=error)  # noqa: E731
+        call = replace(call, opened=opened, id=("all", text, headers))
         if function == "rl_check_all":
             return call
-        return replace(call, decides=_decided, names=names)
+        return replace(call, decides=_decided, names=_names(targets))
 
     def acquire(self, name: str, key: Key, count: float, config: Config | None) -> Call[Lent]:
         name, key, own = self._target(name, key, config)
@@ -311,7 +326,8 @@ class Calls:
             f"r.ok, r.lease, {_time('r.expires_at')}, r.retry_after, {_time('r.retry_at')}, r.remaining, r.capacity"
         )
         call = self._make(select, "rl_acquire", arguments, read)
-        return replace(call, decides=lambda lent: [(name, lent.ok, lent.retry_after)], names=(name,))
+        opened = lambda error: Lent(True, None, None, None, None, None, None, error)  # noqa: E731
+        return replace(call, decides=lambda lent: [(name, lent.ok, lent.retry_after)], names=(name,), opened=opened)
 
     def extend(self, name: str, lease: str | None, config: Config | None) -> Call[datetime | None]:
         arguments = [(_TEXT, lease), (_JSON, self.config(name, config))]
@@ -344,7 +360,8 @@ class Calls:
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), (_SPAN, seconds_of(ttl)), (_TEXT, id)]
         arguments += [(_NUMBER, least), (_TEXT, on_expiry), (_FLAG, reserve), _UNTHROWN, (_JSON, own)]
         call = self._make(f"r.ok, r.hold, r.held, {_time('r.expires_at')}, {_LIMIT}", "rl_hold", arguments, read)
-        return replace(call, decides=lambda held: [(name, held.ok, held.retry_after)], names=(name,))
+        opened = lambda error: Held(True, None, float(count), None, None, None, None, None, None, error)  # noqa: E731
+        return replace(call, decides=lambda held: [(name, held.ok, held.retry_after)], names=(name,), opened=opened)
 
     def settle(self, hold: str | None, used: float | None) -> Call[Result]:
         arguments = [(_TEXT, hold), (_NUMBER, None if used is None else float(used))]
@@ -353,7 +370,7 @@ class Calls:
     def hold_all(
         self, requests: Iterable[Request], ttl: timedelta | float, id: str | None, on_expiry: str
     ) -> Call[HeldAll]:
-        text, names = self._requests(requests)
+        text, targets = self._requests(requests)
 
         def read(rows: Rows) -> HeldAll:
             limits = [_limit(*row[4:]) for row in rows]
@@ -366,7 +383,12 @@ class Calls:
         select = f"r.ok, r.hold, {_time('r.expires_at')}, r.held, r.name, r.key, r.allows, {_LIMIT}"
         arguments = [(_JSON, text), (_SPAN, seconds_of(ttl)), (_TEXT, id), (_TEXT, on_expiry)]
         call = self._make(select, "rl_hold_all", arguments, read, " ORDER BY r.n")
-        return replace(call, decides=_decided, names=names)
+
+        def opened(error: BaseException) -> HeldAll:
+            counts = [count for _, _, count in targets]
+            return HeldAll(True, None, None, counts, [_unchecked(each) for each in targets], error)
+
+        return replace(call, decides=_decided, names=_names(targets), opened=opened)
 
     def settle_all(self, hold: str | None, used: float | Mapping[str, float] | None) -> Call[list[SettledLimit]]:
         def read(rows: Rows) -> list[SettledLimit]:
@@ -388,7 +410,7 @@ class Calls:
             changed = {row[0] for row in rows if row[1]}
             return [name for name in self.names if name in changed]
 
-        return self._numbered(sql, [f"{{{configs}}}"], read)
+        return replace(self._numbered(sql, [f"{{{configs}}}"], read), forgets=())
 
     def sql(self) -> str:
         self._needs_definitions("sql()")
@@ -421,6 +443,22 @@ class Calls:
                 what = "a limit" if name is None else f'rate limit "{name}"'
                 return SetupError(f"{what} is defined in the database, and the call brings a config: pass defined=True")
         return None
+
+
+Target = tuple[str, str, float]
+"""Name, key and count of a request."""
+
+
+def _names(targets: Iterable[Target]) -> tuple[str, ...]:
+    return tuple(name for name, _, _ in targets)
+
+
+def _result_of(error: BaseException) -> Result:
+    return Result(True, None, None, None, None, None, error=error)
+
+
+def _unchecked(target: Target) -> LimitResult:
+    return LimitResult(target[0], target[1], True, None, None, None, None, None)
 
 
 def _decided(results: Results | HeldAll) -> Iterable[tuple[str, bool, float | None]]:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from random import uniform
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, Union
 
 from postgres_rate_limit._calls import FIND, Call, Calls, HeaderStyle, Held, HeldAll, Key, Lent, Request, seconds_of
 from postgres_rate_limit._configs import Config
-from postgres_rate_limit._databases import AsyncDatabase, Database, async_database, database
+from postgres_rate_limit._databases import AsyncDatabase, Database, Deadline, async_database, database
+from postgres_rate_limit._denials import Denials, Remembering
+from postgres_rate_limit._failing import OnError, Question, checked, not_now
 from postgres_rate_limit._results import (
     Decision,
     LimitResult,
@@ -22,24 +27,48 @@ from postgres_rate_limit._results import (
     Results,
     SettledLimit,
     Value,
+    aged,
     denied_by,
     innermost,
 )
 
 if TYPE_CHECKING:
     # Which type checkers have, and Python before 3.13 hasn't.
+    from typing_extensions import Self
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     N = TypeVarWithDefault("N", bound=str, default=str)
 else:
     N = TypeVar("N", bound=str)
 T = TypeVar("T")
-Taken = TypeVar("Taken", Result, Held)
-E = TypeVar("E", bound="_Block")
+U = TypeVar("U")
+A = TypeVar("A")
+M = TypeVar("M")
+E = TypeVar("E", bound="_Enters")
 OnExpiry = Literal["refund", "charge"]
 Used = Union[float, Mapping[str, float]]
 TEN_MINUTES = timedelta(minutes=10)
 log = logging.getLogger("postgres_rate_limit")
+
+
+# What a call does, step by step, the same in both clients: each step is made in the client's own way.
+
+
+class _Query(NamedTuple):
+    sql: str
+    values: Sequence[Any]
+    deadline: Deadline
+
+
+class _Pause(NamedTuple):
+    seconds: float
+
+
+class _Ask(NamedTuple):
+    question: Question
+
+
+Steps = Generator[Union[_Query, _Pause, _Ask], Any, T]
 
 
 class _Limiter(Generic[N]):
@@ -53,6 +82,9 @@ class _Limiter(Generic[N]):
         defined: bool = False,
         schema: str | None = None,
         on_decision: Callable[[Decision], object] | None = None,
+        on_error: OnError = "closed",
+        timeout: float | None = None,
+        remember_denials: bool | Remembering = False,
     ) -> None:
         """
         limits: each by its name, as token_bucket and the other builders make it.
@@ -62,9 +94,20 @@ class _Limiter(Generic[N]):
         schema: of the functions; by default it is found at the first call.
         on_decision: is called for each limit that a call takes from or is denied by, or that it fails on. What it
             raises is logged and goes no further.
+        on_error: "open": a call that asks whether work may be done is allowed if the database can't say it now, as
+            docs/failing.md lists these errors, or not in time. Not in a transaction of the caller's.
+        timeout: seconds after which such a call fails and its connection is closed; None: with "open" 5, or else never.
+            Not in a transaction of the caller's.
+        remember_denials: limit, check, limit_all and check_all are denied without a call of the database for as long as
+            one before showed, for a second at most; a dict with max and seconds says how many denials and how long.
         """
         self._calls = Calls(limits, defined, schema)
         self._db, self._on_decision = db, on_decision
+        self._on_error = checked(on_error)
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout is {timeout!r}; allowed: seconds, more than 0")
+        self._timeout = timeout
+        self._denials: Denials[Any] = Denials(remember_denials)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -77,16 +120,80 @@ class _Limiter(Generic[N]):
     def _where(self, db: object) -> object:
         return self._db if db is None else db
 
-    def _tell(self, call: Call[T], result: T | None, began: float, error: BaseException | None) -> None:
+    def _steps(
+        self,
+        call: Call[T],
+        on: Database | AsyncDatabase,
+        on_error: OnError | None,
+        wait: timedelta | float | None,
+        reserve: bool,
+    ) -> Steps[T]:
+        if wait is None:
+            return (yield from self._once(call, on, on_error))
+        self._refuse_wait(on.in_transaction(), reserve)
+        patience = _Patience(wait)
+        while True:
+            result: Any = yield from self._once(call, on, on_error)
+            pause = patience.pause(result.ok, result.retry_after)
+            if pause is None:
+                answer: T = result
+                return answer
+            yield _Pause(pause)
+
+    def _once(self, call: Call[T], on: Database | AsyncDatabase, on_error: OnError | None) -> Steps[T]:
+        opens = (self._on_error if on_error is None else checked(on_error)) == "open"
+        timeout = self._timeout if self._timeout is not None else 5 if opens else math.inf
+        alone = False
+        if opens or self._denials or timeout < math.inf:
+            # Its error aborts no transaction of the caller's, and its denial is not due to that one's own takes.
+            alone = on.apart or (on.told and not on.in_transaction())
+        if on_error == "open" and not alone and (call.id or call.names):
+            raise TypeError('on_error is "open" in a transaction, which the error aborts; allowed: a pool or an engine')
+        began, sent = time.perf_counter(), time.monotonic()
+        if alone and (denial := self._denials.find(call.id, call.count)):
+            remembered: T = aged(denial.answer, denial.passed)
+            self._tell(call, remembered, began, None, remembered=True)
+            return remembered
+        deadline = sent + timeout if alone and timeout < math.inf else None
+        try:
+            place = self._calls.place()
+            if place is None:
+                place = self._calls.found((yield _Query(FIND, (), deadline)))
+            result = call.read((yield _Query(call.sql.replace("@", place), call.values, deadline)))
+        except BaseException as error:
+            if not (alone and opens and call.opened):
+                self._failed(call, error, began)
+                raise
+            verdict = not_now(error, on.address)
+            if not (verdict if isinstance(verdict, bool) else (yield _Ask(verdict))):
+                self._failed(call, error, began)
+                raise
+            if self._on_decision is None or call.decides is None:
+                log.warning("a call went unchecked: %r", innermost(error))
+            result = call.opened(innermost(error))
+            self._tell(call, result, began, error)
+            return result
+        self._tell(call, result, began, None)
+        if alone and call.id is not None:
+            answer: Any = result
+            if not answer.ok:
+                self._denials.add(call.id, call.count, sent, answer.retry_after, answer)
+        if (stale := call.forgets) is not None:
+            self._denials.forget(lambda id: not stale or id[0] == "all" or id[1:3] == stale)
+        return result
+
+    def _tell(
+        self, call: Call[T], result: T | None, began: float, error: BaseException | None, remembered: bool = False
+    ) -> None:
         if self._on_decision is None or call.decides is None:
             return
         seconds = time.perf_counter() - began
         told = (
-            [(name, None, None) for name in call.names] if error is not None or result is None else call.decides(result)
+            [(name, None, None) for name in call.names] if result is None else call.decides(result)
         )
         for name, ok, retry_after in told:
             try:
-                self._on_decision(Decision(name, ok, retry_after, seconds, error and innermost(error)))
+                self._on_decision(Decision(name, ok, retry_after, seconds, error and innermost(error), remembered))
             except Exception as failure:
                 _forget(failure, error)
                 log.exception("on_decision failed", exc_info=failure)
@@ -132,208 +239,228 @@ class _Patience:
         return retry_after + uniform(0, min(retry_after / 10 + 0.01, left - retry_after))
 
 
-class _Lent:
+class _Taken:
+    """What is taken for a while, and how it ends."""
+
+    _limiter: Any
+
+    def __init__(
+        self, limiter: Any, taken: Lent | Held | HeldAll, id: str | None, on_error: OnError | None, db: object
+    ) -> None:
+        self.ok, self.id, self.expires_at, self.error = taken.ok, id, taken.expires_at, taken.error
+        # There is nothing to end, and no id, if the call was denied or went unchecked, or the key is exempt.
+        self._on_error: OnError | None = on_error
+        self._limiter, self._db, self._ended = limiter, db, id is None
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def _entered(self) -> None:
+        if denied := self._denied():
+            raise RateLimitExceeded(*denied)
+
+    def _denied(self) -> tuple[str, float | None, datetime | None] | None:
+        raise NotImplementedError
+
+    def _ending(self, failed: bool) -> Call[Any]:
+        raise NotImplementedError
+
+    def _at_end(self, failed: bool) -> tuple[Call[Any], object, OnError | None]:
+        """What is run at the end of a block. What fails open doesn't fail work that is done."""
+        self._ended = True
+        return replace(self._ending(failed), opened=lambda error: None), self._db, self._on_error
+
+
+class _Lent(_Taken):
     """A lease of a concurrency limit. It is true if the slots were taken."""
 
-    def __init__(self, name: str, lent: Lent) -> None:
-        self.name = name
-        self.ok = lent.ok
-        self.id = lent.lease
-        """None if the lease was denied, or the key is exempt."""
-        self.expires_at = lent.expires_at
+    def __init__(
+        self, limiter: Any, name: str, lent: Lent, config: Config | None, on_error: OnError | None, db: object
+    ) -> None:
+        super().__init__(limiter, lent, lent.lease, on_error, db)
+        self.name, self._config = name, config
         self.retry_after, self.retry_at = lent.retry_after, lent.retry_at
         self.remaining, self.capacity = lent.remaining, lent.capacity
-        self._ended = lent.lease is None
 
-    def __bool__(self) -> bool:
-        return self.ok
+    def _denied(self) -> tuple[str, float | None, datetime | None] | None:
+        return None if self.ok else (self.name, self.retry_after, self.retry_at)
 
-    def _entered(self) -> None:
-        if not self.ok:
-            raise RateLimitExceeded(self.name, self.retry_after, self.retry_at)
+    def _extended(self, expires_at: datetime | None) -> bool:
+        self.expires_at = expires_at or self.expires_at
+        return expires_at is not None
+
+    def _ending(self, failed: bool) -> Call[bool]:
+        calls: Calls = self._limiter._calls
+        return calls.release(self.name, self.id, self._config)
 
 
-class _Held:
-    """Tokens of a limit that are held for work whose use isn't known yet. It is true if they are held."""
+class _Holding(_Taken, Generic[U, A, M]):
+    """What is held for work whose use isn't known yet. It is true if it is held. U: what was used; A: the answer of a
+    settlement; M: what more is held."""
 
-    def __init__(self, name: str, held: Held, on_error: OnExpiry) -> None:
-        self.name = name
-        self.ok = held.ok
-        self.id = held.hold
-        """None if the hold was denied, or the key is exempt."""
-        self.held = held.held
-        self.expires_at = held.expires_at
+    used: U | None = None
+    """What the end of the block settles, if settle hasn't: set it to what was used, or has been used so far; of several
+    limits by their names, or a number for all."""
+    _nothing: A
+    _again: Callable[[M | None, str], Call[Any]]
+    _on_exception: OnExpiry
+
+    def _settlement(self, used: U | None) -> Call[A]:
+        raise NotImplementedError
+
+    def _ending(self, failed: bool) -> Call[A]:
+        nothing: Any = 0
+        return self._settlement(
+            nothing if self.used is None and failed and self._on_exception == "refund" else self.used
+        )
+
+    def _extended(self, held: Any) -> bool:
+        if held.ok and held.error is None:
+            self._holds(held)
+            self.expires_at = held.expires_at
+        return bool(held.ok)
+
+    def _holds(self, held: Any) -> None:
+        raise NotImplementedError
+
+
+class _Held(_Holding[float, Union[Result, None], float]):
+    _nothing = None
+
+    def __init__(
+        self,
+        limiter: Any,
+        name: str,
+        held: Held,
+        again: Callable[[float | None, str], Call[Held]],
+        on_exception: OnExpiry,
+        on_error: OnError | None,
+        db: object,
+    ) -> None:
+        super().__init__(limiter, held, held.hold, on_error, db)
+        self.name, self._again, self._on_exception = name, again, on_exception
         self.retry_after, self.retry_at = held.retry_after, held.retry_at
         self.remaining, self.capacity, self.reset_at = held.remaining, held.capacity, held.reset_at
-        self.used: float | None = None
-        """What the end of the block settles, if settle hasn't: set it to what was used, or has been used so far."""
-        self._on_error, self._ended = on_error, held.hold is None
+        self._holds(held)
 
-    def __bool__(self) -> bool:
-        return self.ok
+    def _holds(self, held: Held) -> None:
+        self.held = held.held
 
-    def _entered(self) -> None:
-        if not self.ok:
-            raise RateLimitExceeded(self.name, self.retry_after, self.retry_at)
+    def _denied(self) -> tuple[str, float | None, datetime | None] | None:
+        return None if self.ok else (self.name, self.retry_after, self.retry_at)
 
-    def _used_at_end(self, failed: bool) -> float | None:
-        if self.used is None and failed and self._on_error == "refund":
-            return 0
-        return self.used
-
-    def _extended(self, held: Held) -> bool:
-        if held.ok:
-            self.held, self.expires_at = held.held, held.expires_at
-        return held.ok
+    def _settlement(self, used: float | None) -> Call[Any]:
+        calls: Calls = self._limiter._calls
+        return calls.settle(self.id, used)
 
 
-class _HeldAll:
-    """Tokens of several limits, held together. It is true if all are held."""
+class _HeldAll(_Holding[Used, "list[SettledLimit]", Iterable[Request]]):
+    def __init__(
+        self,
+        limiter: Any,
+        held: HeldAll,
+        again: Callable[[Iterable[Request] | None, str], Call[HeldAll]],
+        on_exception: OnExpiry,
+        on_error: OnError | None,
+        db: object,
+    ) -> None:
+        super().__init__(limiter, held, held.hold, on_error, db)
+        self._nothing, self._again, self._on_exception = [], again, on_exception
+        self._holds(held)
 
-    def __init__(self, held: HeldAll, on_error: OnExpiry) -> None:
-        self.ok = held.ok
-        self.id = held.hold
-        """None if the hold was denied, or all keys are exempt."""
-        self.expires_at = held.expires_at
+    def _holds(self, held: HeldAll) -> None:
         self.limits = held.limits
         self.held = held.held
         """The tokens held of each limit, in the order of limits."""
-        self.used: Used | None = None
-        """What the end of the block settles, if settle hasn't: by the limit's name, or a number for all."""
-        self._on_error, self._ended = on_error, held.hold is None
-
-    def __bool__(self) -> bool:
-        return self.ok
 
     @property
     def denied_by(self) -> LimitResult | None:
         """The limit that denies with the longest wait; None if the tokens are held."""
         return denied_by(self.ok, self.limits)
 
-    def _entered(self) -> None:
-        if limit := self.denied_by:
-            raise RateLimitExceeded(limit.name, limit.retry_after, limit.retry_at)
-        if not self.ok:
-            raise RateLimitExceeded("")
+    def _denied(self) -> tuple[str, float | None, datetime | None] | None:
+        limit = self.denied_by
+        if limit is None:
+            return None if self.ok else ("", None, None)
+        return limit.name, limit.retry_after, limit.retry_at
 
-    def _used_at_end(self, failed: bool) -> Used | None:
-        if self.used is None and failed and self._on_error == "refund":
-            return 0
-        return self.used
+    def _settlement(self, used: Used | None) -> Call[list[SettledLimit]]:
+        calls: Calls = self._limiter._calls
+        return calls.settle_all(self.id, used)
 
 
 # Synchronous.
 
 
-class Lease(_Lent):
-    """Slots of a concurrency limit. `with` raises RateLimitExceeded if they weren't taken; its end releases them."""
+class _Block(_Taken):
+    def __enter__(self) -> Self:
+        self._entered()
+        return self
 
-    def __init__(self, limiter: RateLimiter[Any], name: str, lent: Lent, config: Config | None, db: object) -> None:
-        super().__init__(name, lent)
-        self._limiter, self._config, self._db = limiter, config, db
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._ended:
+            return
+        try:
+            self._limiter._run(*self._at_end(error is not None))
+        except Exception as other:
+            if error is None:
+                raise
+            _warn_of_end(other)
+
+
+def _warn_of_end(other: Exception) -> None:
+    """After an exception in a block that one goes on, whatever else fails."""
+    log.warning("the end of a block failed, after an exception in it: %r", innermost(other))
+
+
+class _HoldBlock(_Block, _Holding[U, A, M]):
+    def settle(self, used: U | None = None, *, db: object = None) -> A:
+        """Gives back what wasn't used, or takes what was used beyond; without used, all was used. Of several limits by
+        their names, or a number for all; one that isn't named has used all. db: that of the transaction that stores
+        the answer. None, or an empty list, if there is nothing to settle, as for an exempt key; the result isn't ok if
+        the hold has been settled, or is gone."""
+        if self._ended:
+            return self._nothing
+        settled: A = self._limiter._run(self._settlement(used), self._db if db is None else db)
+        self._ended = True
+        return settled
+
+    def extend(self, more: M | None = None) -> bool:
+        """Holds up to more, a count or requests, if that is more, and for ttl from now. Denied, it keeps what it has,
+        and returns false."""
+        if self.id is None:
+            return self.ok
+        return self._extended(self._limiter._run(self._again(more, self.id), self._db, self._on_error))
+
+
+class Lease(_Lent, _Block):
+    """Slots of a concurrency limit. `with` raises RateLimitExceeded if they weren't taken; its end releases them."""
 
     def extend(self) -> bool:
         """Extends the lease to its full ttl from now; false if it has ended."""
         if self.id is None:
             return self.ok
-        expires_at = self._limiter.extend(self.name, self.id, config=self._config, db=self._db)
-        self.expires_at = expires_at or self.expires_at
-        return expires_at is not None
+        return self._extended(self._limiter.extend(self.name, self.id, config=self._config, db=self._db))
 
     def release(self) -> bool:
         """Frees the slots; false if the lease has ended."""
         if self._ended:
             return False
-        released = self._limiter.release(self.name, self.id, config=self._config, db=self._db)
+        released: bool = self._limiter._run(self._ending(False), self._db)
         self._ended = True
         return released
 
-    def __enter__(self) -> Lease:
-        self._entered()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _end(error, self.release)
-
-
-class Hold(_Held):
+class Hold(_Held, _HoldBlock[float, Union[Result, None], float]):
     """Tokens that are held. `with` raises RateLimitExceeded if they aren't, and settles at its end if settle hasn't:
-    what .used says or else all that was held; after an exception nothing, unless .used or on_error says otherwise."""
-
-    def __init__(
-        self,
-        limiter: RateLimiter[Any],
-        name: str,
-        held: Held,
-        again: Callable[[float | None, str], Call[Held]],
-        on_error: OnExpiry,
-        db: object,
-    ) -> None:
-        super().__init__(name, held, on_error)
-        self._limiter, self._again, self._db = limiter, again, db
-
-    def settle(self, used: float | None = None, *, db: object = None) -> Result | None:
-        """Gives back what wasn't used, or takes what was used beyond; without used, all was used. db: that of the
-        transaction that stores the answer. None if there is nothing to settle, as for an exempt key; the result isn't
-        ok if the hold has been settled, or is gone."""
-        if self._ended:
-            return None
-        result = self._limiter.settle(self.id, used, db=self._db if db is None else db)
-        self._ended = True
-        return result
-
-    def extend(self, count: float | None = None) -> bool:
-        """Holds up to count, if that is more, and for ttl from now. Denied, it keeps what it has, and returns false."""
-        if self.id is None:
-            return self.ok
-        return self._extended(self._limiter._run(self._again(count, self.id), self._db))
-
-    def __enter__(self) -> Hold:
-        self._entered()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _end(error, lambda: self.settle(self._used_at_end(error is not None)))
+    what .used says or else all that was held; after an exception nothing, unless .used or on_exception says otherwise.
+    """
 
 
-class HoldAll(_HeldAll):
+class HoldAll(_HeldAll, _HoldBlock[Used, "list[SettledLimit]", Iterable[Request]]):
     """Tokens of several limits that are held. `with` does what that of Hold does."""
-
-    def __init__(self, limiter: RateLimiter[Any], held: HeldAll, on_error: OnExpiry, db: object) -> None:
-        super().__init__(held, on_error)
-        self._limiter, self._db = limiter, db
-
-    def settle(self, used: Used | None = None, *, db: object = None) -> list[SettledLimit]:
-        """As that of Hold; used by the limit's name, or a number for all; a limit that isn't named has used all. An
-        empty list if there is nothing to settle."""
-        if self._ended:
-            return []
-        settled = self._limiter.settle_all(self.id, used, db=self._db if db is None else db)
-        self._ended = True
-        return settled
-
-    def __enter__(self) -> HoldAll:
-        self._entered()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _end(error, lambda: self.settle(self._used_at_end(error is not None)))
-
-
-def _end(error: BaseException | None, ends: Callable[[], object]) -> None:
-    """Ends a block. After an exception, that one goes on, whatever else fails."""
-    try:
-        ends()
-    except Exception as other:
-        if error is None:
-            raise
-        log.warning("the end of a block failed, after an exception in it: %r", innermost(other))
 
 
 class RateLimiter(_Limiter[N]):
@@ -351,6 +478,7 @@ class RateLimiter(_Limiter[N]):
         throws: bool = False,
         headers: HeaderStyle | None = None,
         config: Config | None = None,
+        on_error: OnError | None = None,
         db: object = None,
     ) -> Result:
         """Takes tokens, if there are enough.
@@ -360,10 +488,10 @@ class RateLimiter(_Limiter[N]):
         throws: a denial raises RateLimitExceeded, here and not in the database, so it aborts no transaction.
         headers: the result has them, by rl_headers, on which the role needs EXECUTE.
         config: of a limit that the limiter doesn't have.
-        db: instead of the limiter's.
+        on_error, db: instead of the limiter's.
         """
         call = self._calls.limit("rl_limit", name, key, count, reserve, headers, config)
-        result = self._patiently(call, db, wait, reserve)
+        result = self._run(call, db, on_error, wait, reserve)
         if throws and not result.ok:
             raise RateLimitExceeded(name, result.retry_after, result.retry_at, result.headers)
         return result
@@ -377,10 +505,13 @@ class RateLimiter(_Limiter[N]):
         reserve: bool = False,
         headers: HeaderStyle | None = None,
         config: Config | None = None,
+        on_error: OnError | None = None,
         db: object = None,
     ) -> Result:
         """What limit would do, which takes nothing."""
-        return self._run(self._calls.limit("rl_check", name, key, count, reserve, headers, config), db)
+        return self._run(
+            self._calls.limit("rl_check", name, key, count, reserve, headers, config), db, on_error
+        )
 
     def reset(self, name: N, key: Key = "", *, db: object = None) -> bool:
         """Makes the limit full again; false if it was."""
@@ -409,25 +540,39 @@ class RateLimiter(_Limiter[N]):
         *,
         throws: bool = False,
         headers: HeaderStyle | None = None,
+        on_error: OnError | None = None,
         db: object = None,
     ) -> Results:
         """Takes from all of the limits, or from none. headers: by rl_headers_all."""
-        results = self._run(self._calls.limit_all("rl_limit_all", requests, headers), db)
+        results = self._run(self._calls.limit_all("rl_limit_all", requests, headers), db, on_error)
         if throws and (limit := results.denied_by):
             raise RateLimitExceeded(limit.name, limit.retry_after, limit.retry_at, results.headers)
         return results
 
     def check_all(
-        self, requests: Iterable[Request], *, headers: HeaderStyle | None = None, db: object = None
+        self,
+        requests: Iterable[Request],
+        *,
+        headers: HeaderStyle | None = None,
+        on_error: OnError | None = None,
+        db: object = None,
     ) -> Results:
         """What limit_all would do, which takes nothing."""
-        return self._run(self._calls.limit_all("rl_check_all", requests, headers), db)
+        return self._run(self._calls.limit_all("rl_check_all", requests, headers), db, on_error)
 
     def acquire(
-        self, name: N, key: Key = "", *, count: float = 1, config: Config | None = None, db: object = None
+        self,
+        name: N,
+        key: Key = "",
+        *,
+        count: float = 1,
+        config: Config | None = None,
+        on_error: OnError | None = None,
+        db: object = None,
     ) -> Lease:
         """Takes slots of a concurrency limit: `with limiter.acquire(…) as lease:`, or look whether the lease is ok."""
-        return Lease(self, name, self._run(self._calls.acquire(name, key, count, config), db), config, db)
+        call = self._calls.acquire(name, key, count, config)
+        return Lease(self, name, self._run(call, db, on_error), config, on_error, db)
 
     def extend(self, name: N, lease: str | None, *, config: Config | None = None, db: object = None) -> datetime | None:
         """Extends a lease that another process acquired; when it ends then, or None if it has."""
@@ -447,10 +592,11 @@ class RateLimiter(_Limiter[N]):
         id: str | None = None,
         at_least: float | None = None,
         on_expiry: OnExpiry = "refund",
-        on_error: OnExpiry = "refund",
+        on_exception: OnExpiry = "refund",
         reserve: bool = False,
         wait: timedelta | float | None = None,
         config: Config | None = None,
+        on_error: OnError | None = None,
         db: object = None,
     ) -> Hold:
         """Holds tokens for work whose use is known later: `with limiter.hold(…) as hold:`, or look whether it is ok.
@@ -458,15 +604,15 @@ class RateLimiter(_Limiter[N]):
         ttl: until it expires, unless it is settled or extended, as a timedelta or in seconds.
         id: the same one again is the same hold.
         at_least: fewer than count are enough; held says how many.
-        on_expiry, on_error: what becomes of the tokens if the process dies, and if the block ends with an exception.
+        on_expiry, on_exception: what becomes of the tokens if the process dies, if the block ends with an exception.
         """
 
         def call(count: float, id: str | None, at_least: float | None) -> Call[Held]:
             return self._calls.hold(name, key, count, ttl, id, at_least, on_expiry, reserve, config)
 
-        held = self._patiently(call(count, id, at_least), db, wait, reserve)
+        held = self._run(call(count, id, at_least), db, on_error, wait, reserve)
         again = lambda more, id: call(_again(count, held, more), id, None)  # noqa: E731
-        return Hold(self, name, held, again, on_error, db)
+        return Hold(self, name, held, again, on_exception, on_error, db)
 
     def settle(self, hold: str | None, used: float | None = None, *, db: object = None) -> Result:
         """Settles a hold of one limit by its id, as Hold.settle does."""
@@ -479,11 +625,18 @@ class RateLimiter(_Limiter[N]):
         ttl: timedelta | float = TEN_MINUTES,
         id: str | None = None,
         on_expiry: OnExpiry = "refund",
-        on_error: OnExpiry = "refund",
+        on_exception: OnExpiry = "refund",
+        on_error: OnError | None = None,
         db: object = None,
     ) -> HoldAll:
         """Holds tokens of all of the limits, or of none; as hold."""
-        return HoldAll(self, self._run(self._calls.hold_all(requests, ttl, id, on_expiry), db), on_error, db)
+        requests = list(requests)
+
+        def again(more: Iterable[Request] | None, id: str | None) -> Call[HeldAll]:
+            return self._calls.hold_all(requests if more is None else more, ttl, id, on_expiry)
+
+        held = self._run(again(None, id), db, on_error)
+        return HoldAll(self, held, again, on_exception, on_error, db)
 
     def settle_all(self, hold: str | None, used: Used | None = None, *, db: object = None) -> list[SettledLimit]:
         """Settles a hold of several limits by its id, as HoldAll.settle does."""
@@ -493,138 +646,110 @@ class RateLimiter(_Limiter[N]):
         """Creates the definitions, and replaces those that differ; returns their names. With defined=True."""
         return self._run(self._calls.define(), db)
 
-    def _run(self, call: Call[T], db: object) -> T:
-        return self._once(call, database(self._where(db)))
-
-    def _once(self, call: Call[T], on: Database) -> T:
-        began = time.perf_counter()
-        try:
-            place = self._calls.place()
-            if place is None:
-                place = self._calls.found(on.run(FIND, ()))
-            result = call.read(on.run(call.sql.replace("@", place), call.values))
-        except BaseException as error:
-            self._failed(call, error, began)
-            raise
-        self._tell(call, result, began, None)
-        return result
-
-    def _patiently(self, call: Call[Taken], db: object, wait: timedelta | float | None, reserve: bool) -> Taken:
+    def _run(
+        self,
+        call: Call[T],
+        db: object,
+        on_error: OnError | None = None,
+        wait: timedelta | float | None = None,
+        reserve: bool = False,
+    ) -> T:
         on = database(self._where(db))
-        if wait is None:
-            return self._once(call, on)
-        self._refuse_wait(on.in_transaction(), reserve)
-        patience = _Patience(wait)
+        steps = self._steps(call, on, on_error, wait, reserve)
+        make: Callable[[], Any] = lambda: next(steps)  # noqa: E731
         while True:
-            result = self._once(call, on)
-            pause = patience.pause(result.ok, result.retry_after)
-            if pause is None:
-                return result
-            time.sleep(pause)
+            try:
+                step = make()
+            except StopIteration as end:
+                answer: T = end.value
+                return answer
+            try:
+                made: Any = None
+                if isinstance(step, _Query):
+                    made = on.run(*step)
+                elif isinstance(step, _Ask):
+                    made = step.question()
+                else:
+                    time.sleep(step.seconds)
+                make = partial(steps.send, made)
+            except BaseException as error:
+                make = partial(steps.throw, error)
 
 
 # Asynchronous: the same, with await.
 
 
-class AsyncLease(_Lent):
-    """As Lease, with `async with`."""
+class _AsyncBlock(_Taken):
+    async def __aenter__(self) -> Self:
+        self._entered()
+        return self
 
-    def __init__(
-        self, limiter: AsyncRateLimiter[Any], name: str, lent: Lent, config: Config | None, db: object
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        super().__init__(name, lent)
-        self._limiter, self._config, self._db = limiter, config, db
+        if self._ended:
+            return
+        ends = self._limiter._run(*self._at_end(error is not None))
+        try:
+            if not self._limiter._is_apart(self._db):
+                await ends
+                return
+            # On a connection of its own it goes on if the task is cancelled; on the caller's it must not.
+            task = asyncio.ensure_future(ends)
+            _ending.add(task)
+            task.add_done_callback(_ending.discard)
+            await asyncio.shield(task)
+        except Exception as other:
+            if error is None:
+                raise
+            _warn_of_end(other)
+
+
+# Ends of blocks that go on after their task was cancelled: asyncio keeps no task alive.
+_ending: set[asyncio.Future[object]] = set()
+
+
+class _AsyncHoldBlock(_AsyncBlock, _Holding[U, A, M]):
+    async def settle(self, used: U | None = None, *, db: object = None) -> A:
+        """As that of Hold and HoldAll."""
+        if self._ended:
+            return self._nothing
+        settled: A = await self._limiter._run(self._settlement(used), self._db if db is None else db)
+        self._ended = True
+        return settled
+
+    async def extend(self, more: M | None = None) -> bool:
+        """As that of Hold and HoldAll."""
+        if self.id is None:
+            return self.ok
+        return self._extended(await self._limiter._run(self._again(more, self.id), self._db, self._on_error))
+
+
+class AsyncLease(_Lent, _AsyncBlock):
+    """As Lease, with `async with`."""
 
     async def extend(self) -> bool:
         if self.id is None:
             return self.ok
-        expires_at = await self._limiter.extend(self.name, self.id, config=self._config, db=self._db)
-        self.expires_at = expires_at or self.expires_at
-        return expires_at is not None
+        return self._extended(await self._limiter.extend(self.name, self.id, config=self._config, db=self._db))
 
     async def release(self) -> bool:
         if self._ended:
             return False
-        released = await self._limiter.release(self.name, self.id, config=self._config, db=self._db)
+        released: bool = await self._limiter._run(self._ending(False), self._db)
         self._ended = True
         return released
 
-    async def __aenter__(self) -> AsyncLease:
-        self._entered()
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await _end_async(error, self.release(), self._limiter._is_apart(self._db))
-
-
-class AsyncHold(_Held):
+class AsyncHold(_Held, _AsyncHoldBlock[float, Union[Result, None], float]):
     """As Hold, with `async with`."""
 
-    def __init__(
-        self,
-        limiter: AsyncRateLimiter[Any],
-        name: str,
-        held: Held,
-        again: Callable[[float | None, str], Call[Held]],
-        on_error: OnExpiry,
-        db: object,
-    ) -> None:
-        super().__init__(name, held, on_error)
-        self._limiter, self._again, self._db = limiter, again, db
 
-    async def settle(self, used: float | None = None, *, db: object = None) -> Result | None:
-        """As that of Hold."""
-        if self._ended:
-            return None
-        result = await self._limiter.settle(self.id, used, db=self._db if db is None else db)
-        self._ended = True
-        return result
-
-    async def extend(self, count: float | None = None) -> bool:
-        if self.id is None:
-            return self.ok
-        return self._extended(await self._limiter._run(self._again(count, self.id), self._db))
-
-    async def __aenter__(self) -> AsyncHold:
-        self._entered()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        settles = self.settle(self._used_at_end(error is not None))
-        await _end_async(error, settles, self._limiter._is_apart(self._db))
-
-
-class AsyncHoldAll(_HeldAll):
+class AsyncHoldAll(_HeldAll, _AsyncHoldBlock[Used, "list[SettledLimit]", Iterable[Request]]):
     """As HoldAll, with `async with`."""
 
-    def __init__(self, limiter: AsyncRateLimiter[Any], held: HeldAll, on_error: OnExpiry, db: object) -> None:
-        super().__init__(held, on_error)
-        self._limiter, self._db = limiter, db
 
-    async def settle(self, used: Used | None = None, *, db: object = None) -> list[SettledLimit]:
-        """As that of HoldAll."""
-        if self._ended:
-            return []
-        settled = await self._limiter.settle_all(self.id, used, db=self._db if db is None else db)
-        self._ended = True
-        return settled
-
-    async def __aenter__(self) -> AsyncHoldAll:
-        self._entered()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        settles = self.settle(self._used_at_end(error is not None))
-        await _end_async(error, settles, self._limiter._is_apart(self._db))
-
-
-class _Block(Protocol):
+class _Enters(Protocol):
     """What `async with` enters, and leaves."""
 
     async def __aenter__(self) -> object: ...
@@ -655,26 +780,6 @@ class Pending(Generic[E]):
         await self._entered.pop().__aexit__(kind, error, trace)
 
 
-# Ends of blocks that go on after their task was cancelled: asyncio keeps no task alive.
-_ending: set[asyncio.Task[object]] = set()
-
-
-async def _end_async(error: BaseException | None, ends: Coroutine[Any, Any, object], apart: bool) -> None:
-    """As _end. On a connection of its own it goes on if the task is cancelled; on the caller's it must not."""
-    try:
-        if not apart:
-            await ends
-            return
-        task = asyncio.ensure_future(ends)
-        _ending.add(task)
-        task.add_done_callback(_ending.discard)
-        await asyncio.shield(task)
-    except Exception as other:
-        if error is None:
-            raise
-        log.warning("the end of a block failed, after an exception in it: %r", innermost(other))
-
-
 class AsyncRateLimiter(_Limiter[N]):
     """As RateLimiter, with the asynchronous connections. Its methods are awaited; acquire, hold and hold_all are
     awaited or entered by `async with`. Tasks may share it."""
@@ -690,6 +795,7 @@ class AsyncRateLimiter(_Limiter[N]):
         throws: bool = False,
         headers: HeaderStyle | None = None,
         config: Config | None = None,
+        on_error: OnError | None = None,
         db: object = None,
     ) -> Result:
         """Takes tokens, if there are enough.
@@ -699,10 +805,10 @@ class AsyncRateLimiter(_Limiter[N]):
         throws: a denial raises RateLimitExceeded, here and not in the database, so it aborts no transaction.
         headers: the result has them, by rl_headers, on which the role needs EXECUTE.
         config: of a limit that the limiter doesn't have.
-        db: instead of the limiter's.
+        on_error, db: instead of the limiter's.
         """
         call = self._calls.limit("rl_limit", name, key, count, reserve, headers, config)
-        result = await self._patiently(call, db, wait, reserve)
+        result = await self._run(call, db, on_error, wait, reserve)
         if throws and not result.ok:
             raise RateLimitExceeded(name, result.retry_after, result.retry_at, result.headers)
         return result
@@ -716,10 +822,13 @@ class AsyncRateLimiter(_Limiter[N]):
         reserve: bool = False,
         headers: HeaderStyle | None = None,
         config: Config | None = None,
+        on_error: OnError | None = None,
         db: object = None,
     ) -> Result:
         """What limit would do, which takes nothing."""
-        return await self._run(self._calls.limit("rl_check", name, key, count, reserve, headers, config), db)
+        return await self._run(
+            self._calls.limit("rl_check", name, key, count, reserve, headers, config), db, on_error
+        )
 
     async def reset(self, name: N, key: Key = "", *, db: object = None) -> bool:
         """Makes the limit full again; false if it was."""
@@ -748,29 +857,42 @@ class AsyncRateLimiter(_Limiter[N]):
         *,
         throws: bool = False,
         headers: HeaderStyle | None = None,
+        on_error: OnError | None = None,
         db: object = None,
     ) -> Results:
         """Takes from all of the limits, or from none. headers: by rl_headers_all."""
-        results = await self._run(self._calls.limit_all("rl_limit_all", requests, headers), db)
+        results = await self._run(self._calls.limit_all("rl_limit_all", requests, headers), db, on_error)
         if throws and (limit := results.denied_by):
             raise RateLimitExceeded(limit.name, limit.retry_after, limit.retry_at, results.headers)
         return results
 
     async def check_all(
-        self, requests: Iterable[Request], *, headers: HeaderStyle | None = None, db: object = None
+        self,
+        requests: Iterable[Request],
+        *,
+        headers: HeaderStyle | None = None,
+        on_error: OnError | None = None,
+        db: object = None,
     ) -> Results:
         """What limit_all would do, which takes nothing."""
-        return await self._run(self._calls.limit_all("rl_check_all", requests, headers), db)
+        return await self._run(self._calls.limit_all("rl_check_all", requests, headers), db, on_error)
 
     def acquire(
-        self, name: N, key: Key = "", *, count: float = 1, config: Config | None = None, db: object = None
+        self,
+        name: N,
+        key: Key = "",
+        *,
+        count: float = 1,
+        config: Config | None = None,
+        on_error: OnError | None = None,
+        db: object = None,
     ) -> Pending[AsyncLease]:
         """Takes slots of a concurrency limit: `async with limiter.acquire(…) as lease:`, or await it, and look whether
         it is ok."""
         call = self._calls.acquire(name, key, count, config)
 
         async def start() -> AsyncLease:
-            return AsyncLease(self, name, await self._run(call, db), config, db)
+            return AsyncLease(self, name, await self._run(call, db, on_error), config, on_error, db)
 
         return Pending(start)
 
@@ -794,10 +916,11 @@ class AsyncRateLimiter(_Limiter[N]):
         id: str | None = None,
         at_least: float | None = None,
         on_expiry: OnExpiry = "refund",
-        on_error: OnExpiry = "refund",
+        on_exception: OnExpiry = "refund",
         reserve: bool = False,
         wait: timedelta | float | None = None,
         config: Config | None = None,
+        on_error: OnError | None = None,
         db: object = None,
     ) -> Pending[AsyncHold]:
         """Holds tokens for work whose use is known later: `async with limiter.hold(…) as hold:`, or await it, and look
@@ -806,7 +929,7 @@ class AsyncRateLimiter(_Limiter[N]):
         ttl: until it expires, unless it is settled or extended, as a timedelta or in seconds.
         id: the same one again is the same hold.
         at_least: fewer than count are enough; held says how many.
-        on_expiry, on_error: what becomes of the tokens if the process dies, and if the block ends with an exception.
+        on_expiry, on_exception: what becomes of the tokens if the process dies, if the block ends with an exception.
         """
 
         def call(count: float, id: str | None, at_least: float | None) -> Call[Held]:
@@ -815,9 +938,9 @@ class AsyncRateLimiter(_Limiter[N]):
         first = call(count, id, at_least)
 
         async def start() -> AsyncHold:
-            held = await self._patiently(first, db, wait, reserve)
+            held = await self._run(first, db, on_error, wait, reserve)
             again = lambda more, id: call(_again(count, held, more), id, None)  # noqa: E731
-            return AsyncHold(self, name, held, again, on_error, db)
+            return AsyncHold(self, name, held, again, on_exception, on_error, db)
 
         return Pending(start)
 
@@ -832,14 +955,20 @@ class AsyncRateLimiter(_Limiter[N]):
         ttl: timedelta | float = TEN_MINUTES,
         id: str | None = None,
         on_expiry: OnExpiry = "refund",
-        on_error: OnExpiry = "refund",
+        on_exception: OnExpiry = "refund",
+        on_error: OnError | None = None,
         db: object = None,
     ) -> Pending[AsyncHoldAll]:
         """Holds tokens of all of the limits, or of none; as hold."""
-        call = self._calls.hold_all(requests, ttl, id, on_expiry)
+        requests = list(requests)
+
+        def again(more: Iterable[Request] | None, id: str | None) -> Call[HeldAll]:
+            return self._calls.hold_all(requests if more is None else more, ttl, id, on_expiry)
+
+        first = again(None, id)
 
         async def start() -> AsyncHoldAll:
-            return AsyncHoldAll(self, await self._run(call, db), on_error, db)
+            return AsyncHoldAll(self, await self._run(first, db, on_error), again, on_exception, on_error, db)
 
         return Pending(start)
 
@@ -851,34 +980,34 @@ class AsyncRateLimiter(_Limiter[N]):
         """Creates the definitions, and replaces those that differ; returns their names. With defined=True."""
         return await self._run(self._calls.define(), db)
 
-    async def _run(self, call: Call[T], db: object) -> T:
-        return await self._once(call, async_database(self._where(db)))
-
-    async def _once(self, call: Call[T], on: AsyncDatabase) -> T:
-        began = time.perf_counter()
-        try:
-            place = self._calls.place()
-            if place is None:
-                place = self._calls.found(await on.run(FIND, ()))
-            result = call.read(await on.run(call.sql.replace("@", place), call.values))
-        except BaseException as error:
-            self._failed(call, error, began)
-            raise
-        self._tell(call, result, began, None)
-        return result
-
-    async def _patiently(self, call: Call[Taken], db: object, wait: timedelta | float | None, reserve: bool) -> Taken:
+    async def _run(
+        self,
+        call: Call[T],
+        db: object,
+        on_error: OnError | None = None,
+        wait: timedelta | float | None = None,
+        reserve: bool = False,
+    ) -> T:
         on = async_database(self._where(db))
-        if wait is None:
-            return await self._once(call, on)
-        self._refuse_wait(on.in_transaction(), reserve)
-        patience = _Patience(wait)
+        steps = self._steps(call, on, on_error, wait, reserve)
+        make: Callable[[], Any] = lambda: next(steps)  # noqa: E731
         while True:
-            result = await self._once(call, on)
-            pause = patience.pause(result.ok, result.retry_after)
-            if pause is None:
-                return result
-            await asyncio.sleep(pause)
+            try:
+                step = make()
+            except StopIteration as end:
+                answer: T = end.value
+                return answer
+            try:
+                made: Any = None
+                if isinstance(step, _Query):
+                    made = await on.run(*step)
+                elif isinstance(step, _Ask):
+                    made = await asyncio.to_thread(step.question)
+                else:
+                    await asyncio.sleep(step.seconds)
+                make = partial(steps.send, made)
+            except BaseException as error:
+                make = partial(steps.throw, error)
 
     def _is_apart(self, db: object) -> bool:
         return async_database(self._where(db)).apart

@@ -3,13 +3,17 @@ made nothing that could be given."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 from postgres_rate_limit._calls import Rows
+from postgres_rate_limit._failing import of_libpq
 
 SUPPORTED = (
     "a Connection or ConnectionPool of psycopg; a Connection, Engine, Session or scoped_session of SQLAlchemy; "
@@ -21,17 +25,27 @@ ASYNC_SUPPORTED = (
 )
 
 
+# A time by the monotonic clock, at which a call that isn't answered fails, and its connection is closed.
+Deadline = Union[float, None]
+
+
 class Database(NamedTuple):
-    run: Callable[[str, Sequence[Any]], Rows]
+    run: Callable[[str, Sequence[Any], Deadline], Rows]
     apart: bool
     """Whether each call has a connection of its own, so that none is in a transaction of the caller's."""
     in_transaction: Callable[[], bool]
+    address: Callable[[], Union[str, None]] | None = None
+    """The server's, for a ping: that of a pool, whose errors don't show it."""
+    told: bool = True
+    """Whether in_transaction can know."""
 
 
 class AsyncDatabase(NamedTuple):
-    run: Callable[[str, Sequence[Any]], Awaitable[Rows]]
+    run: Callable[[str, Sequence[Any], Deadline], Awaitable[Rows]]
     apart: bool
     in_transaction: Callable[[], bool]
+    address: Callable[[], Union[str, None]] | None = None
+    told: bool = True
 
 
 @lru_cache(maxsize=256)
@@ -56,6 +70,54 @@ def _yes() -> bool:
     return True
 
 
+# Deadlines.
+
+
+def left(deadline: Deadline) -> float | None:
+    return None if deadline is None else max(deadline - time.monotonic(), 0.001)
+
+
+def until(deadline: float, connection: Any, steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """What psycopg does on a connection, step by step as the server answers; after the deadline it is closed."""
+    try:
+        wanted = next(steps)
+        while True:
+            ready = yield wanted
+            if not ready and time.monotonic() > deadline:
+                connection.pgconn.finish()
+                late = "the database did not answer in time: the connection was closed"
+                raise sys.modules["psycopg"].OperationalError(late) from TimeoutError(late)
+            wanted = steps.send(ready)
+    except StopIteration as end:
+        return end.value
+
+
+@contextmanager
+def _bounded(connection: Any, deadline: Deadline) -> Iterator[None]:
+    """Nothing waits longer on the connection, which is psycopg's or asyncpg's."""
+    if deadline is None:
+        yield
+    elif _find(_PSYCOPG, connection):
+        wait = type(connection).wait
+        connection.wait = lambda steps, *arguments, **others: wait(
+            connection, until(deadline, connection, steps), *arguments, **others
+        )
+        try:
+            yield
+        finally:
+            connection.__dict__.pop("wait", None)
+    elif _find(_ASYNCPG, connection):
+        seconds = max(0, deadline - time.monotonic())
+        end = asyncio.get_running_loop().call_later(seconds, connection.terminate)
+        try:
+            yield
+        finally:
+            end.cancel()
+    else:
+        driver = type(connection).__module__
+        raise TypeError(f"timeout can't bound a call on {driver}; allowed: math.inf, and the time-outs of that driver")
+
+
 # psycopg: rows as tuples, whatever the connection's rows are.
 
 
@@ -71,8 +133,8 @@ def _psycopg_busy(connection: Any) -> bool:
 
 
 def _psycopg(connection: Any) -> Database:
-    def run(sql: str, values: Sequence[Any]) -> Rows:
-        with connection.cursor(row_factory=sys.modules["psycopg"].rows.tuple_row) as cursor:
+    def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+        with _bounded(connection, deadline), connection.cursor(row_factory=_tuples()) as cursor:
             cursor.execute(_of_cursor(cursor, sql), values)
             rows: Rows = cursor.fetchall()
             return rows
@@ -80,44 +142,66 @@ def _psycopg(connection: Any) -> Database:
     return Database(run, False, lambda: _psycopg_busy(connection))
 
 
-def _psycopg_pool(pool: Any) -> Database:
-    def run(sql: str, values: Sequence[Any]) -> Rows:
-        with pool.connection() as connection:
-            return _psycopg(connection).run(sql, values)
+def _tuples() -> Any:
+    return sys.modules["psycopg"].rows.tuple_row
 
-    return Database(run, True, _no)
+
+def address_of(pool: Any) -> str | None:
+    """That of the server of a pool of psycopg, for a ping."""
+    if callable(pool.conninfo) or callable(pool.kwargs):
+        return None
+    return of_libpq(pool.kwargs or {}, pool.conninfo or "")
+
+
+def _psycopg_pool(pool: Any) -> Database:
+    def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+        connection = pool.getconn(left(deadline))
+        try:
+            with _bounded(connection, deadline), connection:  # which commits, and leaves it open
+                return _psycopg(connection).run(sql, values, None)
+        finally:
+            pool.putconn(connection)
+
+    return Database(run, True, _no, lambda: address_of(pool))
 
 
 def _psycopg_async(connection: Any) -> AsyncDatabase:
-    async def run(sql: str, values: Sequence[Any]) -> Rows:
-        async with connection.cursor(row_factory=sys.modules["psycopg"].rows.tuple_row) as cursor:
-            await cursor.execute(_of_cursor(cursor, sql), values)
-            rows: Rows = await cursor.fetchall()
-            return rows
+    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+        with _bounded(connection, deadline):
+            async with connection.cursor(row_factory=_tuples()) as cursor:
+                await cursor.execute(_of_cursor(cursor, sql), values)
+                rows: Rows = await cursor.fetchall()
+                return rows
 
     return AsyncDatabase(run, False, lambda: _psycopg_busy(connection))
 
 
 def _psycopg_async_pool(pool: Any) -> AsyncDatabase:
-    async def run(sql: str, values: Sequence[Any]) -> Rows:
-        async with pool.connection() as connection:
-            return await _psycopg_async(connection).run(sql, values)
+    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+        connection = await pool.getconn(left(deadline))
+        try:
+            with _bounded(connection, deadline):
+                async with connection:
+                    return await _psycopg_async(connection).run(sql, values, None)
+        finally:
+            await pool.putconn(connection)
 
-    return AsyncDatabase(run, True, _no)
+    return AsyncDatabase(run, True, _no, lambda: address_of(pool))
 
 
 def _asyncpg(connection: Any) -> AsyncDatabase:
-    async def run(sql: str, values: Sequence[Any]) -> Rows:
-        rows: Rows = await connection.fetch(sql, *values)
-        return rows
+    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+        with _bounded(connection, deadline):
+            rows: Rows = await connection.fetch(sql, *values)
+            return rows
 
-    return AsyncDatabase(run, False, connection.is_in_transaction)
+    return AsyncDatabase(run, False, lambda: connection.is_closed() or connection.is_in_transaction())
 
 
 def _asyncpg_pool(pool: Any) -> AsyncDatabase:
-    async def run(sql: str, values: Sequence[Any]) -> Rows:
-        rows: Rows = await pool.fetch(sql, *values)
-        return rows
+    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+        async with pool.acquire(timeout=left(deadline)) as connection:
+            return await _asyncpg(connection).run(sql, values, deadline)
 
     return AsyncDatabase(run, True, _no)
 
@@ -126,7 +210,7 @@ def _asyncpg_pool(pool: Any) -> AsyncDatabase:
 
 
 def _sqlalchemy(executes: Any) -> Database:
-    def run(sql: str, values: Sequence[Any]) -> Rows:
+    def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
         rows: Rows = executes.execute(_text(sql), _named(values)).all()
         return rows
 
@@ -134,15 +218,17 @@ def _sqlalchemy(executes: Any) -> Database:
 
 
 def _sqlalchemy_engine(engine: Any) -> Database:
-    def run(sql: str, values: Sequence[Any]) -> Rows:
-        with engine.begin() as connection:
-            return _sqlalchemy(connection).run(sql, values)
+    def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+        with engine.connect() as connection, _bounded(connection.connection.driver_connection, deadline):
+            rows = _sqlalchemy(connection).run(sql, values, None)
+            connection.commit()
+            return rows
 
     return Database(run, True, _no)
 
 
 def _sqlalchemy_async(executes: Any) -> AsyncDatabase:
-    async def run(sql: str, values: Sequence[Any]) -> Rows:
+    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
         rows: Rows = (await executes.execute(_text(sql), _named(values))).all()
         return rows
 
@@ -150,23 +236,43 @@ def _sqlalchemy_async(executes: Any) -> AsyncDatabase:
 
 
 def _sqlalchemy_async_engine(engine: Any) -> AsyncDatabase:
-    async def run(sql: str, values: Sequence[Any]) -> Rows:
-        async with engine.begin() as connection:
-            return await _sqlalchemy_async(connection).run(sql, values)
+    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+        connection = engine.connect()
+        await asyncio.wait_for(connection.start(), left(deadline))
+        try:
+            with _bounded((await connection.get_raw_connection()).driver_connection, deadline):
+                rows = await _sqlalchemy_async(connection).run(sql, values, None)
+                await connection.commit()
+                return rows
+        finally:
+            await connection.close()
 
     return AsyncDatabase(run, True, _no)
 
 
 def _django(connection: Any) -> Database:
-    def run(sql: str, values: Sequence[Any]) -> Rows:
-        with connection.cursor() as cursor:
-            cursor.execute(_percent(sql), values)
-            rows: Rows = cursor.fetchall()
-            return rows
+    def busy() -> bool:
+        # get_autocommit connects.
+        autocommit = connection.autocommit if connection.connection else connection.settings_dict["AUTOCOMMIT"]
+        return bool(connection.in_atomic_block or not autocommit)
 
-    return Database(run, False, lambda: connection.in_atomic_block or not connection.get_autocommit())
+    def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+        connection.ensure_connection()
+        driver = connection.connection
+        try:
+            with _bounded(driver, deadline), connection.cursor() as cursor:
+                cursor.execute(_percent(sql), values)
+                rows: Rows = cursor.fetchall()
+                return rows
+        finally:
+            if deadline is not None and driver.closed:
+                connection.close()  # so that the next call makes another
+
+    return Database(run, False, busy)
 
 
+_PSYCOPG = (("psycopg", "Connection", bool), ("psycopg", "AsyncConnection", bool))
+_ASYNCPG = (("asyncpg", "Connection", bool), ("asyncpg.pool", "PoolConnectionProxy", bool))
 _SYNC: tuple[tuple[str, str, Callable[[Any], Database]], ...] = (
     ("psycopg", "Connection", _psycopg),
     ("psycopg_pool", "ConnectionPool", _psycopg_pool),
@@ -209,7 +315,7 @@ def database(db: object) -> Database:
         raise TypeError("db is missing: pass one to the limiter, or to the call")
     if callable(db):
         query: Any = db
-        return Database(lambda sql, values: query(_percent(sql), values), False, _no)
+        return Database(lambda sql, values, _: query(_percent(sql), values), False, _no, told=False)
     raise TypeError(f"db is of type {type(db).__name__}; allowed: {SUPPORTED}")
 
 
@@ -224,5 +330,5 @@ def async_database(db: object) -> AsyncDatabase:
         raise TypeError("db is missing: pass one to the limiter, or to the call")
     if callable(db):
         query: Any = db
-        return AsyncDatabase(lambda sql, values: query(_percent(sql), values), False, _no)
+        return AsyncDatabase(lambda sql, values, _: query(_percent(sql), values), False, _no, told=False)
     raise TypeError(f"db is of type {type(db).__name__}; allowed: {ASYNC_SUPPORTED}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+from asyncio import CancelledError
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
-from math import ceil, inf
+from math import ceil, floor, inf
 from typing import Any, TypedDict
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -32,6 +34,8 @@ class Result:
     reset_at: datetime | None
     headers: Mapping[str, str] = field(default_factory=dict)
     """Those that the call was asked for; else Retry-After, if it was denied and can pass later."""
+    error: BaseException | None = None
+    """Why the call went unchecked, with on_error="open": the driver's error."""
 
     def __bool__(self) -> bool:
         return self.ok
@@ -59,6 +63,8 @@ class Results:
     ok: bool
     limits: Sequence[LimitResult]
     headers: Mapping[str, str] = field(default_factory=dict)
+    """As of Result."""
+    error: BaseException | None = None
     """As of Result."""
 
     def __bool__(self) -> bool:
@@ -115,7 +121,9 @@ class Decision:
     seconds: float
     """How long the call took, with its wait for a connection."""
     error: BaseException | None
-    """That of the driver, which shows no parameters."""
+    """That of the driver, which shows no parameters. With ok true: the call went unchecked, by on_error="open"."""
+    remembered: bool = False
+    """Whether the process denied it without a call of the database, by remember_denials."""
 
 
 class RateLimitExceeded(Exception):
@@ -169,6 +177,27 @@ def retry_header(retry_after: float | None) -> dict[str, str]:
     return {} if retry_after is None else {"Retry-After": str(ceil(retry_after))}
 
 
+def aged(denial: Any, seconds: float) -> Any:
+    """A Result or Results, seconds later."""
+    if isinstance(denial, Results):
+        limits = [limit if limit.retry_after is None else _less(limit, seconds) for limit in denial.limits]
+        found = replace(denial, limits=limits)
+    else:
+        found = denial if denial.retry_after is None else _less(denial, seconds)
+    return replace(found, headers={name: _aged(name, text, found, seconds) for name, text in denial.headers.items()})
+
+
+def _less(denial: Any, seconds: float) -> Any:
+    return replace(denial, retry_after=max(0.0, denial.retry_after - seconds))
+
+
+def _aged(name: str, text: str, denial: Any, seconds: float) -> str:
+    """A header: seconds until something are fewer."""
+    if name.lower() == "retry-after" and denial.retry_after is not None:
+        return str(ceil(denial.retry_after))
+    return re.sub(r"(?<=;t=)\d+", lambda found: str(max(0, int(found[0]) - floor(seconds))), text)
+
+
 def denied_by(ok: bool, limits: Sequence[LimitResult]) -> LimitResult | None:
     """The one of the limits that denies with the longest wait."""
     if ok:
@@ -187,7 +216,8 @@ def chain(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.append(each)
         yield each
-        todo += [getattr(each, "orig", None), each.__cause__]
+        # A CancelledError is how asyncio ends what it timed.
+        todo += [getattr(each, "orig", None), None if isinstance(each.__cause__, CancelledError) else each.__cause__]
 
 
 def innermost(error: BaseException) -> BaseException:

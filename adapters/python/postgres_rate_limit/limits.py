@@ -5,13 +5,17 @@ Importing it registers the schemes postgresql+ratelimit and async+postgresql+rat
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import os
 import select
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Union
 from urllib.parse import unquote
 
 import limits.aio.storage as aio
@@ -22,6 +26,10 @@ from limits.storage import MovingWindowSupport, SlidingWindowCounterSupport, Sto
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow, tuple_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+from postgres_rate_limit._databases import address_of, until
+from postgres_rate_limit._denials import Denials, Remembering
+from postgres_rate_limit._failing import OnError, Question, checked, not_now
 
 __all__ = ["AsyncRateLimitStorage", "RateLimitStorage"]
 
@@ -39,8 +47,8 @@ _NOW = f"""
     CASE WHEN coalesce({_CLOCK}, '') = '' THEN extract(epoch FROM clock_timestamp())::float8
          WHEN {_CLOCK} ~ '^[-+.0-9eE]+$' THEN {_CLOCK}::float8 / 1000
          ELSE extract(epoch FROM {_CLOCK}::timestamptz)::float8 END"""
-_INCR = """
-    SELECT capacity - remaining + CASE WHEN ok THEN 0 ELSE %(denied)s END
+_TAKE = """
+    SELECT ok, retry_after, capacity - remaining
     FROM rl_limit(%(name)s, %(key)s, %(amount)s, config => %(config)s::jsonb)"""
 # And the seconds until the window ends, or a key that is blocked may call again: a span, since the application's clock
 # may show another time.
@@ -50,7 +58,6 @@ _GET = f"""
                 WHEN remaining < capacity THEN extract(epoch FROM reset_at)::float8 - {_NOW}
                 ELSE 0 END
     FROM rl_check(%(name)s, %(key)s, config => %(config)s::jsonb)"""
-_TAKE = "SELECT ok FROM rl_limit(%(name)s, %(key)s, %(amount)s, config => %(config)s::jsonb)"
 _READ = f"SELECT rl_state(%(name)s, %(key)s, %(config)s::jsonb), {_NOW}"
 _CLEAR = "SELECT rl_reset(%(name)s, %(key)s)"
 _CLEAR_ALL = "SELECT rl_reset(name, %(key)s) FROM unnest(%(names)s::text[]) AS name"
@@ -75,26 +82,12 @@ def _stored(key: str) -> str:
     return "sha256:" + sha256(key.encode(errors="surrogatepass")).hexdigest()
 
 
-def _until(deadline: float, connection: Any, steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """What psycopg does on a connection, step by step as the server answers; after the deadline it is closed."""
-    try:
-        wanted = next(steps)
-        while True:
-            ready = yield wanted
-            if not ready and time.monotonic() > deadline:
-                connection.pgconn.finish()
-                raise psycopg.OperationalError("the database did not answer in time: the connection was closed")
-            wanted = steps.send(ready)
-    except StopIteration as end:
-        return end.value
-
-
 def _impatient(connection_class: type[Any], timeout: float) -> type[Any]:
     """Connections, of either kind, on which nothing waits longer for the server."""
 
     class Impatient(connection_class):  # type: ignore[misc]
         def wait(self, steps: Any, *arguments: Any, **others: Any) -> Any:
-            return super().wait(_until(time.monotonic() + timeout, self, steps), *arguments, **others)
+            return super().wait(until(time.monotonic() + timeout, self, steps), *arguments, **others)
 
     return Impatient
 
@@ -116,6 +109,10 @@ def _check(connection: Any) -> None:
 async def _check_async(connection: Any) -> None:
     if _has_news(connection):
         await AsyncConnectionPool.check_connection(connection)
+
+
+def _is_ok(row: TupleRow) -> bool:
+    return bool(row[0])
 
 
 def _log_rate(limit: int) -> int:
@@ -183,9 +180,54 @@ def _parse(uri: str) -> tuple[str, dict[str, str]]:
     return conninfo, options
 
 
+T = TypeVar("T")
+log = logging.getLogger("postgres_rate_limit")
+
+
+@dataclass(frozen=True)
+class _Call(Generic[T]):
+    """A statement, and what its row means."""
+
+    sql: str
+    values: dict[str, Any]
+    read: Callable[[TupleRow], T]
+    opened: T | None = None
+    """The answer if the database can't give it now; None: it is an error."""
+    id: tuple[str, str] | None = None
+    """What a denial of this key is remembered by; None: it isn't."""
+
+
+class _Query(NamedTuple):
+    call: _Call[Any]
+
+
+class _Ask(NamedTuple):
+    question: Question
+
+
+_Steps = Generator[Union[_Query, _Ask], Any, T]
+
+
+@dataclass
+class _Denied:
+    """A denial: of which config, its row, and the rows that were read since, each with the time."""
+
+    config: str
+    row: TupleRow
+    read: dict[str, tuple[TupleRow, float]]
+
+
+# What a row has become some seconds later.
+_AGED: dict[str, Callable[[TupleRow, float], TupleRow]] = {
+    _GET: lambda row, seconds: (row[0], row[1] - seconds),
+    _READ: lambda row, seconds: (row[0], row[1] + seconds),
+}
+
+
 class _Shared:
     """What both storages have."""
 
+    pool: Any
     name: str
     store: str
     _expiries: dict[str, int]
@@ -198,10 +240,19 @@ class _Shared:
         pool: Any,
         query_timeout: float | None,
         prepare: bool,
+        on_error: OnError,
+        on_unchecked: Callable[[BaseException], object] | None,
+        remember_denials: bool | Remembering,
         kinds: tuple[Any, Any, Any],
         options: Any,
     ) -> Any:
         """KINDS of pool, connection and check."""
+        try:
+            self._opens = checked(on_error) == "open"
+            self._denials: Denials[_Denied] = Denials(remember_denials)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from None
+        self._on_unchecked = on_unchecked or (lambda error: log.warning("a request went unchecked: %r", error))
         pool_class, connection_class, check = kinds
         conninfo, given = _parse(uri or "postgresql://")
         self.name = given.get("name", "limits") if name is None else name
@@ -242,18 +293,97 @@ class _Shared:
     def base_exceptions(self) -> type[Exception]:
         return psycopg.Error
 
-    def _parameters(self, strategy: str, key: str, rate: float, expiry: int, others: Any) -> dict[str, object]:
-        names = [f"{self.name}:{each}" for each in _STRATEGIES]
-        config = json.dumps({**_KINDS[strategy], "rate": rate, "period": expiry * 1000, "store": self.store})
-        return {"name": f"{self.name}:{strategy}", "names": names, "key": _stored(key), "config": config, **others}
+    def _steps(self, call: _Call[T]) -> _Steps[T]:
+        sent = time.monotonic()
+        denial = self._denials.find(call.id, call.values.get("amount", float("inf")))
+        if denial and call.sql == _TAKE and denial.answer.config == call.values["config"]:
+            return call.read(denial.answer.row)
+        if denial and call.sql in denial.answer.read:
+            row, at = denial.answer.read[call.sql]
+            return call.read(_AGED[call.sql](row, sent - at))
+        try:
+            row = yield _Query(call)
+        except Exception as error:
+            if not self._opens or call.opened is None:
+                raise
+            verdict = not_now(error, lambda: address_of(self.pool))
+            if not (verdict if isinstance(verdict, bool) else (yield _Ask(verdict))):
+                raise
+            self._on_unchecked(error)
+            return call.opened
+        if denial and call.sql in _AGED:
+            denial.answer.read[call.sql] = row, sent
+        if call.sql == _TAKE and not row[0]:
+            denied = _Denied(call.values["config"], row, {})
+            self._denials.add(call.id, call.values["amount"], sent, row[1], denied)
+        if call.sql in (_CLEAR, _CLEAR_ALL, _RESET):
+            self._denials.forget(lambda id: call.sql == _RESET or id[1] == call.values["key"])
+        return call.read(row)
 
-    def _take_window(self, key: str, expiry: int, amount: int) -> dict[str, Any]:
+    def _call(
+        self,
+        sql: str,
+        read: Callable[[TupleRow], T],
+        strategy: str,
+        key: str = "",
+        rate: float = 1,
+        expiry: int = 1,
+        amount: int = 1,
+        opened: T | None = None,
+        remembered: bool = True,
+    ) -> _Call[T]:
+        config = json.dumps({**_KINDS[strategy], "rate": rate, "period": expiry * 1000, "store": self.store})
+        values: dict[str, Any] = {"name": f"{self.name}:{strategy}", "key": _stored(key), "config": config}
+        values["names"] = [f"{self.name}:{each}" for each in _STRATEGIES]
+        if sql == _TAKE:
+            values["amount"] = amount
+        return _Call(sql, values, read, opened, (strategy, values["key"]) if remembered else None)
+
+    # The calls of both storages.
+
+    def _incr(self, key: str, expiry: int, amount: int) -> _Call[int]:
         limit, told = _told(key) or (_MAX_UNTOLD, None)
         if told != expiry:
             self._expiries[key] = expiry  # for _window: get() has no expiry
         # What is denied takes nothing, and answers a count beyond the limit.
         denied = amount if told else 10**15
-        return {"rate": max(limit, 1), "expiry": expiry, "amount": amount, "denied": denied}
+        read = lambda row: int(row[2] + (0 if row[0] else denied))  # noqa: E731
+        return self._call(_TAKE, read, _FIXED, key, max(limit, 1), expiry, amount, opened=amount)
+
+    def _get(self, key: str) -> _Call[int]:
+        return self._call(_GET, lambda row: int(row[0]), _FIXED, key, **self._window(key), opened=0)
+
+    def _get_expiry(self, key: str) -> _Call[float]:
+        window = self._window(key)
+        opened = _here(window["expiry"])
+        return self._call(_GET, lambda row: _here(float(row[1])), _FIXED, key, **window, opened=opened)
+
+    def _check(self) -> _Call[bool]:
+        return self._call(_GET, lambda row: True, _FIXED, remembered=False)
+
+    def _reset(self) -> _Call[int]:
+        return self._call(_RESET, lambda row: int(row[0]), _FIXED)
+
+    def _clear(self, key: str) -> _Call[None]:
+        return self._call(_CLEAR_ALL, lambda row: None, _FIXED, key)
+
+    def _take_moving(self, key: str, limit: int, expiry: int, amount: int) -> _Call[bool]:
+        return self._call(_TAKE, _is_ok, _MOVING, key, _log_rate(limit), expiry, amount, opened=True)
+
+    def _get_moving(self, key: str, limit: int, expiry: int) -> _Call[tuple[float, int]]:
+        read = lambda row: _moving_window(row[0], row[1], expiry)  # noqa: E731
+        return self._call(_READ, read, _MOVING, key, _log_rate(limit), expiry, opened=(_here(0), 0))
+
+    def _take_sliding(self, key: str, limit: int, expiry: int, amount: int) -> _Call[bool]:
+        rate = _counter_rate(limit)
+        return self._call(_TAKE, _is_ok, _SLIDING, key, rate, expiry, amount, opened=amount <= limit)
+
+    def _get_sliding(self, key: str, expiry: int) -> _Call[tuple[int, float, int, float]]:
+        read = lambda row: _sliding_window(row[0], row[1], expiry)  # noqa: E731
+        return self._call(_READ, read, _SLIDING, key, expiry=expiry, opened=(0, 0.0, 0, float(expiry)))
+
+    def _clear_sliding(self, key: str) -> _Call[None]:
+        return self._call(_CLEAR, lambda row: None, _SLIDING, key)
 
     def _window(self, key: str) -> dict[str, Any]:
         limit, told = _told(key) or (_MAX_UNTOLD, None)
@@ -273,6 +403,10 @@ class RateLimitStorage(_Shared, Storage, MovingWindowSupport, SlidingWindowCount
     pool: the connections; default: a ConnectionPool of its own, which is opened by the first call. For that:
     query_timeout: the seconds after which a statement without an answer is an error. Default: 5.
     prepare: prepares the statements, which is faster; not for PgBouncer with max_prepared_statements = 0.
+    on_error: "open" lets a request pass if the database can't answer it now, or not in time. Default: "closed".
+    on_unchecked: is called with the error of such a request. Default: it is logged, as a warning.
+    remember_denials: what was denied is denied without a call of the database, for a second at most and no longer than
+        the limit does; a dict with max and seconds says how many denials and how long. Default: False.
     options: of the pool, such as max_size (10) and timeout (5 seconds), in which a call has a connection.
     """
 
@@ -289,68 +423,78 @@ class RateLimitStorage(_Shared, Storage, MovingWindowSupport, SlidingWindowCount
         pool: ConnectionPool[Any] | None = None,
         query_timeout: float | None = None,
         prepare: bool = False,
+        on_error: OnError = "closed",
+        on_unchecked: Callable[[BaseException], object] | None = None,
+        remember_denials: bool | Remembering = False,
         **options: Any,
     ) -> None:
+        failing = on_error, on_unchecked, remember_denials
         kinds = ConnectionPool, psycopg.Connection, _check
-        self.pool = self._configure(uri, name, store, pool, query_timeout, prepare, kinds, options)
-        self._opens = pool is None
+        self.pool = self._configure(uri, name, store, pool, query_timeout, prepare, *failing, kinds, options)
+        self._opens_pool = pool is None
         super().__init__(uri, wrap_exceptions=wrap_exceptions)
 
-    def _row(
-        self, sql: str, strategy: str, key: str = "", rate: float = 1, expiry: int = 1, **others: object
-    ) -> TupleRow:
-        if self._opens and self.pool.closed:
+    def _do(self, call: _Call[T]) -> T:
+        steps = self._steps(call)
+        make: Callable[[], Any] = lambda: next(steps)  # noqa: E731
+        while True:
+            try:
+                step = make()
+            except StopIteration as end:
+                answer: T = end.value
+                return answer
+            try:
+                made = self._row(step.call) if isinstance(step, _Query) else step.question()
+                make = partial(steps.send, made)
+            except BaseException as error:
+                make = partial(steps.throw, error)
+
+    def _row(self, call: _Call[Any]) -> TupleRow:
+        if self._opens_pool and self.pool.closed:
             self.pool.open()
         with self.pool.connection() as connection, connection.cursor(row_factory=tuple_row) as cursor:
-            cursor.execute(sql, self._parameters(strategy, key, rate, expiry, others))
+            cursor.execute(call.sql, call.values)
             row: TupleRow = cursor.fetchall()[0]
             return row
 
     def incr(self, key: str, expiry: int, amount: int = 1) -> int:
-        return int(self._row(_INCR, _FIXED, key, **self._take_window(key, expiry, amount))[0])
+        return self._do(self._incr(key, expiry, amount))
 
     def get(self, key: str) -> int:
-        return int(self._row(_GET, _FIXED, key, **self._window(key))[0])
+        return self._do(self._get(key))
 
     def get_expiry(self, key: str) -> float:
-        return _here(float(self._row(_GET, _FIXED, key, **self._window(key))[1]))
+        return self._do(self._get_expiry(key))
 
     def check(self) -> bool:
         """Whether the database answers, and lets the role limit."""
         try:
-            self._row(_GET, _FIXED)
+            return self._do(self._check())
         except psycopg.Error:
             return False
-        return True
 
     def reset(self) -> int:
         """Makes all limits of the name full again; returns how many keys were not."""
-        return int(self._row(_RESET, _FIXED)[0])
+        return self._do(self._reset())
 
     def clear(self, key: str) -> None:
-        self._row(_CLEAR_ALL, _FIXED, key)
+        self._do(self._clear(key))
 
     def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        if amount > limit:  # which may be 0
-            return False
-        row = self._row(_TAKE, _MOVING, key, expiry=expiry, rate=_log_rate(limit), amount=amount)
-        return bool(row[0])
+        # The limit may be 0.
+        return amount <= limit and self._do(self._take_moving(key, limit, expiry, amount))
 
     def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
-        state, now = self._row(_READ, _MOVING, key, expiry=expiry, rate=_log_rate(limit))
-        return _moving_window(state, now, expiry)
+        return self._do(self._get_moving(key, limit, expiry))
 
     def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        rate = _counter_rate(limit)
-        row = self._row(_TAKE, _SLIDING, key, expiry=expiry, rate=rate, amount=amount)
-        return bool(row[0])
+        return self._do(self._take_sliding(key, limit, expiry, amount))
 
     def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
-        state, now = self._row(_READ, _SLIDING, key, expiry=expiry)
-        return _sliding_window(state, now, expiry)
+        return self._do(self._get_sliding(key, expiry))
 
     def clear_sliding_window(self, key: str, expiry: int) -> None:
-        self._row(_CLEAR, _SLIDING, key)
+        self._do(self._clear_sliding(key))
 
 
 class AsyncRateLimitStorage(_Shared, aio.Storage, aio.MovingWindowSupport, aio.SlidingWindowCounterSupport):
@@ -369,65 +513,76 @@ class AsyncRateLimitStorage(_Shared, aio.Storage, aio.MovingWindowSupport, aio.S
         pool: AsyncConnectionPool[Any] | None = None,
         query_timeout: float | None = None,
         prepare: bool = False,
+        on_error: OnError = "closed",
+        on_unchecked: Callable[[BaseException], object] | None = None,
+        remember_denials: bool | Remembering = False,
         **options: Any,
     ) -> None:
+        failing = on_error, on_unchecked, remember_denials
         kinds = AsyncConnectionPool, psycopg.AsyncConnection, _check_async
-        self.pool = self._configure(uri, name, store, pool, query_timeout, prepare, kinds, options)
-        self._opens = pool is None
+        self.pool = self._configure(uri, name, store, pool, query_timeout, prepare, *failing, kinds, options)
+        self._opens_pool = pool is None
         super().__init__(uri, wrap_exceptions=wrap_exceptions)
 
-    async def _row(
-        self, sql: str, strategy: str, key: str = "", rate: float = 1, expiry: int = 1, **others: object
-    ) -> TupleRow:
-        if self._opens and self.pool.closed:
+    async def _do(self, call: _Call[T]) -> T:
+        steps = self._steps(call)
+        make: Callable[[], Any] = lambda: next(steps)  # noqa: E731
+        while True:
+            try:
+                step = make()
+            except StopIteration as end:
+                answer: T = end.value
+                return answer
+            try:
+                query = isinstance(step, _Query)
+                made = await (self._row(step.call) if query else asyncio.to_thread(step.question))
+                make = partial(steps.send, made)
+            except BaseException as error:
+                make = partial(steps.throw, error)
+
+    async def _row(self, call: _Call[Any]) -> TupleRow:
+        if self._opens_pool and self.pool.closed:
             await self.pool.open()
         async with self.pool.connection() as connection, connection.cursor(row_factory=tuple_row) as cursor:
-            await cursor.execute(sql, self._parameters(strategy, key, rate, expiry, others))
+            await cursor.execute(call.sql, call.values)
             row: TupleRow = (await cursor.fetchall())[0]
             return row
 
     async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
-        return int((await self._row(_INCR, _FIXED, key, **self._take_window(key, expiry, amount)))[0])
+        return await self._do(self._incr(key, expiry, amount))
 
     async def get(self, key: str) -> int:
-        return int((await self._row(_GET, _FIXED, key, **self._window(key)))[0])
+        return await self._do(self._get(key))
 
     async def get_expiry(self, key: str) -> float:
-        return _here(float((await self._row(_GET, _FIXED, key, **self._window(key)))[1]))
+        return await self._do(self._get_expiry(key))
 
     async def check(self) -> bool:
         """Whether the database answers, and lets the role limit."""
         try:
-            await self._row(_GET, _FIXED)
+            return await self._do(self._check())
         except psycopg.Error:
             return False
-        return True
 
     async def reset(self) -> int:
         """Makes all limits of the name full again; returns how many keys were not."""
-        return int((await self._row(_RESET, _FIXED))[0])
+        return await self._do(self._reset())
 
     async def clear(self, key: str) -> None:
-        await self._row(_CLEAR_ALL, _FIXED, key)
+        await self._do(self._clear(key))
 
     async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        if amount > limit:  # which may be 0
-            return False
-        row = await self._row(_TAKE, _MOVING, key, expiry=expiry, rate=_log_rate(limit), amount=amount)
-        return bool(row[0])
+        # The limit may be 0.
+        return amount <= limit and await self._do(self._take_moving(key, limit, expiry, amount))
 
     async def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
-        state, now = await self._row(_READ, _MOVING, key, expiry=expiry, rate=_log_rate(limit))
-        return _moving_window(state, now, expiry)
+        return await self._do(self._get_moving(key, limit, expiry))
 
     async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        rate = _counter_rate(limit)
-        row = await self._row(_TAKE, _SLIDING, key, expiry=expiry, rate=rate, amount=amount)
-        return bool(row[0])
+        return await self._do(self._take_sliding(key, limit, expiry, amount))
 
     async def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
-        state, now = await self._row(_READ, _SLIDING, key, expiry=expiry)
-        return _sliding_window(state, now, expiry)
+        return await self._do(self._get_sliding(key, expiry))
 
     async def clear_sliding_window(self, key: str, expiry: int) -> None:
-        await self._row(_CLEAR, _SLIDING, key)
+        await self._do(self._clear_sliding(key))

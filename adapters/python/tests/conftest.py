@@ -51,14 +51,15 @@ def window_with_room(seconds, room):
 
 
 class Hanging:
-    """A way to the database, in a folder, on which nothing arrives while it hangs; it counts requests."""
+    """A way to the database, in a folder or by TCP, on which nothing arrives while it hangs; it counts requests."""
 
-    def __init__(self, folder):
+    def __init__(self, folder=None):
         self.folder, self.hangs, self.sockets, self.requests = folder, False, [], 0
         port = os.environ["PGPORT"]
         self.to = f"{os.environ['PGHOST']}/.s.PGSQL.{port}"
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(f"{folder}/.s.PGSQL.{port}")
+        self.listener = socket.socket(socket.AF_UNIX if folder else socket.AF_INET)
+        self.listener.bind(f"{folder}/.s.PGSQL.{port}" if folder else ("127.0.0.1", 0))
+        self.port = port if folder else str(self.listener.getsockname()[1])
         self.listener.listen()
         threading.Thread(target=self.accept, daemon=True).start()
 
@@ -84,7 +85,15 @@ class Hanging:
             pass
 
     def close(self):
-        for each in (self.listener, *self.sockets):
+        self.cut(self.listener)
+
+    def cut(self, *others):
+        """Ends the connections that there are."""
+        for each in (*others, *self.sockets):
+            try:
+                each.shutdown(socket.SHUT_RDWR)  # which wakes the threads that wait for it
+            except OSError:
+                pass
             each.close()
 
 
@@ -93,6 +102,17 @@ def hanging(tmp_path_factory):
     hanging = Hanging(tmp_path_factory.mktemp("hangs"))
     yield hanging
     hanging.close()
+
+
+@pytest.fixture
+def proxy(monkeypatch):
+    """The way by TCP, which what connects without an address goes."""
+    proxy = Hanging()
+    monkeypatch.setenv("PGHOST", "127.0.0.1")
+    monkeypatch.setenv("PGPORT", proxy.port)
+    monkeypatch.setenv("PGCONNECT_TIMEOUT", "2")
+    yield proxy
+    proxy.close()
 
 
 class Blocking:

@@ -68,7 +68,7 @@ def test_the_end_of_a_block(name, limiter, left):
         hold.used = 1
         raise GaveUp
     assert left() == 3
-    with pytest.raises(GaveUp), limiter.hold(name, "ada", 2, on_error="charge"):
+    with pytest.raises(GaveUp), limiter.hold(name, "ada", 2, on_exception="charge"):
         raise GaveUp
     assert left() == 1
     with pytest.raises(GaveUp), limiter.hold(name, "ada", 1) as hold:

@@ -1,0 +1,85 @@
+"""Denials that a process remembers, so that what they deny needs no call of the database until they end."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Generic, TypedDict, TypeVar, Union
+
+T = TypeVar("T")
+
+
+class Remembering(TypedDict, total=False):
+    """How many denials are remembered (10,000), and for how many seconds at most (1)."""
+
+    max: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Denial(Generic[T]):
+    count: float
+    began: float
+    """When the call was sent, by the monotonic clock."""
+    ends: float
+    answer: T
+
+    @property
+    def passed(self) -> float:
+        return time.monotonic() - self.began
+
+
+class Denials(Generic[T]):
+    """Threads may share it."""
+
+    def __init__(self, given: Union[bool, Mapping[str, Any], None]) -> None:
+        """given: the option remember_denials."""
+        fields = {"max": 10_000, "seconds": 1.0, **(given if isinstance(given, Mapping) else {})}
+        if given is not None and not isinstance(given, (bool, Mapping)) or set(fields) != {"max", "seconds"}:
+            raise ValueError(f'remember_denials is {given!r}; allowed: a bool, or a dict with "max" and "seconds"')
+        self._max, self._seconds = fields["max"], fields["seconds"]
+        if not (self._max >= 1 and self._seconds > 0):
+            raise ValueError(f"remember_denials is {given!r}; allowed: max of at least 1, seconds above 0")
+        self._on = bool(given)
+        self._denials: OrderedDict[tuple[Any, ...], Denial[T]] = OrderedDict()
+        self._lock = Lock()
+
+    def __bool__(self) -> bool:
+        return self._on
+
+    def find(self, id: tuple[Any, ...] | None, count: float) -> Denial[T] | None:
+        """The denial that denies this count, too."""
+        if not self._on or id is None:
+            return None
+        with self._lock:
+            denial = self._denials.get(id)
+            if denial is None:
+                return None
+            if denial.ends <= time.monotonic():
+                del self._denials[id]
+                return None
+            if count < denial.count:
+                return None
+            self._denials.move_to_end(id)
+            return denial
+
+    def add(self, id: tuple[Any, ...] | None, count: float, began: float, retry_after: float | None, answer: T) -> None:
+        """began: before the call was sent, so that the denial ends here no later than there."""
+        if not self._on or id is None:
+            return
+        seconds = self._seconds if retry_after is None else min(retry_after, self._seconds)
+        with self._lock:
+            self._denials[id] = Denial(count, began, began + seconds, answer)
+            self._denials.move_to_end(id)
+            if len(self._denials) > self._max:
+                self._denials.popitem(last=False)
+
+    def forget(self, concerns: Callable[[tuple[Any, ...]], bool]) -> None:
+        if not self._on:
+            return
+        with self._lock:
+            for id in [id for id in self._denials if concerns(id)]:
+                del self._denials[id]

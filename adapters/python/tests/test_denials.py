@@ -1,0 +1,147 @@
+"""Denials that a process remembers: what they answer, and for how long."""
+
+import time
+
+import psycopg
+import pytest
+from conftest import FIXED, MOVING, SLIDING, window_with_room
+from databases import ASYNC_ALONE, TRANSACTIONS, GaveUp
+from limits import parse
+from psycopg_pool import ConnectionPool
+
+from postgres_rate_limit import HOUR, AsyncRateLimiter, RateLimiter, fixed_window, token_bucket
+from postgres_rate_limit._denials import Denials
+
+TEN = fixed_window(10, HOUR, start="first request")
+LONG = {"seconds": 3600}
+
+
+@pytest.fixture
+def requests(proxy):
+    """How many statements arrived since it was asked last."""
+    before = 0
+
+    def count():
+        nonlocal before
+        new, before = proxy.requests - before, proxy.requests
+        return new
+
+    return count
+
+
+@pytest.fixture
+def db(requests):
+    with psycopg.connect(autocommit=True, prepare_threshold=None) as connection:
+        yield connection
+
+
+def test_a_denial_is_answered_without_a_call(name, db, requests):
+    told = []
+    client = RateLimiter({name: TEN}, db=db, remember_denials=LONG, on_decision=told.append)
+    client.limit(name, count=8)
+    first = client.limit(name, count=4, headers="ietf")
+    requests()
+    again = client.limit(name, count=4, headers="ietf")
+    assert not again and again.retry_at == first.retry_at
+    assert first.retry_after - 60 < again.retry_after < first.retry_after
+    assert set(again.headers) == set(first.headers) and int(again.headers["Retry-After"]) <= first.retry_after + 1
+    assert not client.limit(name, count=5, headers="ietf") and not client.check(name, count=99, headers="ietf")
+    assert requests() == 0
+    assert [each.remembered for each in told] == [False, False, True, True] and told[-1].ok is False
+    assert client.limit(name, count=1) and requests() == 1, "a smaller count is asked"
+    assert not client.limit(name, "other", count=11) and not client.limit(name, "other", count=11)
+    assert client.limit(name, "third") and requests() == 2
+
+
+def test_it_ends_with_the_denial_or_before(name, db, requests):
+    client = RateLimiter({name: token_bucket(10, HOUR / 3600)}, db=db, remember_denials=LONG)  # ten a second
+    client.limit(name, count=10)
+    denied = client.limit(name, count=3)
+    assert 0 < denied.retry_after <= 0.3
+    ends = time.monotonic() + denied.retry_after
+    while not client.limit(name, count=3):
+        assert time.monotonic() < ends + 60
+    assert time.monotonic() < ends + 60
+    shortly = RateLimiter({name: TEN}, db=db, remember_denials={"seconds": 0.01, "max": 5})
+    shortly.limit(name, "short", count=10)
+    for _ in range(2):
+        requests()
+        assert not shortly.limit(name, "short") and requests() == 1
+        time.sleep(0.02)
+
+
+def test_what_the_client_itself_gives_back_is_noticed(name, db):
+    client = RateLimiter({name: TEN}, db=db, remember_denials=LONG)
+    for gives in (lambda: client.reset(name, "a"), lambda: client.credit(name, "a", 10)):
+        client.limit(name, "a", count=10)
+        assert not client.limit(name, "a") and not client.limit_all([{"name": name, "key": "a"}])
+        gives()
+        assert client.limit(name, "a", count=5) and client.limit_all([{"name": name, "key": "a", "count": 5}])
+
+
+def test_several_limits(name, db, requests):
+    client = RateLimiter({name: TEN, f"other {name}": TEN}, db=db, remember_denials=LONG)
+    asked = [{"name": name, "count": 9}, {"name": f"other {name}"}]
+    assert client.limit_all(asked)
+    first = client.limit_all(asked)
+    requests()
+    again = client.limit_all(asked)
+    assert not again and again.denied_by.name == name and again.retry_after < first.retry_after and requests() == 0
+    assert not client.check_all(asked) and requests() == 0
+    assert client.limit_all(asked[1:]) and requests() == 1
+
+
+@pytest.mark.parametrize("kind", ["psycopg Connection", "SQLAlchemy Session", "a function"])
+def test_a_denial_in_a_transaction_is_not_remembered(kind, name):
+    client = RateLimiter({name: TEN}, remember_denials=LONG)
+    with pytest.raises(GaveUp), TRANSACTIONS[kind]() as db:
+        assert client.limit(name, count=10, db=db) and not client.limit(name, db=db)
+        raise GaveUp
+    with ConnectionPool(min_size=1) as pool:
+        assert client.limit(name, count=10, db=pool) and not client.limit(name, db=pool)
+        with TRANSACTIONS[kind]() as db:
+            RateLimiter({name: TEN}).reset(name, db=db)
+            assert client.limit(name, db=db), "nor is one remembered answered in a transaction"
+
+
+async def test_with_await(name, requests):
+    async with ASYNC_ALONE["psycopg AsyncConnectionPool"]() as pool:
+        client = AsyncRateLimiter({name: TEN}, db=pool, remember_denials=True)
+        await client.limit(name, count=10)
+        denied = await client.limit(name)
+        began = time.monotonic()
+        requests()
+        assert (await client.limit(name)).retry_after < denied.retry_after
+        assert requests() == 0 or time.monotonic() > began + 0.5
+
+
+def test_the_least_recently_used_goes():
+    denials = Denials({"max": 2, "seconds": 60})
+    for id in ("a", "b"):
+        denials.add((id,), 1, time.monotonic(), None, id)
+    assert denials.find(("a",), 1) and denials.find(("a",), 0.5) is None
+    denials.add(("c",), 1, time.monotonic(), 60, "c")
+    assert [bool(denials.find((id,), 1)) for id in "abc"] == [True, False, True]
+    denials.add(("a",), 1, time.monotonic() - 61, None, "a")
+    assert denials.find(("a",), 1) is None and not Denials(False)
+
+
+@pytest.mark.parametrize("strategy", [FIXED, MOVING, SLIDING])
+def test_a_storage_remembers(strategy, create, limiter, requests):
+    window_with_room(3600, 10)
+    storage, item = create(max_size=1, remember_denials=LONG), parse("3 per hour")
+    limits = limiter(strategy, storage)
+    assert limits.hit(item, "a", cost=2) and not limits.hit(item, "a", cost=2)
+    stats = limits.get_window_stats(item, "a")
+    requests()
+    for _ in range(5):
+        assert not limits.hit(item, "a", cost=2)
+        again = limits.get_window_stats(item, "a")
+        assert again.remaining == 1 and again.reset_time == pytest.approx(stats.reset_time, abs=0.5)
+    assert requests() == 0
+    assert limits.hit(item, "a") and limits.hit(item, "b") and requests() == 2
+    assert not limits.hit(item, "a") and not limits.hit(item, "a") and requests() == 1
+    limits.clear(item, "a")
+    assert limits.hit(item, "a")
+    storage.reset()
+    assert limits.hit(item, "a", cost=3)

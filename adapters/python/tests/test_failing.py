@@ -1,0 +1,362 @@
+"""What fails open, and what never does: a server that is stopped, that hangs, and a table that is locked."""
+
+import asyncio
+import logging
+import os
+import time
+from contextlib import contextmanager
+
+import httpx
+import psycopg
+import pytest
+from conftest import FIXED, MOVING, ON_FILE, SLIDING
+from databases import ALONE, ASYNC_ALONE, ASYNC_TRANSACTIONS, TRANSACTIONS
+from examples import failing
+from limits import parse
+from limits.errors import ConfigurationError
+from test_frameworks import flask_app, get_from_fastapi, get_from_flask, slowapi_app
+
+from postgres_rate_limit import (
+    HOUR,
+    AsyncRateLimiter,
+    RateLimiter,
+    RateLimitExceeded,
+    SetupError,
+    concurrency,
+    fixed_window,
+)
+
+TWO = fixed_window(2, HOUR, start="first request")
+TIMEOUT = 0.5
+ELSEWHERE = f"{'file' if ON_FILE else 'adapters'}_elsewhere"
+KINDS = [*ALONE, *(f"async {kind}" for kind in ASYNC_ALONE)]
+each_kind = pytest.mark.parametrize("kind", KINDS[:1] if ON_FILE else KINDS)
+
+
+class Blocking:
+    """Calls the asynchronous client without await."""
+
+    def __init__(self, client, run):
+        self.client, self.run = client, run
+
+    def __getattr__(self, attribute):
+        def call(*arguments, **others):
+            async def made():
+                answer = getattr(self.client, attribute)(*arguments, **others)
+                return await answer
+
+            return self.run(made())
+
+        return call
+
+
+@contextmanager
+def opened(kind, **options):
+    """A function that makes clients on one db of a kind, and the kind's own way to a database."""
+    if kind.startswith("async "):
+        loop = asyncio.new_event_loop()
+        entered = ASYNC_ALONE[kind.removeprefix("async ")]()
+        db = loop.run_until_complete(entered.__aenter__())
+        try:
+            yield lambda **how: Blocking(AsyncRateLimiter(db=db, **options, **how), loop.run_until_complete)
+        finally:
+            try:
+                loop.run_until_complete(asyncio.wait_for(entered.__aexit__(None, None, None), 10))
+            except Exception:
+                pass  # the server is gone
+            loop.run_until_complete(asyncio.sleep(0))
+            loop.close()
+        return
+    with django_goes_to_the_environment(), ALONE[kind]() as db:
+        yield lambda **how: RateLimiter(db=db, **options, **how)
+
+
+@contextmanager
+def django_goes_to_the_environment():
+    from django.db import connection
+
+    before = dict(connection.settings_dict)
+    connection.close()
+    connection.settings_dict |= {
+        "HOST": os.environ["PGHOST"], "PORT": os.environ["PGPORT"], "NAME": os.environ["PGDATABASE"]
+    }
+    try:
+        yield
+    finally:
+        connection.close()
+        connection.settings_dict |= before
+
+
+def open_answers(client, name, slots):
+    """Every call that asks whether work may be done, and its answer where it went unchecked."""
+    requests = [{"name": name, "count": 2}, {"name": slots}]
+    yield client.limit(name, count=3)
+    yield client.check(name)
+    yield client.limit_all(requests)
+    yield client.check_all(requests)
+    yield client.acquire(slots)
+    yield client.hold(name)
+    yield client.hold_all(requests)
+
+
+def assert_unchecked(answer):
+    assert answer.ok and answer.error is not None, answer
+    assert getattr(answer, "retry_after", None) is None and getattr(answer, "id", None) is None
+
+
+@contextmanager
+def locked():
+    """The table of the database that no test with a short time-out uses, but for these, one after another."""
+    with psycopg.connect(f"user=postgres dbname={ELSEWHERE}") as admin:
+        admin.execute("SELECT pg_advisory_xact_lock(47)")
+        admin.execute("LOCK TABLE limits.rateLimits")
+        yield admin
+
+
+def comes_back(call):
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            answer = call()
+            if answer.error is None:
+                return answer
+        except Exception:
+            assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@each_kind
+def test_a_server_that_hangs_or_is_stopped(kind, name, proxy):
+    slots, told = f"slots of {name}", []
+    with opened(kind, limits={name: TWO, slots: concurrency(1, HOUR)}, timeout=TIMEOUT) as make:
+        client, closed = make(on_error="open", on_decision=told.append), make()
+        comes_back(lambda: client.check(name))
+        told.clear()
+        assert client.limit(name).remaining == 1
+        hold = client.hold(name, count=0)
+        proxy.hangs = True
+        began = time.monotonic()
+        assert_unchecked(client.limit(name))
+        assert time.monotonic() - began < 10
+        with pytest.raises(Exception) as raised:
+            closed.limit(name)
+        assert not isinstance(raised.value, (RateLimitExceeded, SetupError))
+        with pytest.raises(Exception):
+            client.limit(name, on_error="closed")
+        if kind in ("psycopg Connection with autocommit", "async asyncpg Connection"):
+            with pytest.raises(Exception):
+                client.limit(name)  # the connection is the caller's, and is closed now
+            return
+        assert_unchecked(closed.check(name, on_error="open"))
+        proxy.hangs = False
+        assert comes_back(lambda: client.check(name)).remaining == 1
+        proxy.close()
+        for answer in open_answers(client, name, slots):
+            assert_unchecked(answer)
+        for call in (client.reset, lambda name: client.credit(name, "", 1), lambda name: client.settle(hold.id)):
+            with pytest.raises(Exception):
+                call(name)
+    assert [(each.ok, each.error is None) for each in told[:3]] == [(True, True), (True, True), (True, False)]
+
+
+@each_kind
+def test_a_table_that_is_locked(kind, name, monkeypatch):
+    monkeypatch.setenv("PGDATABASE", ELSEWHERE)
+    with opened(kind, limits={name: TWO}, schema="limits", timeout=TIMEOUT) as make:
+        client, closed = make(on_error="open"), make()
+        assert comes_back(lambda: client.check(name)).remaining == 2
+        with locked():
+            assert_unchecked(client.limit(name))
+            with pytest.raises(Exception) as raised:
+                closed.limit(name)
+            assert not isinstance(raised.value, (RateLimitExceeded, SetupError))
+
+
+def test_the_servers_own_time_outs_are_heard(name):
+    with locked():
+        for setting in ("lock_timeout", "statement_timeout"):
+            with psycopg.connect(dbname=ELSEWHERE, options=f"-c {setting}=100ms", autocommit=True) as connection:
+                client = RateLimiter({name: TWO}, db=connection, schema="limits", on_error="open")
+                assert client.limit(name).error.sqlstate == {"lock_timeout": "55P03"}.get(setting, "57014")
+
+
+@pytest.mark.skipif(ON_FILE, reason="the same on both editions")
+@each_kind
+def test_what_never_fails_open(kind, name, monkeypatch):
+    with psycopg.connect("user=postgres", autocommit=True) as admin:
+        admin.execute(f'CREATE ROLE "{name}" LOGIN')
+        try:
+            with opened(kind, limits={name: TWO}, on_error="open") as make:
+                client = make()
+                assert client.limit(name, count=2) and not client.limit(name)
+                with pytest.raises(RateLimitExceeded):
+                    client.limit(name, throws=True)
+                with pytest.raises(Exception) as raised:
+                    client.limit(name, count=-1)
+                assert state_of(raised.value) == "22023"
+            with opened(kind, limits=[name], defined=True, on_error="open") as make, pytest.raises(SetupError):
+                make().limit(name)
+            if "Django" in kind:
+                return
+            monkeypatch.setenv("PGUSER", name)
+            with opened(kind, limits={name: TWO}, on_error="open") as make:
+                with pytest.raises(Exception) as raised:
+                    make().limit(name)
+                assert state_of(raised.value) == "42501"
+        finally:
+            admin.execute(f'DROP ROLE "{name}"')
+
+
+def state_of(error):
+    from postgres_rate_limit._results import chain, sqlstate
+
+    return next(filter(None, map(sqlstate, chain(error))), None)
+
+
+def test_a_login_that_is_refused_is_raised(name, monkeypatch, create):
+    import sqlalchemy
+    from psycopg_pool import AsyncConnectionPool, ConnectionPool, NullConnectionPool
+
+    monkeypatch.setenv("PGUSER", "nobody of this name")
+    for pool_class in (ConnectionPool, NullConnectionPool):
+        with pool_class(min_size=0, max_size=1, open=True) as pool:
+            with pytest.raises(psycopg.OperationalError):
+                RateLimiter({name: TWO}, db=pool, on_error="open", timeout=TIMEOUT).limit(name)
+    made = sqlalchemy.create_engine("postgresql+psycopg://")
+    with pytest.raises(sqlalchemy.exc.OperationalError):
+        RateLimiter({name: TWO}, db=made, on_error="open").limit(name)
+
+    async def with_await():
+        async with AsyncConnectionPool(min_size=0, max_size=1, open=False) as pool:
+            with pytest.raises(psycopg.OperationalError):
+                await AsyncRateLimiter({name: TWO}, db=pool, on_error="open", timeout=TIMEOUT).limit(name)
+
+    asyncio.run(with_await())
+    with pytest.raises(psycopg.OperationalError):
+        create(on_error="open", timeout=TIMEOUT).incr("k", 60)
+
+
+def test_a_transaction_of_the_callers_never_fails_open(name, proxy):
+    for kind in ("psycopg Connection", "SQLAlchemy Session", "a function"):
+        with pytest.raises(Exception), TRANSACTIONS[kind]() as db:
+            client = RateLimiter({name: TWO}, db=db, on_error="open")
+            with pytest.raises(TypeError, match='on_error is "open" in a transaction'):
+                client.limit(name, on_error="open")
+            client.limit(name)
+            proxy.cut()
+            answer = client.limit(name)
+            pytest.fail(f"{kind}: {answer}")
+
+
+async def test_a_transaction_of_the_callers_never_fails_open_with_await(name):
+    async with ASYNC_TRANSACTIONS["asyncpg Connection"]() as db:
+        client = AsyncRateLimiter({name: TWO}, db=db, on_error="open")
+        with pytest.raises(TypeError, match='on_error is "open" in a transaction'):
+            await client.limit(name, on_error="open")
+        assert await client.limit(name)
+
+
+def test_the_end_of_a_block_does_not_fail_work_that_is_done(name, proxy, caplog):
+    slots = f"slots of {name}"
+    caplog.set_level(logging.WARNING, "postgres_rate_limit")
+    with opened("psycopg ConnectionPool", limits={name: TWO, slots: concurrency(1, HOUR)}, timeout=TIMEOUT) as make:
+        client, closed = make(on_error="open"), make()
+        comes_back(lambda: client.check(name))
+        with client.hold(name), client.acquire(slots):
+            proxy.hangs = True
+        assert caplog.text.count("went unchecked") == 2
+        proxy.hangs = False
+        comes_back(lambda: client.check(name))
+        with pytest.raises(psycopg.OperationalError), closed.hold(name):
+            proxy.hangs = True
+
+
+# The storages of limits.
+
+
+@pytest.mark.parametrize("strategy", [FIXED, MOVING, SLIDING])
+def test_a_storage_that_is_open(strategy, create, limiter, proxy):
+    unchecked = []
+    storage = create(
+        on_error="open", on_unchecked=unchecked.append, max_size=2, timeout=TIMEOUT, query_timeout=TIMEOUT
+    )
+    limits, two = limiter(strategy, storage), parse("2 per hour")
+    while not storage.check():
+        pass  # until there is a connection
+    assert limits.hit(two) and limits.hit(two) and not limits.hit(two)
+    for change in (lambda: setattr(proxy, "hangs", True), proxy.close)[strategy != FIXED :]:
+        change()
+        assert limits.hit(two) and limits.test(two) and not limits.hit(parse("0 per hour"))
+        stats = limits.get_window_stats(two)
+        assert stats.remaining == 2 and -5 < stats.reset_time - time.time() < 3605
+        assert not storage.check() and all(isinstance(each, psycopg.OperationalError) for each in unchecked)
+        with pytest.raises(psycopg.OperationalError):
+            storage.reset()
+    assert len(unchecked) >= 3
+
+
+def test_a_storage_says_what_it_takes(create):
+    for options, message in [
+        ({"on_error": "ajar"}, 'on_error is \'ajar\'; allowed: "closed", "open"'),
+        ({"remember_denials": {"min": 1}}, "remember_denials is "),
+        ({"remember_denials": 7}, "remember_denials is 7; allowed: a bool, or a dict"),
+        ({"remember_denials": {"max": 0}}, "max of at least 1"),
+    ]:
+        with pytest.raises(ConfigurationError, match=message):
+            create(**options)
+    for options in ({"on_error": "ajar"}, {"timeout": 0}, {"remember_denials": {"seconds": 0}}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            RateLimiter({}, **options)
+
+
+def test_the_example(name, proxy, caplog):
+    with opened("psycopg ConnectionPool", limits=failing.LIMITS, timeout=TIMEOUT) as make:
+        comes_back(lambda: make().check("search", name))
+        assert failing.search(make(), name) == "found" and "unchecked" not in caplog.text
+        proxy.close()
+        assert failing.search(make(), name) == "found" and "unchecked: " in caplog.text
+
+
+@pytest.mark.parametrize("framework", ["Flask", "FastAPI"])
+def test_ours_decides_before_the_switch_of_a_middleware(framework, name, proxy):
+    create, get = {"Flask": (flask_app, get_from_flask), "FastAPI": (slowapi_app, get_from_fastapi)}[framework]
+    options = {"name": name, "timeout": TIMEOUT, "query_timeout": TIMEOUT}
+    unchecked = []
+    how = {"on_error": "open", "on_unchecked": unchecked.append}
+    app, _, storage = create("2 per hour", swallow_errors=True, storage_options={**options, **how})
+    while not storage.check():
+        pass  # until there is a connection
+    assert [get(app, 1)[0].status_code for _ in range(3)] == [200, 200, 429]
+    closed, _, other = create("2 per hour", storage_options=options)
+    proxy.close()
+    assert get(app, 1)[0].status_code == 200 and unchecked
+    with pytest.raises(psycopg.OperationalError):
+        get(closed, 1)
+    storage.pool.close(), other.pool.close()
+
+
+def test_a_def_route_of_slowapi_does_not_block_the_others(name):
+    """It runs in a thread; slowapi asks its storage in the event loop for an async one."""
+    uri = f"postgresql+ratelimit:///{ELSEWHERE}?options=-csearch_path%3Dlimits"
+    app, _, storage = slowapi_app("2 per hour", storage_uri=uri, storage_options={"name": name})
+
+    @app.get("/free")
+    async def free():
+        return "free"
+
+    async def get():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://app") as client:
+            assert (await client.get("/")).status_code == 200
+            with locked() as admin:
+                limited = asyncio.create_task(client.get("/"))
+                while not waits(admin):
+                    await asyncio.sleep(0.01)
+                assert (await client.get("/free")).status_code == 200 and not limited.done()
+            assert (await limited).status_code == 200
+
+    def waits(admin):
+        waiting = "SELECT FROM pg_locks WHERE NOT granted AND relation = 'limits.rateLimits'::regclass"
+        return admin.execute(waiting).rowcount
+
+    asyncio.run(get())
+    storage.pool.close()
