@@ -18,7 +18,7 @@ export interface Status {
     ok: boolean;
     /** From when on the same call can pass. null: it is admitted, or it never can. */
     retryAt: number | null;
-    /** Tokens left after the call; negative: a debt. null: the key is exempt. */
+    /** Tokens left: of calculate after the call, of a watch before it. Negative: a debt. null: the key is exempt. */
     remaining: number | null;
 }
 
@@ -190,8 +190,9 @@ const KINDS: Record<string, typeof refill> = {
 };
 
 /**
- * What rl_check would answer at a time, epoch milliseconds by the database's clock, if no other call came before. A kind
- * or a time zone that is not known here, and a dry run, admit: the server decides.
+ * What rl_calculate answers at a time, epoch milliseconds by the database's clock, with blocks and dry runs. A kind that
+ * is not known here admits: the server decides. Throws a RangeError for a count that is none, and for a time zone that
+ * the browser does not know.
  */
 export function calculate(value: Value, at: number = value.now, count = 1): Status {
     if (!(count >= 0)) throw new RangeError(`count is ${count}`);

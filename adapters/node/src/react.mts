@@ -25,7 +25,7 @@ export function useRateLimit(source: (() => Promise<Value>) | RateLimitWatch, op
     return { ...snapshot, refresh };
 }
 
-/** Whole seconds until a time by this browser's clock, which renders again with each. 0: it is here, or there is none. */
+/** Whole seconds until a time by this browser's clock; renders again with each. 0: it has come, or there is none. */
 export function useCountdown(until: number | null | undefined): number {
     const left = useCallback(() => Math.max((until ?? 0) - Date.now(), 0), [until]);
     const seconds = () => Math.ceil(left() / 1000);

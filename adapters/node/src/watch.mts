@@ -79,7 +79,8 @@ export function watchRateLimit(
         // The database's clock showed value.now a moment ago. So no retryAt is too early.
         const offset = value.now - now;
         const check = (at = Date.now(), asked = count): Status => {
-            const { ok, retryAt, remaining } = calculate(value, at + offset, asked);
+            const { ok, retryAt } = calculate(value, at + offset, asked);
+            const { remaining } = calculate(value, at + offset, 0);
             return { ok, retryAt: retryAt === null ? null : Math.ceil(retryAt - offset), remaining };
         };
         const status = check(now);

@@ -5,9 +5,21 @@ import { after, test } from 'node:test';
 
 import pg from 'pg';
 
+import {
+    concurrency,
+    fixedWindow,
+    HOUR,
+    MINUTE,
+    RateLimiter,
+    slidingLog,
+    slidingWindow,
+    tokenBucket,
+    unlimited,
+} from 'postgres-rate-limit';
 import { calculate } from 'postgres-rate-limit/browser';
 import { onFile } from './edition.js';
 
+const NOW = Date.UTC(2026, 6, 1, 12);
 const pool = new pg.Pool({ max: 1 });
 after(() => pool.end());
 
@@ -105,6 +117,74 @@ test('where the last bits decide', async () => {
     ]);
 });
 
+test('on what getValue returns, a check is answered as by the server', async (context) => {
+    const client = new pg.Client({ user: 'postgres' });
+    await client.connect();
+    context.after(() => client.end());
+    const { rows } = await client.query("SELECT FROM pg_proc WHERE proname = 'rl_value'");
+    if (rows.length === 0) return context.skip('the database has no rl_value');
+    const configs = {
+        bucket: tokenBucket({ rate: 7, period: '1 minute', capacity: 9 }),
+        window: fixedWindow({ rate: 5, period: 'PT10S', capacity: 8 }),
+        changing: fixedWindow({ rate: 5, period: MINUTE }),
+        aligned: fixedWindow({ rate: 3, period: HOUR, start: '2027-01-01T00:20:00Z' }),
+        first: fixedWindow({ rate: 4, period: MINUTE, start: 'first request' }),
+        monthly: fixedWindow({ rate: 10, period: '1 month', timezone: 'Europe/Berlin' }),
+        soft: fixedWindow({ rate: 2, period: MINUTE, overage: true }),
+        sliding: slidingWindow({ rate: 6, period: MINUTE }),
+        log: slidingLog({ rate: 4, period: MINUTE }),
+        slots: concurrency({ slots: 3, ttl: MINUTE }),
+        exempt: unlimited(),
+        dry: tokenBucket({ rate: 2, period: MINUTE, enforce: false }),
+    };
+    const limiter = new RateLimiter({}, { db: client });
+    let now = NOW;
+    const shows = (time) => client.query("SELECT set_config('ratelimit.clock', $1, true)", [String((now = time))]);
+    await client.query('BEGIN');
+    let [compared, denied] = [0, 0];
+    for (let step = 0; step < 40; step += 1) {
+        await shows(NOW + step * 7001);
+        configs.changing = fixedWindow({ rate: 2 + ((step * 5) % 7), period: MINUTE, capacity: 9 });
+        if (step === 20) await client.query("SELECT rl_block('bucket', 'a', interval '25 seconds')");
+        for (const name of Object.keys(configs)) {
+            const value = await limiter.getValue(name, { key: 'a', config: configs[name] });
+            assert.equal(value.now, now);
+            for (const [ahead, count] of [
+                [0, 1],
+                [0, 3],
+                [20_000, 2],
+                [MINUTE, 4],
+            ]) {
+                // prettier-ignore
+                await shows(value.now + ahead);
+                const { ok, retryAt, remaining } = await limiter.check(name, {
+                    key: 'a',
+                    count,
+                    config: configs[name],
+                });
+                const found = calculate(value, now, count);
+                const expected = {
+                    ok: ok || name === 'dry',
+                    retryAt: name === 'dry' ? null : (retryAt?.getTime() ?? null),
+                };
+                assert.deepEqual(
+                    { ok: found.ok, retryAt: found.retryAt === null ? null : Math.ceil(found.retryAt) },
+                    expected,
+                    JSON.stringify({ value, now, count }),
+                );
+                assert.equal(calculate(value, now, 0).remaining, remaining);
+                compared += 1;
+                denied += !ok;
+            }
+            await shows(value.now);
+            if (name === 'slots') await limiter.acquire(name, { key: 'a', config: configs[name] });
+            else await limiter.limit(name, { key: 'a', count: 1 + (step % 3), config: configs[name] });
+        }
+    }
+    await client.query('ROLLBACK');
+    assert.ok(denied > compared / 10, `${denied} of ${compared} denied`);
+});
+
 /** Random numbers from a seed, which a failure shows. */
 function randomOf(seed) {
     const next = () => {
@@ -122,7 +202,6 @@ function randomOf(seed) {
     return { next, of, number };
 }
 
-const NOW = Date.UTC(2026, 6, 1, 12);
 const ZONES = ['UTC', 'Europe/Berlin', 'America/New_York', 'America/Havana', 'Asia/Kathmandu', 'Pacific/Chatham'];
 const SPANS = [1, 20, 1000, 60_000, 3_600_000, 86_400_000, 30 * 86_400_000];
 

@@ -62,7 +62,7 @@ test('a denial ends at its time, by the clock of the browser, with one more ques
     assert.deepEqual(status, { ok: false, retryAt: NOW + 6000, remaining: 0 });
     assert.equal(offset, AHEAD);
     assert.equal(check(NOW + 5999).ok, false);
-    assert.deepEqual(check(NOW + 6000), { ok: true, retryAt: null, remaining: 0 });
+    assert.deepEqual(check(NOW + 6000), { ok: true, retryAt: null, remaining: 1 }, 'before the call');
     assert.deepEqual(check(NOW, 2), { ok: false, retryAt: NOW + 12_000, remaining: 0 });
     assert.equal(check(undefined, 4).retryAt, null);
     server.tokens = 1;
