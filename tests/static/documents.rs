@@ -41,6 +41,7 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
             VITEST_WORKERS,
             NODE_START,
             NODE,
+            NODE_AI,
             BROWSER_EXPRESS,
             BROWSER_HONO,
             BROWSER_VALUE,
@@ -71,6 +72,7 @@ const VITEST_WORKERS: &str = "../../adapters/node/test/example/workers.js";
 /// The client for Node.
 const NODE_START: &str = "../../adapters/node/test/getting-started.test.js";
 const NODE: &str = "../../adapters/node/test/page.test.js";
+const NODE_AI: &str = "../../adapters/node/test/ai-page.test.js";
 /// Pages in the browser, and the routes that they ask.
 const BROWSER_EXPRESS: &str = "../../adapters/node/test/browser/express.js";
 const BROWSER_HONO: &str = "../../adapters/node/test/browser/hono.js";

@@ -37,7 +37,7 @@ const ways = {
 /** Requests a second, and the server's CPU time for each, in microseconds. */
 async function flood(call) {
     await call();
-    await Promise.all(Array.from({ length: 10 }, () => pool.query('SELECT pg_sleep(0.05)'))); // all connections are there
+    await Promise.all(Array.from({ length: 10 }, () => pool.query('SELECT pg_sleep(0.05)'))); // connects
     let requests = 0;
     const [before, began] = [await cpu(), performance.now()];
     const until = began + seconds * 1000;
@@ -56,7 +56,7 @@ async function flood(call) {
 for (const [name, make] of Object.entries(ways)) {
     const [without, remembered] = [await flood(make(false)), await flood(make(true))];
     const line = ({ requests, cpu, spent }) =>
-        `${Math.round(requests)} requests/s, ${cpu.toFixed(2)} µs of the server's CPU each, ${spent.toFixed(2)} s in all`;
+        `${Math.round(requests)} requests/s, ${cpu.toFixed(2)} µs of server CPU each, ${spent.toFixed(2)} s in all`;
     console.log(`${name}, asked:      ${line(without)}`);
     console.log(`${name}, remembered: ${line(remembered)}`);
     console.log(`${name}: ${(remembered.requests / without.requests).toFixed(0)} times the requests`);

@@ -124,9 +124,9 @@ export interface HoldOptions extends HoldAllOptions {
     reserve?: boolean;
 }
 
-type Keyed<C> = C extends { keyed: true } ? { key: Key } : { key?: Key };
+export type Keyed<C> = C extends { keyed: true } ? { key: Key } : { key?: Key };
 type Rest<C, O> = C extends { keyed: true } ? [options: O & { key: Key }] : [options?: O & { key?: Key }];
-type Inline<K extends Kind> = { key?: Key; config: ConfigOf<K> };
+export type Inline<K extends Kind> = { key?: Key; config: ConfigOf<K> };
 type Asked = { count?: number; reserve?: boolean };
 /** One of several requests: of a limit in the code, or with its config. */
 export type LimitRequest<D, K extends Kind = TokenKind> =

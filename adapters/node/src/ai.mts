@@ -1,0 +1,332 @@
+// A middleware for the AI SDK: each call to a model holds an estimate on all of its limits at once, and settles what the
+// model reports.
+import { APICallError, type LanguageModelMiddleware } from 'ai';
+
+import type { Definitions, HoldKind, NameOf } from './config.cjs';
+import { RateLimitError } from './errors.cjs';
+import { quietly } from './failing.cjs';
+import type { HoldAll, Used } from './held.cjs';
+import type { Inline, Keyed, LimitRequest, RateLimiter } from './limiter.cjs';
+
+type Generate = Parameters<NonNullable<LanguageModelMiddleware['wrapGenerate']>>[0];
+type Stream = Awaited<ReturnType<Generate['doStream']>>['stream'];
+type Part = Stream extends ReadableStream<infer P> ? P : never;
+type Report = Extract<Part, { type: 'finish' }>['usage'];
+
+/** A call to a model: its options, as the SDK passes them to the provider. */
+export type ModelCall = Pick<Generate, 'params' | 'model'>;
+
+export interface Usage {
+    inputTokens: number;
+    outputTokens: number;
+    totalTokens: number;
+}
+/** What a call uses of a limit: a number, such as 1 of requests and slots, tokens, or what a function says of them. */
+export type Count = number | keyof Usage | ((usage: Usage & { modelId: string; report?: Report }) => number);
+
+/** A limit that a call is to hold. `count` default: 1. */
+export type BudgetLimit<D> =
+    | {
+          [N in NameOf<D, HoldKind | 'concurrency'>]: { name: N; config?: undefined; count?: Count } & Keyed<D[N]>;
+      }[NameOf<D, HoldKind | 'concurrency'>]
+    | ({ name: string; count?: Count } & Inline<HoldKind | 'concurrency'>);
+
+/** A call that ended without a report: what was held, what has streamed, as far as the estimate knows, and why. */
+export interface Unreported {
+    held: Usage;
+    streamed: Usage;
+    error: unknown;
+}
+
+export interface BudgetOptions<D> {
+    /** The limits of every call, or of this one. A name comes once, or with the same count. */
+    limits: BudgetLimit<D>[] | ((call: ModelCall) => BudgetLimit<D>[] | PromiseLike<BudgetLimit<D>[]>);
+    /** The most tokens that an answer may have, where the call doesn't say: they are held, and sent to the model. */
+    maxOutputTokens: number;
+    /** The tokens of the prompt. Default: a third of its bytes and of its tools', and 1,000 for each file. */
+    estimate?: (call: ModelCall) => number | PromiseLike<number>;
+    /** Milliseconds until a hold expires whose process has died. One that lives extends it. Default: 120,000. */
+    ttl?: number;
+    /** What becomes of a hold that expires. Default: "refund". */
+    onExpiry?: 'refund' | 'charge';
+    /** What counts as used where the model did not report it. Default: all that was held. */
+    unreported?: (call: Unreported) => Usage;
+    /** Hears of a hold that could not be settled: settleAll(hold, used) can be sent again. Default: a warning. */
+    onUnsettled?: (unsettled: { hold: string; used: Used | undefined; error: Error }) => void;
+}
+
+/** The middleware for wrapLanguageModel. A denial is an APICallError, which the SDK retries within a minute. */
+export function budget<D extends Definitions>(
+    limiter: RateLimiter<D>,
+    options: BudgetOptions<D>,
+): LanguageModelMiddleware {
+    const { maxOutputTokens } = options;
+    if (!(maxOutputTokens >= 0)) {
+        throw new TypeError(`maxOutputTokens is ${maxOutputTokens}; allowed: tokens, which each call may hold`);
+    }
+    return {
+        specificationVersion: 'v4',
+        transformParams: async ({ params }) => ({
+            ...params,
+            maxOutputTokens: params.maxOutputTokens ?? maxOutputTokens,
+        }),
+        async wrapGenerate({ doGenerate, params, model }) {
+            const held = await hold(limiter, options, { params, model });
+            try {
+                const result = await held.sent(doGenerate, params.abortSignal);
+                await held.reported(result.usage);
+                return result;
+            } catch (error) {
+                await held.failed(error);
+                throw error;
+            }
+        },
+        async wrapStream({ doStream, params, model }) {
+            const held = await hold(limiter, options, { params, model });
+            try {
+                const { stream, ...result } = await held.sent(doStream, params.abortSignal);
+                return { ...result, stream: metered(stream, held, params.abortSignal) };
+            } catch (error) {
+                await held.failed(error);
+                throw error;
+            }
+        },
+    };
+}
+
+/** Holds the estimate of a call. Throws a denial as the SDK knows one. */
+async function hold<D extends Definitions>(limiter: RateLimiter<D>, options: BudgetOptions<D>, call: ModelCall) {
+    const { limits, estimate = estimated, ttl = 120_000, onExpiry } = options;
+    const { params, model } = call;
+    params.abortSignal?.throwIfAborted();
+    const list = typeof limits === 'function' ? await limits(call) : limits;
+    const most = usageOf(await estimate(call), params.maxOutputTokens ?? options.maxOutputTokens);
+    const counts = new Map<string, Count>();
+    const requests = list.map(({ count = 1, ...limit }) => {
+        if (counts.has(limit.name) && counts.get(limit.name) !== count) {
+            throw new TypeError(`the limit ${JSON.stringify(limit.name)} comes twice, with different counts`);
+        }
+        counts.set(limit.name, count);
+        return { ...limit, count: counted(count, most, model.modelId) };
+    }) as LimitRequest<D, HoldKind | 'concurrency'>[];
+    const take = (more: { id?: string; throws?: boolean }) => limiter.holdAll(requests, { ttl, onExpiry, ...more });
+    const held = await take({ throws: true }).catch((error) => {
+        throw error instanceof RateLimitError ? denied(error) : error;
+    });
+    return new Held(held, ttl, (id) => take({ id }), counts, most, model.modelId, options as BudgetOptions<any>);
+}
+
+/** What a call holds, until it is settled. */
+class Held {
+    readonly #hold: HoldAll;
+    readonly #counts: Map<string, Count>;
+    readonly #most: Usage;
+    readonly #modelId: string;
+    readonly #options: BudgetOptions<any>;
+    readonly #ttl: number;
+    readonly #extend: (id: string) => Promise<unknown>;
+    #timer: ReturnType<typeof setInterval> | undefined;
+    #extending: Promise<unknown> = Promise.resolve();
+    #settled: Promise<void> | undefined;
+    #sent = false;
+    /** The model's API has begun to answer. */
+    #answers = false;
+    #active = true;
+    /** Bytes of the answer that have come. */
+    #streamed = 0;
+
+    constructor(
+        hold: HoldAll,
+        ttl: number,
+        extend: (id: string) => Promise<unknown>,
+        counts: Map<string, Count>,
+        most: Usage,
+        modelId: string,
+        options: BudgetOptions<any>,
+    ) {
+        this.#hold = hold;
+        this.#ttl = ttl;
+        this.#extend = extend;
+        this.#counts = counts;
+        this.#most = most;
+        this.#modelId = modelId;
+        this.#options = options;
+        this.#tick();
+    }
+
+    /** Sends the call, unless the user has ended it meanwhile. */
+    async sent<T>(send: () => PromiseLike<T>, signal: AbortSignal | undefined): Promise<T> {
+        signal?.throwIfAborted();
+        this.#sent = true;
+        const result = await send();
+        this.#answers = true;
+        return result;
+    }
+
+    /** The model works, or the answer waits for its reader: one that is not read any more is not extended. */
+    set active(active: boolean) {
+        this.#active = active;
+        if (active && this.#timer === undefined && this.#settled === undefined) {
+            this.#extendNow();
+            this.#tick();
+        }
+    }
+    #tick() {
+        if (this.#hold.hold === null) return; // exempt, or unchecked
+        this.#timer = setInterval(() => {
+            if (this.#active) return this.#extendNow();
+            clearInterval(this.#timer);
+            this.#timer = undefined;
+        }, this.#ttl / 3);
+        this.#timer.unref?.();
+    }
+    #extendNow() {
+        // One that can't be extended may expire, and is settled all the same.
+        this.#extending = this.#extending.then(() => this.#extend(this.#hold.hold!)).catch(() => {});
+    }
+
+    came(bytes: number) {
+        this.#streamed += bytes;
+    }
+
+    /** Settles what the model reports; what it does not, as held. */
+    reported(report: Report | undefined): Promise<void> {
+        const { inputTokens, outputTokens } = this.#most;
+        const [input, output] = [report?.inputTokens?.total, report?.outputTokens?.total];
+        if (input === undefined && output === undefined) return this.failed(undefined);
+        return this.#settle(this.#used(usageOf(input ?? inputTokens, output ?? outputTokens), report));
+    }
+
+    /** Settles a call without a report: nothing, if it was not sent; no tokens, if the model's API refused it. */
+    failed(error: unknown): Promise<void> {
+        if (!this.#sent || (!this.#answers && isUnsent(error))) return this.#settle(0);
+        if (this.#streamed === 0 && isRefused(error)) return this.#settle(this.#used(usageOf(0, 0)));
+        const streamed = usageOf(this.#most.inputTokens, Math.ceil(this.#streamed / 3));
+        const usage = this.#options.unreported?.({ held: this.#most, streamed, error });
+        return this.#settle(usage && this.#used(usage));
+    }
+
+    #used(usage: Usage, report?: Report): Record<string, number> {
+        const used = [...this.#counts].map(([name, count]) => [name, counted(count, usage, this.#modelId, report)]);
+        return Object.fromEntries(used);
+    }
+
+    /** Once. After an extension that is under way: one that comes after the settlement would be a new hold. */
+    #settle(used: Used | undefined): Promise<void> {
+        clearInterval(this.#timer);
+        this.#timer = undefined;
+        this.#settled ??= this.#extending.then(async () => {
+            try {
+                await this.#hold.settle(used);
+            } catch (error: any) {
+                const unsettled = { hold: this.#hold.hold!, used, error };
+                quietly(() => (this.#options.onUnsettled ?? warn)(unsettled));
+            }
+        });
+        return this.#settled;
+    }
+}
+
+const warn = ({ hold, error }: { hold: string; error: Error }) =>
+    console.warn(`postgres-rate-limit: the hold ${hold} was not settled: ${error.message}`);
+
+/** The stream, whose hold is settled before its end is read, and when its reader leaves or the user ends it. */
+function metered(stream: Stream, held: Held, signal: AbortSignal | undefined): Stream {
+    const reader = stream.getReader();
+    let failure: unknown;
+    held.active = false;
+    const aborted = () => void held.failed(signal?.reason);
+    signal?.addEventListener('abort', aborted, { once: true });
+    const ended = () => signal?.removeEventListener('abort', aborted);
+    const next = async () => {
+        held.active = true;
+        try {
+            return await reader.read();
+        } finally {
+            held.active = false;
+        }
+    };
+    return new ReadableStream<Part>(
+        {
+            async pull(controller) {
+                try {
+                    const { done, value } = await next();
+                    if (done) {
+                        await held.failed(failure); // unless it was reported
+                        ended();
+                        return controller.close();
+                    }
+                    if (value.type === 'error') failure = value.error;
+                    if ('delta' in value) held.came(Buffer.byteLength(value.delta));
+                    if (value.type === 'finish') await held.reported(value.usage);
+                    controller.enqueue(value);
+                } catch (error) {
+                    await held.failed(error);
+                    ended();
+                    controller.error(error);
+                }
+            },
+            async cancel(reason) {
+                ended();
+                await Promise.all([held.failed(reason), reader.cancel(reason)]);
+            },
+        },
+        { highWaterMark: 0 },
+    );
+}
+
+const usageOf = (inputTokens: number, outputTokens: number): Usage => ({
+    inputTokens,
+    outputTokens,
+    totalTokens: inputTokens + outputTokens,
+});
+
+const counted = (count: Count, usage: Usage, modelId: string, report?: Report): number =>
+    typeof count === 'function'
+        ? count({ ...usage, modelId, report })
+        : typeof count === 'string'
+          ? usage[count]
+          : count;
+
+/** A third of the bytes of the prompt and of the tools; files are 1,000 each. */
+function estimated({ params }: ModelCall): number {
+    let files = 0;
+    const text = (_: string, value: any) => {
+        if (value?.type !== 'file') return value;
+        files += 1;
+        return undefined;
+    };
+    const bytes = [params.prompt, params.tools ?? []].map((part) => Buffer.byteLength(JSON.stringify(part, text)));
+    return Math.ceil((bytes[0] + bytes[1]) / 3) + 1000 * files;
+}
+
+// The request has not reached the model.
+const UNSENT = ['ECONNREFUSED', 'ENOTFOUND', 'EAI_AGAIN', 'UND_ERR_CONNECT_TIMEOUT'];
+function isUnsent(error: any): boolean {
+    for (let [inner, depth] = [error, 0]; inner && depth < 10; inner = inner.cause, depth++)
+        if (UNSENT.includes(inner.code)) return true;
+    return false;
+}
+/** Its API has answered with an error, other than a time-out. */
+const isRefused = (error: unknown): boolean =>
+    APICallError.isInstance(error) && (error.statusCode ?? 0) >= 400 && ![408, 504].includes(error.statusCode!);
+
+/** A denial as the SDK knows one. It heeds waits below a minute; after a longer one it would ask in vain. */
+function denied(denial: RateLimitError): APICallError {
+    const { message, retryAfter, data } = denial;
+    const headers: Record<string, string> = {};
+    if (retryAfter !== null) {
+        headers['retry-after-ms'] = String(Math.ceil(retryAfter));
+        headers['retry-after'] = String(Math.ceil(retryAfter / 1000));
+    }
+    return new APICallError({
+        message,
+        url: 'postgres-rate-limit:holdAll',
+        requestBodyValues: {},
+        statusCode: 429,
+        responseHeaders: headers,
+        isRetryable: retryAfter !== null && retryAfter < 60_000,
+        data,
+        cause: denial,
+    });
+}

@@ -1,0 +1,465 @@
+// The middleware for the AI SDK, with its own mock models: what is held, settled and given back, and that it is never
+// more than the limits admit.
+import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { after, before, test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+
+import { APICallError, generateText, isStepCount, RetryError, streamText, tool, wrapLanguageModel } from 'ai';
+import { MockLanguageModelV4, simulateReadableStream } from 'ai/test';
+import pg from 'pg';
+import { z } from 'zod';
+
+import { isRateLimitError, RateLimiter, RateLimitError } from 'postgres-rate-limit';
+import { budget } from 'postgres-rate-limit/ai';
+import { axes as axesOf, LIMITS } from './ai/limits.js';
+import { limits } from './limits.js';
+
+let database, pool, owner, limiter;
+before(async () => {
+    database = await limits(`ai_node_${process.pid}`);
+    pool = new pg.Pool(database.app);
+    owner = new pg.Pool({ ...database.app, user: 'postgres' });
+    limiter = new RateLimiter(LIMITS, { db: pool });
+});
+after(async () => {
+    await Promise.all([pool.end(), owner.end()]);
+    await database.end();
+});
+
+let keys = 0;
+/** All axes at once, of a key of its own. */
+const axes = () => {
+    const key = `key ${++keys}`;
+    const list = axesOf(key);
+    /** What of each is gone now. */
+    const used = async () => {
+        const results = await Promise.all(list.map(({ name }) => limiter.check(name, { key, count: 0 })));
+        return results.map(({ capacity, remaining }) => capacity - remaining);
+    };
+    return { key, list, used };
+};
+const NOTHING = [0, 0, 0, 0, 0];
+/** What calls cost that have used these tokens. */
+const cost = (input, output, calls = 1) => [0, calls, input + output, output, 2 * input + 10 * output];
+
+const usage = (input, output) => ({
+    inputTokens: { total: input, noCache: input, cacheRead: undefined, cacheWrite: undefined },
+    outputTokens: { total: output, text: output, reasoning: undefined },
+});
+const stop = { unified: 'stop', raw: 'stop' };
+const answer = (input = 12, output = 30, content = [{ type: 'text', text: 'Paris.' }]) => ({
+    content,
+    finishReason: stop,
+    usage: usage(input, output),
+    warnings: [],
+});
+const parts = (finish = { type: 'finish', finishReason: stop, usage: usage(12, 30) }) =>
+    [
+        { type: 'stream-start', warnings: [] },
+        { type: 'text-start', id: '1' },
+        { type: 'text-delta', id: '1', delta: 'Par' },
+        { type: 'text-delta', id: '1', delta: 'is.' },
+        { type: 'text-end', id: '1' },
+        finish,
+    ].filter(Boolean);
+/** A wrapped mock model. */
+const modelOf = (mock, list, options = {}) => {
+    const middleware = budget(limiter, { limits: list, maxOutputTokens: 100, estimate: () => 50, ...options });
+    return wrapLanguageModel({ model: new MockLanguageModelV4(mock), middleware });
+};
+const ask = { prompt: 'What is the capital of France?', maxRetries: 0 };
+const thrown = (promise) =>
+    promise.then(
+        () => assert.fail('it passed'),
+        (error) => error,
+    );
+/** The text of a stream, and the errors in it. */
+const read = async (result) => {
+    let [text, errors, aborted] = ['', [], false];
+    for await (const part of result.stream) {
+        if (part.type === 'text-delta') text += part.text;
+        if (part.type === 'error') errors.push(part.error);
+        if (part.type === 'abort') aborted = true;
+    }
+    return { text, errors, aborted };
+};
+
+test('a call holds its estimate on all axes, and settles what the model reports', async () => {
+    const { list, used } = axes();
+    let asked, during;
+    const doGenerate = async (params) => {
+        [asked, during] = [params, await used()];
+        return answer();
+    };
+    const { text } = await generateText({ model: modelOf({ doGenerate }, list), ...ask });
+    assert.equal(text, 'Paris.');
+    assert.deepEqual(during, [1, ...cost(50, 100).slice(1)]);
+    assert.equal(asked.maxOutputTokens, 100, 'the model is told what is held');
+    assert.deepEqual(await used(), cost(12, 30));
+
+    await generateText({ model: modelOf({ doGenerate }, list), ...ask, maxOutputTokens: 7 });
+    assert.deepEqual([asked.maxOutputTokens, during], [7, [1, ...cost(12 + 50, 30 + 7, 2).slice(1)]]);
+    // What the model reports beyond the estimate is taken; what it leaves out is as held.
+    const more = axes();
+    await generateText({ model: modelOf({ doGenerate: answer(60, 300) }, more.list), ...ask });
+    assert.deepEqual(await more.used(), cost(60, 300));
+    const part = axes();
+    await generateText({
+        model: modelOf({ doGenerate: { ...answer(), usage: usage(12, undefined) } }, part.list),
+        ...ask,
+    });
+    assert.deepEqual(await part.used(), cost(12, 100));
+    const none = axes();
+    await generateText({ model: modelOf({ doGenerate: { ...answer(), usage: usage() } }, none.list), ...ask });
+    assert.deepEqual(await none.used(), cost(50, 100));
+});
+
+test('the estimate of a prompt, and limits that depend on the call', async () => {
+    const { key, list } = axes();
+    let during;
+    const doGenerate = async () => {
+        during = (await limiter.check('user', { key, count: 0 })).remaining;
+        return answer();
+    };
+    const seen = [];
+    const limitsOf = ({ params, model }) => {
+        seen.push([params.providerOptions.app.tenant, model.modelId]);
+        return list.slice(2, 3);
+    };
+    const image = { type: 'file', mediaType: 'image/png', data: new Uint8Array(50_000) };
+    const content = [{ type: 'text', text: 'a'.repeat(3000) }, image];
+    const call = { messages: [{ role: 'user', content }], maxRetries: 0, providerOptions: { app: { tenant: 'acme' } } };
+    await generateText({ model: modelOf({ doGenerate }, limitsOf, { estimate: undefined }), ...call });
+    assert.deepEqual(seen, [['acme', 'mock-model-id']]);
+    const held = 100_000 - during;
+    assert.ok(held >= 2100 && held < 2300, `${held}: 1,000 for the text, 1,000 for the file, 100 for the answer`);
+
+    let told;
+    const count = (given) => ((told = given), given.inputTokens);
+    await generateText({ model: modelOf({ doGenerate: answer() }, [{ name: 'tenant', key, count }]), ...ask });
+    assert.deepEqual([told.modelId, told.totalTokens, told.report.inputTokens.noCache], ['mock-model-id', 42, 12]);
+    const twice = [
+        { name: 'tenant', key },
+        { name: 'tenant', key: 'other', count: 2 },
+    ];
+    await assert.rejects(generateText({ model: modelOf({ doGenerate: answer() }, twice), ...ask }), /comes twice/);
+    assert.throws(() => budget(limiter, { limits: list }), /^TypeError: maxOutputTokens is undefined/);
+});
+
+test('a denial is an error of the SDK, which it retries after the exact wait, or not at all', async () => {
+    const { key, list, used } = axes();
+    const model = modelOf({ doGenerate: answer() }, list);
+    await limiter.limit('user', { key, count: 99_900 });
+    const denial = await thrown(generateText({ model, ...ask, maxRetries: 5 }));
+    assert.ok(APICallError.isInstance(denial) && !RetryError.isInstance(denial), denial.stack);
+    assert.deepEqual([denial.statusCode, denial.isRetryable], [429, false], 'not today');
+    assert.equal(
+        denial.responseHeaders['retry-after'],
+        String(Math.ceil(denial.responseHeaders['retry-after-ms'] / 1000)),
+    );
+    assert.ok(
+        isRateLimitError(denial) && RateLimitError.from(denial).name === 'user' && denial.data.kind === 'RateLimited',
+    );
+    assert.deepEqual(await used(), [0, 0, 99_900, 0, 0], 'nothing is held of the others');
+    const never = await thrown(generateText({ model: modelOf({}, list, { estimate: () => 1e6 }), ...ask }));
+    assert.deepEqual([never.isRetryable, never.responseHeaders, never.data.retryAfter], [false, {}, null]);
+
+    // Two calls for a bucket of one: the second is denied, and the SDK tries again when the token is there.
+    const soon = [{ name: 'soon', key }];
+    const [first, second] = [1, 2].map(() =>
+        generateText({ model: modelOf({ doGenerate: answer() }, soon), ...ask, maxRetries: 9 }),
+    );
+    assert.deepEqual([(await first).text, (await second).text], ['Paris.', 'Paris.']);
+    await limiter.limit('soon', { key, wait: 5000 });
+    const error = await thrown(generateText({ model: modelOf({ doGenerate: answer() }, soon), ...ask }));
+    assert.ok(
+        error.isRetryable &&
+            error.responseHeaders['retry-after-ms'] <= 100 &&
+            error.responseHeaders['retry-after'] === '1',
+    );
+    const streamed = await read(streamText({ model, ...ask, onError: () => {} }));
+    assert.deepEqual([streamed.text, isRateLimitError(streamed.errors[0])], ['', true]);
+});
+
+test('a call that fails: nothing if it was not sent, no tokens if it was refused, else what was held', async () => {
+    const refused = (statusCode) =>
+        new APICallError({ message: 'a message', url: 'a', requestBodyValues: {}, statusCode });
+    const lost = (code) =>
+        new APICallError({
+            message: 'Cannot connect',
+            url: 'a',
+            requestBodyValues: {},
+            cause: Object.assign(new Error(), { code }),
+        });
+    for (const [error, expected] of [
+        [lost('ECONNREFUSED'), NOTHING],
+        [refused(429), cost(0, 0)],
+        [refused(503), cost(0, 0)],
+        [refused(400), cost(0, 0)],
+        [refused(504), cost(50, 100)],
+        [lost('ECONNRESET'), cost(50, 100)],
+        [new Error('mine'), cost(50, 100)],
+    ]) {
+        for (const way of ['generate', 'stream', 'in the stream']) {
+            const { list, used } = axes();
+            const fail = async () => {
+                throw error;
+            };
+            const chunks = [
+                { type: 'stream-start', warnings: [] },
+                { type: 'error', error },
+            ];
+            const doStream =
+                way === 'stream'
+                    ? fail
+                    : async () => ({ stream: simulateReadableStream({ chunks, chunkDelayInMs: null }) });
+            const model = modelOf({ doGenerate: fail, doStream }, list);
+            if (way === 'generate') assert.equal(await thrown(generateText({ model, ...ask })), error);
+            else assert.deepEqual((await read(streamText({ model, ...ask, onError: () => {} }))).errors, [error]);
+            const sent = way === 'in the stream' && expected === NOTHING ? cost(50, 100) : expected;
+            assert.deepEqual(await used(), sent, `${way}: ${error.message} ${error.statusCode}`);
+        }
+    }
+    // It can be otherwise.
+    const { list, used } = axes();
+    const told = [];
+    const unreported = (call) => (told.push(call), { inputTokens: 5, outputTokens: 6, totalTokens: 11 });
+    const mine = new Error('mine');
+    const model = modelOf({ doGenerate: () => Promise.reject(mine) }, list, { unreported });
+    await thrown(generateText({ model, ...ask }));
+    assert.deepEqual(await used(), cost(5, 6));
+    assert.deepEqual(told, [
+        {
+            held: { inputTokens: 50, outputTokens: 100, totalTokens: 150 },
+            streamed: { inputTokens: 50, outputTokens: 0, totalTokens: 50 },
+            error: mine,
+        },
+    ]);
+});
+
+test('a retry of the SDK holds anew, and in the end exactly what was used is gone', async () => {
+    const { list, used } = axes();
+    let calls = 0;
+    const doGenerate = async () => {
+        if (++calls < 3) {
+            const responseHeaders = { 'retry-after-ms': '1' };
+            throw new APICallError({
+                message: 'busy',
+                url: 'a',
+                requestBodyValues: {},
+                statusCode: 503,
+                responseHeaders,
+            });
+        }
+        return answer();
+    };
+    await generateText({ model: modelOf({ doGenerate }, list), ...ask, maxRetries: 2 });
+    assert.deepEqual([calls, await used()], [3, cost(12, 30, 3)]);
+});
+
+test("a stream settles before its end is read; its parts are the model's", async () => {
+    const { list, used } = axes();
+    let during;
+    const doStream = async () => {
+        during = await used();
+        return { stream: simulateReadableStream({ chunks: parts(), chunkDelayInMs: null }) };
+    };
+    assert.equal((await read(streamText({ model: modelOf({ doStream }, list), ...ask }))).text, 'Paris.');
+    assert.deepEqual([during, await used()], [[1, ...cost(50, 100).slice(1)], cost(12, 30)]);
+    const silent = axes();
+    const chunks = parts(null);
+    const model = modelOf(
+        { doStream: async () => ({ stream: simulateReadableStream({ chunks, chunkDelayInMs: null }) }) },
+        silent.list,
+    );
+    await read(streamText({ model, ...ask, onError: () => {} }));
+    assert.deepEqual(await silent.used(), cost(50, 100), 'no report');
+});
+
+test('a user who ends it: before it is sent nothing, else what was held, or what streamed', async () => {
+    const early = axes();
+    const ended = modelOf({ doGenerate: () => assert.fail('it was sent') }, early.list);
+    await thrown(generateText({ model: ended, ...ask, abortSignal: AbortSignal.abort() }));
+    assert.deepEqual(await early.used(), NOTHING);
+    // While it is held.
+    const held = axes();
+    const between = new AbortController();
+    const late = modelOf({ doGenerate: () => assert.fail('it was sent') }, () => (between.abort(), held.list));
+    await thrown(generateText({ model: late, ...ask, abortSignal: between.signal }));
+    assert.deepEqual(await held.used(), NOTHING);
+
+    for (const [unreported, expected] of [
+        [undefined, cost(50, 100)],
+        [({ streamed }) => streamed, cost(50, 2)],
+    ]) {
+        // The model ends with an error, or goes on, or its reader leaves.
+        for (const way of ['an error', 'goes on', 'cancelled']) {
+            const { list, used } = axes();
+            const user = new AbortController();
+            const doStream = async ({ abortSignal }) => ({
+                stream: new ReadableStream({
+                    start(controller) {
+                        for (const part of parts(null).slice(0, 4)) controller.enqueue(part);
+                        if (way === 'an error')
+                            abortSignal.addEventListener('abort', () => controller.error(abortSignal.reason));
+                    },
+                }),
+            });
+            const model = modelOf({ doStream }, list, { unreported });
+            if (way === 'cancelled') {
+                const { stream } = await model.doStream({ prompt: [] });
+                const reader = stream.getReader();
+                for (let n = 0; n < 4; n++) await reader.read();
+                await reader.cancel();
+            } else {
+                const result = streamText({ model, ...ask, abortSignal: user.signal });
+                let text = '';
+                for await (const part of result.stream) {
+                    if (part.type === 'text-delta') text += part.text;
+                    if (text === 'Paris.') user.abort();
+                }
+                while ((await used())[0] !== 0) await sleep(5);
+            }
+            assert.deepEqual(await used(), expected, way);
+        }
+    }
+});
+
+test('a tool loop of ten calls uses exactly what they have', async () => {
+    const { list, used } = axes();
+    let calls = 0;
+    const doGenerate = async () => {
+        calls += 1;
+        if (calls === 10) return answer(100, 5);
+        const call = { type: 'tool-call', toolCallId: `${calls}`, toolName: 'weather', input: '{}' };
+        return { ...answer(10 * calls, calls, [call]), finishReason: { unified: 'tool-calls', raw: undefined } };
+    };
+    const weather = tool({ inputSchema: z.object({}), execute: async () => 'rain' });
+    const { text, steps } = await generateText({
+        model: modelOf({ doGenerate }, list),
+        ...ask,
+        tools: { weather },
+        stopWhen: isStepCount(20),
+    });
+    assert.deepEqual([text, steps.length], ['Paris.', 10]);
+    assert.deepEqual(await used(), cost(450 + 100, 45 + 5, 10));
+});
+
+test('50 calls at once: never over the limits, and exactly what they have used', async () => {
+    const { key, list, used } = axes();
+    const unheld = 100_000 - 150 * 30; // 30 calls fit into what is left, 8 at once
+    await limiter.limit('user', { key, count: unheld });
+    let [running, most, calls, over] = [0, 0, 0, 0];
+    const doGenerate = async () => {
+        most = Math.max(most, ++running);
+        if ((await limiter.check('user', { key, count: 0 })).remaining < 0) over += 1;
+        running -= 1;
+        calls += 1;
+        return answer(calls % 50, calls % 100);
+    };
+    const doStream = async () => {
+        const { usage } = await doGenerate();
+        return {
+            stream: simulateReadableStream({
+                chunks: parts({ type: 'finish', finishReason: stop, usage }),
+                chunkDelayInMs: null,
+            }),
+        };
+    };
+    const model = modelOf({ doGenerate, doStream }, list);
+    const one = async (n) => {
+        for (;;) {
+            const failed =
+                n % 2
+                    ? await generateText({ model, ...ask }).then(
+                          () => undefined,
+                          (error) => error,
+                      )
+                    : (await read(streamText({ model, ...ask, onError: () => {} }))).errors[0];
+            const denial = failed && RateLimitError.from(failed);
+            if (failed && !denial) throw failed;
+            if (denial?.name !== 'slots') return !denial;
+        }
+    };
+    const passed = (await Promise.all(Array.from({ length: 50 }, (_, n) => one(n)))).filter(Boolean).length;
+    assert.equal(passed, calls);
+    assert.ok(most <= 8 && over === 0 && passed >= 30, `${most} at once, ${over} over, ${passed} passed`);
+    let [input, output] = [0, 0];
+    for (let n = 1; n <= calls; n++) [input, output] = [input + (n % 50), output + (n % 100)];
+    const expected = cost(input, output, calls);
+    expected[2] += unheld;
+    assert.deepEqual(await used(), expected);
+});
+
+/** When the hold of a key expires, in milliseconds. */
+const expiry = async (key) => {
+    const { rows } = await owner.query(
+        'SELECT extract(epoch FROM max(expires_at)) * 1000 AS at FROM rl_holds WHERE key = $1',
+        [key],
+    );
+    return Number(rows[0].at);
+};
+
+test('a hold lasts as long as its stream, and expires with its process', async (context) => {
+    const { key, used } = axes();
+    const program = fileURLToPath(new URL('ai/streams.js', import.meta.url));
+    const { user: PGUSER, database: PGDATABASE } = database.app;
+    const env = { ...process.env, PGUSER, PGDATABASE };
+    const child = spawn(process.execPath, [program, key], { env, stdio: ['ignore', 'pipe', 'inherit'] });
+    context.after(() => child.kill('SIGKILL'));
+    child.stdout.resume();
+    await once(child.stdout, 'data'); // it streams
+    const first = await expiry(key);
+    while ((await expiry(key)) < first + 700) await sleep(20); // its ttl
+    child.kill('SIGKILL');
+    await once(child, 'exit');
+    while ((await used()).some((left) => left !== 0)) await sleep(20); // it expires
+});
+
+test('a hold is extended while the model works, and not for a stream that nobody reads', async () => {
+    const { key, list, used } = axes();
+    let finish;
+    const doGenerate = () => new Promise((resolve) => (finish = () => resolve(answer())));
+    const working = generateText({ model: modelOf({ doGenerate }, list, { ttl: 600 }), ...ask });
+    while (!finish) await sleep(5);
+    const first = await expiry(key);
+    while ((await expiry(key)) < first + 600) await sleep(20);
+    finish();
+    await working;
+    assert.deepEqual(await used(), cost(12, 30));
+
+    const abandoned = axes();
+    const doStream = async () => ({ stream: simulateReadableStream({ chunks: parts(), chunkDelayInMs: null }) });
+    const { stream } = await modelOf({ doStream }, abandoned.list, { ttl: 200 }).doStream({ prompt: [] });
+    while ((await abandoned.used()).some((left) => left !== 0)) await sleep(20);
+    // Read after all, it is held again, and settled.
+    for await (const _ of stream);
+    assert.deepEqual(await abandoned.used(), cost(12, 30));
+});
+
+test('a hold that can not be settled is reported, and the answer not lost; one unchecked is none', async (context) => {
+    const { list } = axes();
+    const db = {
+        query: (text, values) =>
+            text.includes('rl_settle') ? Promise.reject(new Error('lost')) : pool.query(text, values),
+    };
+    const broken = new RateLimiter(LIMITS, { db });
+    const heard = [];
+    const warned = context.mock.method(console, 'warn', () => {});
+    for (const onUnsettled of [(unsettled) => heard.push(unsettled), undefined]) {
+        const middleware = budget(broken, { limits: list, maxOutputTokens: 100, onUnsettled });
+        const model = wrapLanguageModel({ model: new MockLanguageModelV4({ doGenerate: answer() }), middleware });
+        assert.equal((await generateText({ model, ...ask })).text, 'Paris.');
+    }
+    const [{ hold, used, error }] = heard;
+    assert.deepEqual([used.user, error.message, heard.length, warned.mock.callCount()], [42, 'lost', 1, 1]);
+    assert.equal((await limiter.settleAll(hold, used)).length, 5, 'it can be settled later');
+
+    const open = new RateLimiter(LIMITS, { db: new pg.Pool({ host: '/nowhere' }), onError: 'open' });
+    const middleware = budget(open, { limits: list, maxOutputTokens: 100 });
+    const model = wrapLanguageModel({ model: new MockLanguageModelV4({ doGenerate: answer() }), middleware });
+    assert.equal((await generateText({ model, ...ask })).text, 'Paris.');
+});
