@@ -20,5 +20,4 @@ mod server_log;
 mod stores;
 mod take;
 mod upgrade;
-mod value;
 mod waiters;

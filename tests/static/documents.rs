@@ -28,6 +28,9 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
             PYTHON_DJANGO,
             PYTHON_HOLDS,
             PYTHON_FAILING,
+            PYTHON_OPENAI,
+            PYTHON_LANGCHAIN,
+            PYTHON_LITELLM,
         ],
     ),
     (
@@ -67,6 +70,10 @@ const PYTHON_FASTAPI: &str = "../../adapters/python/tests/examples/with_fastapi.
 const PYTHON_DJANGO: &str = "../../adapters/python/tests/examples/with_django.py";
 const PYTHON_HOLDS: &str = "../../adapters/python/tests/examples/budget.py";
 const PYTHON_FAILING: &str = "../../adapters/python/tests/examples/failing.py";
+/// Budgets of calls to models.
+const PYTHON_OPENAI: &str = "../../adapters/python/tests/examples/with_openai.py";
+const PYTHON_LANGCHAIN: &str = "../../adapters/python/tests/examples/with_langchain.py";
+const PYTHON_LITELLM: &str = "../../adapters/python/tests/examples/with_litellm.py";
 const VITEST: &str = "../../adapters/node/test/example/messages.test.js";
 const VITEST_WORKERS: &str = "../../adapters/node/test/example/workers.js";
 /// The client for Node.

@@ -40,10 +40,6 @@ impl LimitKind for Unlimited {
         fields.read()
     }
 
-    fn resolved(&self, _: Micros) -> UnlimitedConfig {
-        UnlimitedConfig {}
-    }
-
     fn example(_: bool) -> &'static str {
         ""
     }

@@ -1,0 +1,172 @@
+"""Budgets around the client of OpenAI, and of the many services that speak its protocol.
+
+    completions = budgeted(client.chat.completions, budget)
+    completions.create(model="gpt-5", messages=[…], max_completion_tokens=500)
+
+A denial raises RateLimitExceeded, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+from openai.resources.chat.completions import AsyncCompletions, Completions
+
+from postgres_rate_limit.budget import Budget, ModelCall
+
+__all__ = ["budgeted"]
+
+C = TypeVar("C", Completions, AsyncCompletions)
+
+
+def budgeted(completions: C, budget: Budget[Any]) -> C:
+    """The same, with create only, which also takes hold_id: a call that is repeated with the id of one that isn't
+    settled yet holds nothing twice. Asynchronous with an AsyncRateLimiter, and only then."""
+    made: Any = (
+        _AsyncBudgeted(completions, budget)
+        if isinstance(completions, AsyncCompletions)
+        else _Budgeted(completions, budget)
+    )
+    return cast(C, made)
+
+
+class _Asked:
+    """A request, and what of its answer the caller sees."""
+
+    def __init__(self, budget: Budget[Any], request: dict[str, Any]) -> None:
+        self.call: ModelCall = budget.call(request)
+        self.request = request
+        self.hides_usage = False
+        if request.get("stream"):
+            options = request.get("stream_options") or {}
+            self.hides_usage = not options.get("include_usage")
+            self.request = {**request, "stream_options": {**options, "include_usage": True}}
+
+    def used(self, answer: Any) -> dict[str, float] | None:
+        """What the model reports, if it does."""
+        usage = answer.usage
+        return usage and self.call.used(usage.prompt_tokens, usage.completion_tokens)
+
+    def shows(self, chunk: Any) -> bool:
+        return not self.hides_usage or bool(chunk.choices)
+
+
+class _Budgeted:
+    def __init__(self, completions: Completions, budget: Budget[Any]) -> None:
+        self._completions: Any = completions
+        self._budget = budget
+
+    def create(self, *, hold_id: str | None = None, **request: Any) -> Any:
+        asked = _Asked(self._budget, request)
+        if request.get("stream"):
+            return _Stream(self._stream(asked, hold_id))
+        with self._budget.hold(asked.call, hold_id) as hold:
+            try:
+                answer = self._completions.create(**asked.request)
+            except BaseException as error:
+                hold.used = asked.call.failed(error, None)
+                raise
+            hold.used = asked.used(answer)
+            return answer
+
+    def _stream(self, asked: _Asked, hold_id: str | None) -> Generator[Any, None, None]:
+        with self._budget.hold(asked.call, hold_id) as hold:
+            try:
+                with self._completions.create(**asked.request) as stream:
+                    yield  # it is open
+                    for chunk in stream:
+                        hold.used = asked.used(chunk) or hold.used
+                        if asked.call.is_due():
+                            hold.extend()
+                        if asked.shows(chunk):
+                            yield chunk
+            except BaseException as error:
+                hold.used = asked.call.failed(error, hold.used)
+                raise
+
+
+class _Stream:
+    """The chunks of an answer. close, the end of `with` and garbage collection settle, too."""
+
+    def __init__(self, chunks: Generator[Any, None, None]) -> None:
+        next(chunks)
+        self._chunks = chunks
+
+    def __iter__(self) -> _Stream:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._chunks)
+
+    def close(self) -> None:
+        self._chunks.close()
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _AsyncBudgeted:
+    def __init__(self, completions: AsyncCompletions, budget: Budget[Any]) -> None:
+        self._completions: Any = completions
+        self._budget = budget
+
+    async def create(self, *, hold_id: str | None = None, **request: Any) -> Any:
+        asked = _Asked(self._budget, request)
+        if request.get("stream"):
+            chunks = self._stream(asked, hold_id)
+            await chunks.__anext__()
+            return _AsyncStream(chunks)
+        async with self._budget.hold_async(asked.call, hold_id) as hold:
+            try:
+                answer = await self._completions.create(**asked.request)
+            except BaseException as error:
+                hold.used = asked.call.failed(error, None)
+                raise
+            hold.used = asked.used(answer)
+            return answer
+
+    async def _stream(self, asked: _Asked, hold_id: str | None) -> AsyncGenerator[Any, None]:
+        async with self._budget.hold_async(asked.call, hold_id) as hold:
+            try:
+                async with await self._completions.create(**asked.request) as stream:
+                    yield
+                    async for chunk in stream:
+                        hold.used = asked.used(chunk) or hold.used
+                        if asked.call.is_due():
+                            await hold.extend()
+                        if asked.shows(chunk):
+                            yield chunk
+            except BaseException as error:
+                hold.used = asked.call.failed(error, hold.used)
+                raise
+
+
+class _AsyncStream:
+    """As _Stream, with await."""
+
+    def __init__(self, chunks: AsyncGenerator[Any, None]) -> None:
+        self._chunks = chunks
+
+    def __aiter__(self) -> _AsyncStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        return await self._chunks.__anext__()
+
+    async def close(self) -> None:
+        await self._chunks.aclose()
+
+    async def __aenter__(self) -> _AsyncStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

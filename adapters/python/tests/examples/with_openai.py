@@ -1,0 +1,44 @@
+"""The example of docs/llm-budgets.md for the client of OpenAI."""
+
+from openai import OpenAI
+from psycopg_pool import ConnectionPool
+
+from postgres_rate_limit import MINUTE, RateLimiter, concurrency, fixed_window, token_bucket
+from postgres_rate_limit.budget import Budget, Usage
+from postgres_rate_limit.openai import budgeted
+
+pool = ConnectionPool(open=False)
+limiter = RateLimiter(
+    {
+        "generations": concurrency(5, 2 * MINUTE),
+        "requests": token_bucket(100, MINUTE),
+        "llmTokens": token_bucket(40_000, MINUTE),
+        "microUsd": fixed_window(50_000_000, "1 month", timezone="UTC"),
+    },
+    db=pool,
+)
+
+
+def price(usage: Usage) -> float:
+    """In millionths of a dollar: yours, for the models that you use."""
+    return usage.input_tokens * 3 + usage.output_tokens * 15
+
+
+def answer(client: OpenAI, tenant: str, user: str, question: str) -> str:
+    budget = Budget(
+        limiter,
+        [
+            {"name": "generations", "key": tenant},
+            {"name": "requests", "key": user},
+            {"name": "llmTokens", "key": user, "count": "tokens"},
+            {"name": "microUsd", "key": tenant, "count": price},
+        ],
+    )
+    completions = budgeted(client.chat.completions, budget)
+    chunks = completions.create(  # raises RateLimitExceeded, which has the wait, and sends nothing
+        model="gpt-5",
+        messages=[{"role": "user", "content": question}],
+        max_completion_tokens=500,
+        stream=True,
+    )
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)

@@ -1,0 +1,533 @@
+"""Budgets around models: the estimate is held, and at the end exactly what was used is gone, whatever happens."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import pytest
+from conftest import ON_FILE
+from examples import with_langchain, with_openai
+from langchain_core.language_models import BaseChatModel, GenericFakeChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from model import RELEASED, model
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+from postgres_rate_limit import (
+    HOUR,
+    MINUTE,
+    AsyncRateLimiter,
+    RateLimiter,
+    RateLimitExceeded,
+    concurrency,
+    fixed_window,
+    token_bucket,
+)
+from postgres_rate_limit.budget import Budget, estimate_input
+from postgres_rate_limit.langchain import BudgetHandler, RequestLimiter
+from postgres_rate_limit.openai import budgeted
+
+if ON_FILE:
+    pytest.skip("it is done in the client, and so the same on both editions", allow_module_level=True)
+HELLO = [{"role": "user", "content": "hello"}]
+# It reports 20 and 10 tokens; at prices of 3 and 15 these are 210.
+ONE = {"slots": 0, "requests": 1, "tokens": 30, "usd": 210}
+NONE = dict.fromkeys(ONE, 0)
+
+
+def window(rate):
+    return fixed_window(rate, HOUR, start="first request")
+
+
+class Axes:
+    """Limits on four axes, and what is gone of each."""
+
+    def __init__(self, name, pool, slots=100, requests=100, tokens=100_000, usd=10**6):
+        self.full = {"slots": slots, "requests": requests, "tokens": tokens, "usd": usd}
+        self.names = {axis: f"{axis} of {name}" for axis in self.full}
+        self.configs = {self.names[axis]: window(count) for axis, count in self.full.items()}
+        self.configs[self.names["slots"]] = concurrency(slots, MINUTE)
+        self.told = []
+        self.limiter = RateLimiter(self.configs, db=pool, on_decision=self.told.append)
+        self.limits = [
+            {"name": self.names["slots"], "key": "acme"},
+            {"name": self.names["requests"], "key": "ada"},
+            {"name": self.names["tokens"], "key": "ada", "count": "tokens"},
+            {"name": self.names["usd"], "key": "acme", "count": with_openai.price},
+        ]
+
+    def gone(self):
+        keys = {limit["name"]: limit["key"] for limit in self.limits}
+        left = {axis: self.limiter.check(name, keys[name]).remaining for axis, name in self.names.items()}
+        return {axis: self.full[axis] - left[axis] for axis in self.full}
+
+    def budget(self, limiter=None, **options):
+        return Budget(limiter or self.limiter, self.limits, output_tokens=500, **options)
+
+
+@pytest.fixture
+def pool():
+    with ConnectionPool(min_size=1, max_size=10) as pool:
+        yield pool
+
+
+@pytest.fixture
+def server():
+    with model() as server:
+        yield server
+
+
+class Sync:
+    """The client of OpenAI."""
+
+    def __init__(self, axes, server, **options):
+        self.client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0)
+        self.completions = budgeted(self.client.chat.completions, axes.budget(**options))
+
+    def ask(self, model="answer", **others):
+        return self.completions.create(model=model, messages=HELLO, **others).choices[0].message.content
+
+    def stream(self, model="answer", stop=None, **others):
+        with self.completions.create(model=model, messages=HELLO, stream=True, **others) as chunks:
+            words = []
+            for chunk in chunks:
+                words.append(chunk.choices[0].delta.content)
+                if len(words) == stop:
+                    break
+        return "".join(words)
+
+    def at_once(self, calls):
+        with ThreadPoolExecutor(25) as threads:
+            return list(threads.map(lambda call: caught(call), calls))
+
+    def close(self):
+        self.client.close()
+
+
+class Async:
+    """The same with await, behind the same methods."""
+
+    def __init__(self, axes, server, **options):
+        self.loop = self.new_loop()
+
+        async def start():
+            self.pool = AsyncConnectionPool(min_size=1, max_size=10, open=False)
+            await self.pool.open()
+            self.client = openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0)
+            limiter = AsyncRateLimiter(axes.configs, db=self.pool, on_decision=axes.told.append)
+            budget = axes.budget(limiter, **options)
+            self.completions = budgeted(self.client.chat.completions, budget)
+
+        self.loop.run_until_complete(start())
+
+    def new_loop(self):
+        return asyncio.new_event_loop()
+
+    async def _ask(self, model="answer", **others):
+        return (await self.completions.create(model=model, messages=HELLO, **others)).choices[0].message.content
+
+    async def _stream(self, model="answer", stop=None, **others):
+        async with await self.completions.create(model=model, messages=HELLO, stream=True, **others) as chunks:
+            words = []
+            async for chunk in chunks:
+                words.append(chunk.choices[0].delta.content)
+                if len(words) == stop:
+                    break
+        return "".join(words)
+
+    def ask(self, *arguments, **others):
+        return self.loop.run_until_complete(self._ask(*arguments, **others))
+
+    def stream(self, *arguments, **others):
+        return self.loop.run_until_complete(self._stream(*arguments, **others))
+
+    def at_once(self, calls):
+        async def run():
+            mine = [self._ask() if call == self.ask else self._stream() for call in calls]
+            return await asyncio.gather(*mine, return_exceptions=True)
+
+        return self.loop.run_until_complete(run())
+
+    def close(self):
+        async def end():
+            await self.client.close()
+            await self.pool.close()
+
+        self.loop.run_until_complete(end())
+
+
+class FakeModel(BaseChatModel):
+    """A model of LangChain that reports as the server does."""
+
+    what: str = "answer"
+
+    @property
+    def _llm_type(self):
+        return "fake"
+
+    @property
+    def _identifying_params(self):
+        return {"max_tokens": 500, "model": self.what}
+
+    def _fails(self):
+        if self.what == "refuse":
+            error = ValueError("refuse")
+            error.status_code = 400
+            raise error
+        if self.what == "fail":
+            raise RuntimeError("fail")
+
+    def _generate(self, messages, stop=None, run_manager=None, **others):
+        self._fails()
+        usage = UsageMetadata(input_tokens=20, output_tokens=10, total_tokens=30)
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("Paris.", usage_metadata=usage))])
+
+    def _stream(self, messages, stop=None, run_manager=None, **others):
+        self._fails()
+        for n, word in enumerate(("Par", "is", ".")):
+            if n == 2 and self.what == "break":
+                raise RuntimeError("break")
+            if n == 2 and self.what == "slow":
+                RELEASED.wait(60)
+            yield ChatGenerationChunk(message=AIMessageChunk(word))
+        usage = UsageMetadata(input_tokens=20, output_tokens=10, total_tokens=30)
+        yield ChatGenerationChunk(message=AIMessageChunk("", usage_metadata=usage))
+
+
+class LangChain:
+    def __init__(self, axes, server, **options):
+        self.config = {"callbacks": [BudgetHandler(axes.budget(**options))]}
+
+    def ask(self, model="answer"):
+        return FakeModel(what=model).invoke("hello", config=self.config).content
+
+    def stream(self, model="answer", stop=None):
+        words = []
+        chunks = FakeModel(what=model).stream("hello", config=self.config)
+        for chunk in chunks:
+            words.append(chunk.content)
+            if len(words) == stop:
+                chunks.close()
+                break
+        return "".join(words)
+
+    def at_once(self, calls):
+        with ThreadPoolExecutor(25) as threads:
+            return list(threads.map(lambda call: caught(call), calls))
+
+    def close(self):
+        pass
+
+
+class AsyncLangChain(LangChain):
+    def ask(self, model="answer"):
+        return asyncio.run(FakeModel(what=model).ainvoke("hello", config=self.config)).content
+
+    def stream(self, model="answer", stop=None):
+        async def run():
+            words = []
+            chunks = FakeModel(what=model).astream("hello", config=self.config)
+            async for chunk in chunks:
+                words.append(chunk.content)
+                if len(words) == stop:
+                    await chunks.aclose()
+                    break
+            return "".join(words)
+
+        return asyncio.run(run())
+
+
+class LiteLLM(Async):
+    """It takes seconds to import, and otherwise asks the network meanwhile."""
+
+    loops = []
+
+    @staticmethod
+    def new_loop():
+        """One for all, since LiteLLM logs in the first that it meets."""
+        if not LiteLLM.loops:
+            LiteLLM.loops.append(asyncio.new_event_loop())
+        return LiteLLM.loops[0]
+
+    def __init__(self, axes, server, **options):
+        super().__init__(axes, server, **options)
+        os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+        import litellm
+
+        from postgres_rate_limit.litellm import BudgetLogger
+
+        self.lite = litellm
+        limiter = AsyncRateLimiter(axes.configs, db=self.pool, on_decision=axes.told.append)
+        litellm.logging_callback_manager._reset_all_callbacks()  # it keeps one logger of a class
+        litellm.callbacks = [BudgetLogger(axes.budget(limiter, **{"on_expiry": "charge", "ttl": 2, **options}))]
+        self.how = {"api_base": server.url, "api_key": "none", "messages": HELLO, "num_retries": 0, "max_retries": 0}
+        self.logged = litellm.callbacks[0]._calls
+
+    async def _ask(self, model="answer"):
+        answer = await self.lite.acompletion(model=f"openai/{model}", **self.how)
+        return answer.choices[0].message.content
+
+    async def _stream(self, model="answer", stop=None):
+        words = []
+        chunks = await self.lite.acompletion(model=f"openai/{model}", stream=True, **self.how)
+        async for chunk in chunks:
+            words.append(chunk.choices[0].delta.content or "")
+            if len(words) == stop:
+                await chunks.aclose()
+                return "".join(words)
+        return "".join(words)
+
+    def ask(self, *arguments):
+        return self.until_logged(self._ask(*arguments))
+
+    def stream(self, *arguments, **others):
+        return self.until_logged(self._stream(*arguments, **others), waits="stop" not in others)
+
+    def at_once(self, calls):
+        async def run():
+            mine = [self._ask() if call == self.ask else self._stream() for call in calls]
+            return await asyncio.gather(*mine, return_exceptions=True)
+
+        return self.until_logged(run())
+
+    def until_logged(self, work, waits=True):
+        """LiteLLM logs in the background."""
+
+        async def run():
+            try:
+                return await work
+            finally:
+                while waits and self.logged:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.1)  # it is settled then
+
+        return self.loop.run_until_complete(run())
+
+    def close(self):
+        self.lite.callbacks = []
+        super().close()
+
+
+def caught(call):
+    try:
+        return call()
+    except RateLimitExceeded as error:
+        return error
+
+
+@pytest.fixture(params=[Sync, Async, LangChain, AsyncLangChain, LiteLLM])
+def made(request, name, pool, server):
+    clients = []
+
+    def make(options={}, **full):
+        axes = Axes(name, pool, **full)
+        clients.append(request.param(axes, server, **options))
+        return axes, clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+def estimated():
+    """What is held of a request: its messages, and 500 tokens."""
+    return estimate_input({"messages": HELLO}) + 500
+
+
+def test_an_answer_and_a_stream_use_what_is_reported(made, server):
+    axes, client = made()
+    assert client.ask() == "Paris." and axes.gone() == ONE
+    assert client.stream() == "Paris." and axes.gone() == {"slots": 0, "requests": 2, "tokens": 60, "usd": 420}
+
+
+def test_a_denial_is_an_error_with_the_exact_wait_and_sends_nothing(made, server):
+    for axis, full in [("requests", 0.5), ("tokens", 400), ("usd", 5000)]:
+        axes, client = made(**{axis: full})
+        for call in (client.ask, client.stream):
+            with pytest.raises(RateLimitExceeded) as raised:
+                call()
+            assert raised.value.name == axes.names[axis]
+    assert not server.asked
+    axes, client = made(tokens=700, requests=1)
+    client.ask()
+    with pytest.raises(RateLimitExceeded) as raised:
+        client.ask()
+    wait = axes.limiter.check(axes.names["requests"], "ada").retry_after
+    assert raised.value.retry_after == pytest.approx(wait, abs=5) and axes.gone() == ONE
+
+
+def test_what_is_refused_uses_no_tokens_and_what_fails_has_used_all(made):
+    axes, client = made()
+    for n, call in enumerate((client.ask, client.stream), 1):
+        with pytest.raises(Exception):
+            call("refuse")
+        assert axes.gone() == {**NONE, "requests": n}
+    for n, call in enumerate((client.ask, client.stream), 3):
+        with pytest.raises(Exception):
+            call("fail")
+        gone = axes.gone()
+        assert (gone["slots"], gone["requests"]) == (0, n) and gone["tokens"] >= 500 * (n - 2)
+
+
+def test_what_is_never_sent_gives_all_back(name, pool):
+    class Server:
+        url = "http://127.0.0.1:9/v1"  # where nothing listens
+
+    axes = Axes(name, pool)
+    for make in (Sync, Async):
+        client = make(axes, Server)
+        for call in (client.ask, client.stream):
+            with pytest.raises(openai.APIConnectionError):
+                call()
+            assert axes.gone() == NONE
+        client.close()
+
+
+def test_a_stream_that_breaks_or_that_the_user_ends_has_used_all(made):
+    axes, client = made()
+    with pytest.raises(Exception):
+        client.stream("break")
+    broken = axes.gone()
+    assert broken["slots"] == 0 and broken["requests"] == 1 and broken["tokens"] >= 500
+    assert client.stream("slow", stop=1) == "Par"
+    deadline = time.monotonic() + 60
+    while axes.gone()["slots"]:
+        assert time.monotonic() < deadline
+    assert axes.gone() == {axis: 2 * count for axis, count in broken.items()}
+
+
+def test_a_tool_loop_of_ten_calls(made):
+    axes, client = made(slots=1)
+    for _ in range(5):
+        client.ask()
+        client.stream()
+    assert axes.gone() == {"slots": 0, "requests": 10, "tokens": 300, "usd": 2100}
+
+
+def test_50_calls_at_once_never_exceed_a_limit(made):
+    axes, client = made(tokens=5 * 600, requests=1000)
+    answers = client.at_once([client.ask, client.stream] * 25)
+    passed = [each for each in answers if each == "Paris."]
+    denied = [each for each in answers if isinstance(each, RateLimitExceeded)]
+    assert len(passed) + len(denied) == 50 and len(passed) >= 5
+    count = len(passed)
+    assert axes.gone() == {"slots": 0, "requests": count, "tokens": 30 * count, "usd": 210 * count}
+    assert 30 * count <= 5 * 600
+
+
+# LiteLLM hears of no chunks.
+@pytest.mark.parametrize("made", [Sync, Async, LangChain, AsyncLangChain], indirect=True)
+def test_a_stream_extends_its_hold(made, server):
+    axes, client = made({"ttl": 0.6})
+    threading.Timer(0.4, RELEASED.set).start()
+    assert client.stream("slow") == "Paris." and axes.gone() == ONE
+    assert len(axes.told) >= 2 * len(ONE), "each limit was held, and held on"
+
+
+def test_a_retry_with_the_same_id_holds_nothing_twice(name, pool, server):
+    axes = Axes(name, pool)
+    budget = axes.budget()
+    held = budget.hold(budget.call({"messages": HELLO}), "of " + name)  # its process died before it settled
+    before = axes.gone()
+    client = Sync(axes, server)
+    with client.completions.create(model="slow", messages=HELLO, stream=True, hold_id=held.id) as chunks:
+        next(chunks)
+        assert axes.gone() == before
+        RELEASED.set()
+        list(chunks)
+    assert axes.gone() == ONE
+    client.close()
+
+
+def test_a_process_that_dies_in_mid_stream_gives_all_back(name, pool, server):
+    axes = Axes(name, pool)
+    program = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import test_budgets
+from psycopg_pool import ConnectionPool
+class Server: url = {server.url!r}
+with ConnectionPool(min_size=1) as pool:
+    client = test_budgets.Sync(test_budgets.Axes({name!r}, pool), Server, ttl=2)
+    chunks = client.completions.create(model="slow", messages=test_budgets.HELLO, stream=True)
+    next(chunks)
+    print("began", flush=True)
+    sys.stdin.read()
+"""
+    dies = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ)
+    )
+    assert dies.stdout.readline() == b"began\n"
+    dies.kill()
+    dies.communicate()
+    deadline = time.monotonic() + 60
+    while axes.gone() != NONE:
+        assert time.monotonic() < deadline
+
+
+# LangChain's rate limiter.
+
+
+def test_a_rate_limiter_waits_until_a_request_may_be_sent(name, pool):
+    limiter = RateLimiter({name: token_bucket(2, MINUTE / 60, capacity=1)}, db=pool)  # two a second
+    requests = RequestLimiter(limiter, name, "ada")
+    fake = GenericFakeChatModel(messages=iter([AIMessage(text) for text in "abc"]), rate_limiter=requests)
+    began = time.monotonic()
+    assert [fake.invoke("hello").content for _ in range(2)] == ["a", "b"]
+    assert time.monotonic() - began >= 0.4 and requests.acquire() and not requests.acquire(blocking=False)
+    with pytest.raises(RateLimitExceeded):
+        RequestLimiter(limiter, name, count=2).acquire()
+
+
+async def test_a_rate_limiter_with_await(name, pool):
+    configs = {name: token_bucket(2, MINUTE / 60, capacity=1)}
+    async with AsyncConnectionPool(min_size=1, open=False) as own:
+        for limiter in (AsyncRateLimiter(configs, db=own), RateLimiter(configs, db=pool)):
+            requests = RequestLimiter(limiter, name, "ada")
+            assert await requests.aacquire() and await requests.aacquire()
+            assert not await requests.aacquire(blocking=False)
+            with pytest.raises(RateLimitExceeded):
+                await RequestLimiter(limiter, name, count=2).aacquire()
+        with pytest.raises(TypeError, match="the limiter is an AsyncRateLimiter"):
+            RequestLimiter(AsyncRateLimiter(configs, db=own), name).acquire()
+
+
+# The examples of docs/llm-budgets.md.
+
+
+def test_the_examples(name, server):
+    client = openai.OpenAI(base_url=server.url, api_key="none")
+    with with_openai.pool:
+        limiter = with_openai.limiter
+        before = limiter.check("microUsd", name).remaining
+        assert with_openai.answer(client, name, f"ada {name}", "hello") == "Paris."
+        assert before - limiter.check("microUsd", name).remaining == 210
+        assert limiter.check("generations", name).remaining == 5
+    client.close()
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+    import litellm
+    from examples import with_litellm
+
+    with ConnectionPool() as pool:
+        left = RateLimiter({"microUsd": with_litellm.MONTHLY}, db=pool)
+
+        async def ask():
+            async with AsyncConnectionPool(open=False) as own:
+                litellm.logging_callback_manager._reset_all_callbacks()
+                litellm.callbacks = [with_litellm.logger(own)]
+                how = {"api_base": server.url, "api_key": "none", "user": f"globex {name}"}
+                await litellm.acompletion(model="openai/answer", messages=HELLO, **how)
+
+        LiteLLM.new_loop().run_until_complete(ask())
+        litellm.callbacks = []
+        assert left.check("microUsd", f"globex {name}").remaining == 50_000_000 - 210
+    with with_langchain.pool:
+        assert with_langchain.answer(FakeModel(), name, f"bob {name}", "hello") == "Paris."
+        assert with_langchain.limiter.check("llmTokens", f"bob {name}").remaining == 999_970
