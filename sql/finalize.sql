@@ -47,7 +47,7 @@ REVOKE ALL ON FUNCTION
     @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_all, @extschema@.rl_define,
     @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers, @extschema@.rl_headers_all,
     @extschema@.rl_trigger, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
-    @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_state,
+    @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_value,
     @extschema@.rl_acquire, @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock,
     @extschema@.rl_forget, @extschema@.rl_config_changed, @extschema@.rl_blocks_changed
     FROM PUBLIC;
@@ -57,7 +57,7 @@ GRANT EXECUTE ON FUNCTION
     @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_all, @extschema@.rl_define,
     @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers, @extschema@.rl_headers_all,
     @extschema@.rl_trigger, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
-    @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_state,
+    @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_value,
     @extschema@.rl_acquire, @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock,
     @extschema@.rl_forget
     TO pg_database_owner WITH GRANT OPTION;

@@ -224,11 +224,11 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_status';
 COMMENT ON FUNCTION @extschema@.rl_status IS 'current state of the rate limits in use, one row per name and key; of one name or key if given';
 
-CREATE FUNCTION @extschema@.rl_state(name text, key text DEFAULT '', config jsonb DEFAULT NULL)
+CREATE FUNCTION @extschema@.rl_value(name text, key text DEFAULT '', config jsonb DEFAULT NULL)
 RETURNS jsonb
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
-AS 'MODULE_PATHNAME', 'rl_state';
-COMMENT ON FUNCTION @extschema@.rl_state IS 'state of a rate limit, in the form that rl_calculate accepts; NULL: no state, so the limit is full';
+AS 'MODULE_PATHNAME', 'rl_value';
+COMMENT ON FUNCTION @extschema@.rl_value IS 'config and state of a rate limit, as rl_calculate accepts them; the time, and until when the key is blocked';
 
 -- Numbers about all limits.
 

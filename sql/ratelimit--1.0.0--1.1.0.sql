@@ -258,11 +258,11 @@ RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_release';
 COMMENT ON FUNCTION @extschema@.rl_release(text, jsonb) IS 'releases the slots of a lease; false if it had expired or was released';
-CREATE FUNCTION @extschema@.rl_state(name text, key text DEFAULT '', config jsonb DEFAULT NULL)
+CREATE FUNCTION @extschema@.rl_value(name text, key text DEFAULT '', config jsonb DEFAULT NULL)
 RETURNS jsonb
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
-AS 'MODULE_PATHNAME', 'rl_state';
-COMMENT ON FUNCTION @extschema@.rl_state(text, text, jsonb) IS 'state of a rate limit, in the form that rl_calculate accepts; NULL: no state, so the limit is full';
+AS 'MODULE_PATHNAME', 'rl_value';
+COMMENT ON FUNCTION @extschema@.rl_value(text, text, jsonb) IS 'config and state of a rate limit, as rl_calculate accepts them; the time, and until when the key is blocked';
 CREATE FUNCTION @extschema@.rl_replay(config jsonb, at timestamptz, count double precision DEFAULT 1, reserve boolean DEFAULT false)
 RETURNS @extschema@.rl_result
 LANGUAGE c WINDOW IMMUTABLE PARALLEL SAFE
@@ -621,7 +621,7 @@ REVOKE ALL ON FUNCTION
     @extschema@.rl_hold(text, text, float8, interval, text, float8, text, boolean, boolean, jsonb), @extschema@.rl_settle(text, float8),
     @extschema@.rl_hold_all(jsonb, interval, text, text, boolean), @extschema@.rl_settle_all(text, jsonb),
     @extschema@.rl_memory(), @extschema@.rl_save(), @extschema@.rl_stats(), @extschema@.rl_stats_reset(text), @extschema@.rl_top_denied(text, integer),
-    @extschema@.rl_distribute(integer, regclass), @extschema@.rl_undistribute(), @extschema@.rl_node(text, text), @extschema@.rl_state(text, text, jsonb), @extschema@.rl_acquire(text, text, float8, boolean, jsonb),
+    @extschema@.rl_distribute(integer, regclass), @extschema@.rl_undistribute(), @extschema@.rl_node(text, text), @extschema@.rl_value(text, text, jsonb), @extschema@.rl_acquire(text, text, float8, boolean, jsonb),
     @extschema@.rl_extend(text, jsonb), @extschema@.rl_release(text, jsonb), @extschema@.rl_block(text, text, interval, timestamptz, text), @extschema@.rl_unblock(text, text),
     @extschema@.rl_headers_all(jsonb, text), @extschema@.rl_take(text, text, float8, float8, boolean, jsonb), @extschema@.rl_forget(text), @extschema@.rl_blocks_changed()
     FROM PUBLIC;
@@ -629,7 +629,7 @@ GRANT EXECUTE ON FUNCTION
     @extschema@.rl_hold(text, text, float8, interval, text, float8, text, boolean, boolean, jsonb), @extschema@.rl_settle(text, float8),
     @extschema@.rl_hold_all(jsonb, interval, text, text, boolean), @extschema@.rl_settle_all(text, jsonb),
     @extschema@.rl_memory(), @extschema@.rl_save(), @extschema@.rl_stats(), @extschema@.rl_stats_reset(text), @extschema@.rl_top_denied(text, integer),
-    @extschema@.rl_distribute(integer, regclass), @extschema@.rl_undistribute(), @extschema@.rl_node(text, text), @extschema@.rl_state(text, text, jsonb), @extschema@.rl_acquire(text, text, float8, boolean, jsonb),
+    @extschema@.rl_distribute(integer, regclass), @extschema@.rl_undistribute(), @extschema@.rl_node(text, text), @extschema@.rl_value(text, text, jsonb), @extschema@.rl_acquire(text, text, float8, boolean, jsonb),
     @extschema@.rl_extend(text, jsonb), @extschema@.rl_release(text, jsonb), @extschema@.rl_block(text, text, interval, timestamptz, text), @extschema@.rl_unblock(text, text),
     @extschema@.rl_headers_all(jsonb, text), @extschema@.rl_take(text, text, float8, float8, boolean, jsonb), @extschema@.rl_forget(text)
     TO pg_database_owner WITH GRANT OPTION;
@@ -662,7 +662,7 @@ BEGIN
                   '@extschema@.rl_stats_reset(text)'::pg_catalog.regprocedure, '@extschema@.rl_top_denied(text, integer)'::pg_catalog.regprocedure,
                   '@extschema@.rl_distribute(integer, regclass)'::pg_catalog.regprocedure, '@extschema@.rl_undistribute()'::pg_catalog.regprocedure,
                   '@extschema@.rl_node(text, text)'::pg_catalog.regprocedure,
-                  '@extschema@.rl_state(text, text, jsonb)'::pg_catalog.regprocedure, '@extschema@.rl_acquire(text, text, float8, boolean, jsonb)'::pg_catalog.regprocedure,
+                  '@extschema@.rl_value(text, text, jsonb)'::pg_catalog.regprocedure, '@extschema@.rl_acquire(text, text, float8, boolean, jsonb)'::pg_catalog.regprocedure,
                   '@extschema@.rl_extend(text, jsonb)'::pg_catalog.regprocedure, '@extschema@.rl_release(text, jsonb)'::pg_catalog.regprocedure,
                   '@extschema@.rl_block(text, text, interval, timestamptz, text)'::pg_catalog.regprocedure, '@extschema@.rl_unblock(text, text)'::pg_catalog.regprocedure,
                   '@extschema@.rl_hold(text, text, float8, interval, text, float8, text, boolean, boolean, jsonb)'::pg_catalog.regprocedure,

@@ -20,6 +20,7 @@ mod several;
 mod stats;
 mod status;
 mod triggers;
+mod value;
 
 /// All SQL functions.
 #[cfg(feature = "server_tests")]
@@ -63,7 +64,7 @@ pub const DECLARED: &[crate::declaration::declared::Declaration] = &[
     stats::rl_stats,
     stats::rl_stats_reset,
     stats::rl_top_denied,
-    status::rl_state,
     status::rl_status,
     triggers::rl_trigger,
+    value::rl_value,
 ];

@@ -254,8 +254,10 @@ function _read_state(ratelimit._limit,jsonb)
 function _recounted_at(ratelimit._limit,ratelimit._state,bigint)
 function _refilled(ratelimit._limit,ratelimit._state,bigint)
 function _refund(ratelimit._limit,ratelimit._state,bigint,float8,timestamptz)
+function _reported(ratelimit._limit,ratelimit._state,bigint)
 function _reset_at(ratelimit._limit,bigint,float8,bigint)
 function _resolve(text,text,text,ratelimit._limit,jsonb)
+function _resolved(ratelimit._limit,bigint)
 function _retry(ratelimit._limit,ratelimit._state,bigint,float8,boolean,bigint,float8)
 function _returns(ratelimit._limit)
 function _rolls_over(ratelimit._limit,ratelimit._state)
@@ -350,7 +352,6 @@ function rl_settle(text,float8)
 function rl_settle_all(text,jsonb)
 function rl_sliding_log(float8,interval)
 function rl_sliding_window(float8,interval)
-function rl_state(text,text,jsonb)
 function rl_stats()
 function rl_stats_reset(text)
 function rl_status(text,text)
@@ -362,6 +363,7 @@ function rl_unblock(text,text)
 function rl_undefine(text,text)
 function rl_undistribute()
 function rl_unlimited()
+function rl_value(text,text,jsonb)
 schema
 table ratelimits
 table rl_blocks
@@ -410,7 +412,8 @@ _take_row(text,text,float8,text[],name)
 _told(text,ratelimit._decision)
 _wrong_kind(text,int)
 rl_block(text,text,interval,timestamptz)
-rl_headers(text,ratelimit.rl_result,text,jsonb)', E'\n    ', ''), E'\n');
+rl_headers(text,ratelimit.rl_result,text,jsonb)
+rl_state(text,text,jsonb)', E'\n    ', ''), E'\n');
     first_version boolean;
     detail text;
     m record;

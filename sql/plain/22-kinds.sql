@@ -5,7 +5,7 @@ CREATE OR REPLACE FUNCTION ratelimit._all_kinds() RETURNS TABLE (kind text, call
         ('token bucket', 'a token bucket', '{rate,period,capacity,maxReserved,shards,start}'::text[],
          '{value,ts}'::text[], 'rate => 10, period => ''1 minute'''),
         ('fixed window', 'a fixed window', '{rate,period,capacity,maxReserved,shards,start,timezone,overage}',
-         '{value,ts}', 'rate => 10, period => ''1 minute'''),
+         '{value,ts,added}', 'rate => 10, period => ''1 minute'''),
         ('sliding window', 'a sliding window', '{rate,period}', '{value,ts,prior}',
          'rate => 10, period => ''1 minute'''),
         ('sliding log', 'a sliding log', '{rate,period}', '{value,ts,log}', 'rate => 10, period => ''1 minute'''),

@@ -548,16 +548,3 @@ BEGIN
     RETURN count;
 END
 $$;
-
-CREATE OR REPLACE FUNCTION ratelimit.rl_state(name text, key text DEFAULT '', config jsonb DEFAULT NULL)
-RETURNS jsonb LANGUAGE plpgsql AS $$
-DECLARE
-    stored record;
-    l ratelimit._limit;
-BEGIN
-    stored := ratelimit._read('rl_state', name, key, config, 0);
-    l := stored.l;
-    RETURN CASE WHEN stored.has_state
-                THEN ratelimit._state_json(ratelimit._current(l, stored.s, stored.now), l.kind) END;
-END
-$$;

@@ -1,4 +1,4 @@
--- rl_calculate, and states as JSON.
+-- rl_calculate and rl_value, and states as JSON.
 
 CREATE OR REPLACE FUNCTION ratelimit._millis(us bigint) RETURNS numeric IMMUTABLE LANGUAGE sql AS $$
     SELECT trim_scale(us::numeric / 1000)
@@ -8,7 +8,8 @@ CREATE OR REPLACE FUNCTION ratelimit._state_json(s ratelimit._state, kind text) 
     SELECT jsonb_build_object('value', ratelimit._number(CASE WHEN s.log IS NULL THEN s.value
                ELSE cardinality(s.log) / CASE WHEN s.prior IS NULL THEN 1 ELSE 2 END END),
                'ts', ratelimit._millis(s.ts))
-        || CASE WHEN s.prior IS NOT NULL AND s.log IS NOT NULL THEN jsonb_build_object('leases', coalesce((
+        || CASE WHEN s.added IS NOT NULL THEN jsonb_build_object('added', ratelimit._number(s.added))
+           WHEN s.prior IS NOT NULL AND s.log IS NOT NULL THEN jsonb_build_object('leases', coalesce((
                SELECT jsonb_agg(jsonb_build_array(ratelimit._millis(ratelimit._us(s.log[i])),
                                                   ratelimit._millis(ratelimit._us(s.log[i + 1]))) ORDER BY i)
                FROM generate_series(1, cardinality(s.log), 2) i), '[]'))
@@ -53,6 +54,7 @@ BEGIN
     FOREACH field IN ARRAY fields LOOP
         EXIT WHEN problem IS NOT NULL;
         given := state -> field;
+        CONTINUE WHEN field = 'added' AND (given IS NULL OR given = 'null');
         number := CASE jsonb_typeof(given) WHEN 'number' THEN given::numeric END;
         CASE field
         WHEN 'ts' THEN
@@ -75,6 +77,7 @@ BEGIN
             good := abs(number) < 1.7976931348623158e308;
             IF NOT good THEN NULL;
             ELSIF field = 'value' THEN s.value := CASE WHEN abs(number) < 1e-307 THEN 0 ELSE number END;
+            ELSIF field = 'added' THEN s.added := CASE WHEN abs(number) < 1e-307 THEN 0 ELSE number END;
             ELSE s.prior := CASE WHEN abs(number) < 1e-307 THEN 0 ELSE number END; END IF;
         END CASE;
         IF good IS NOT TRUE THEN
@@ -105,6 +108,7 @@ BEGIN
     IF reserve IS NULL THEN PERFORM ratelimit._null('reserve'); END IF;
     l := ratelimit._parse(config);
     PERFORM ratelimit._check_count(l.kind, count);
+    IF state = 'null' THEN state := NULL; END IF;
     -- A fixed window without a start begins at the given time.
     IF state IS NULL THEN s := ratelimit._initial(l, now, now); ELSE s := ratelimit._read_state(l, state); END IF;
     d := ratelimit._decide(l, s, now, count, reserve);
@@ -113,7 +117,7 @@ BEGIN
     retry := ratelimit._plus(now, d.wait);
     retry_at := ratelimit._shown(retry);
     IF retry_at IS NOT NULL THEN retry_after := d.wait::float8 / 1e6; END IF;
-    new_state := CASE WHEN d.changed THEN ratelimit._state_json(ROW(d.value, d.ts, d.prior, d.log, d.added), l.kind)
+    new_state := CASE WHEN d.changed THEN ratelimit._state_json(ROW(d.value, d.ts, d.prior, d.log, NULL), l.kind)
                       ELSE state END;
 END
 $$;
@@ -124,4 +128,48 @@ CREATE OR REPLACE FUNCTION ratelimit.rl_calculate(config jsonb, state jsonb, at 
     OUT retry_at timestamptz, OUT remaining double precision, OUT state jsonb)
 IMMUTABLE LANGUAGE sql AS $$
     SELECT * FROM ratelimit._calculate($1, $2, $3, $4, $5)
+$$;
+
+-- Writes a parsed config with its defaults, so that nothing else is needed to decide calls on a state. phase: a start of
+-- windows, for a config that names none.
+CREATE OR REPLACE FUNCTION ratelimit._resolved(l ratelimit._limit, phase bigint) RETURNS jsonb STABLE
+LANGUAGE sql AS $$
+    SELECT jsonb_strip_nulls(jsonb_build_object(
+        'kind', l.kind,
+        CASE l.kind WHEN 'concurrency' THEN 'slots' ELSE 'rate' END, ratelimit._number(l.rate),
+        CASE l.kind WHEN 'concurrency' THEN 'ttl' ELSE 'period' END,
+        CASE WHEN l.zone IS NULL THEN to_jsonb(ratelimit._millis(l.period))
+            ELSE to_jsonb(concat(l.every, CASE WHEN l.months THEN ' month' ELSE ' day' END,
+                                 CASE WHEN l.every > 1 THEN 's' END)) END,
+        'capacity', CASE WHEN l.kind IN ('token bucket', 'fixed window') THEN ratelimit._number(l.capacity) END,
+        'maxReserved', ratelimit._number(l.max_reserved),
+        'shards', CASE WHEN l.kind IN ('token bucket', 'fixed window') THEN 1 END,
+        'start', CASE WHEN l.kind <> 'fixed window' THEN NULL
+            WHEN l.zone IS NOT NULL THEN to_jsonb(CASE WHEN l.first_date < date '0001-01-01' THEN '0000'
+                ELSE to_char(l.first_date, 'YYYY') END || to_char(l.first_date, '-MM-DD'))
+            WHEN l.first_request THEN to_jsonb('first request'::text)
+            ELSE to_jsonb(ratelimit._millis(coalesce(l.start, phase - ratelimit._floor(phase, l.period)))) END,
+        'timezone', l.zone, 'overage', CASE WHEN l.overage THEN true END,
+        'enforce', CASE WHEN NOT l.enforce THEN false END, 'keyed', CASE WHEN l.keyed THEN true END))
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_value(name text, key text DEFAULT '', config jsonb DEFAULT NULL)
+RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+    stored record;
+    l ratelimit._limit;
+    s ratelimit._state;
+BEGIN
+    stored := ratelimit._read('rl_value', name, key, config, 0);
+    l := stored.l;
+    IF stored.has_state THEN s := ratelimit._reported(l, stored.s, stored.now); END IF;
+    RETURN jsonb_build_object(
+        -- A state fixes the phase of its windows.
+        'config', ratelimit._resolved(l, CASE WHEN l.kind = 'fixed window' AND l.start IS NULL AND l.zone IS NULL
+            AND NOT l.first_request THEN coalesce(s.ts, ratelimit._phase(name, key)) END),
+        'state', CASE WHEN stored.has_state THEN ratelimit._state_json(s, l.kind) END,
+        'now', ratelimit._millis(stored.now),
+        'blockedUntil', CASE WHEN ratelimit._us(stored.until) > stored.now
+            THEN ratelimit._millis(ratelimit._us(ratelimit._rounded_up(ratelimit._us(stored.until)))) END);
+END
 $$;

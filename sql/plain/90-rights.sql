@@ -28,7 +28,7 @@ DECLARE
         'rl_prune', 'deletes a batch of expired blocks and idle rows; returns how many',
         'rl_status', 'current state of the rate limits in use, one row per name and key',
         'rl_calculate', 'evaluates a call on a state at a time, without side effects',
-        'rl_state', 'state of a rate limit, as rl_calculate accepts it; NULL: the limit is full',
+        'rl_value', 'config and state of a rate limit, as rl_calculate accepts them, the time, and the end of a block',
         'rl_headers', 'HTTP headers for the result of a call; style ietf, github or postgrest',
         'rl_headers_all', 'HTTP headers for the rows of rl_limit_all; style ietf, github or postgrest',
         'rl_trigger', 'trigger: takes tokens for the rows written; arguments: name, key=<column>, count=<column>',

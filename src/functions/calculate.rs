@@ -38,16 +38,17 @@ sql_function! {
         let definition = definitions::inline(config)?;
         let limit = &definition.limit;
         check_count(limit, count)?;
-        let given = state;
-        let state = match given {
-            Some(state) => state
-                .to_json(state::MAX_BYTES)
-                .map_err(StateError::too_long)
-                .and_then(|json| {
-                    let _larger = larger_reserve(json.len());
-                    state::parse(&json, limit)
-                })
-                .map_err(Error::State)?,
+        let json = state
+            .map(|state| state.to_json(state::MAX_BYTES))
+            .transpose()
+            .map_err(|bytes| Error::State(StateError::too_long(bytes)))?
+            .filter(|json| json != "null"); // rl_value returns it for a full limit
+        let given = state.filter(|_| json.is_some());
+        let state = match json {
+            Some(json) => {
+                let _larger = larger_reserve(json.len());
+                state::parse(&json, limit).map_err(Error::State)?
+            }
             // A fixed window without a start begins at the time given.
             None => limit.initial_state(at, at),
         };

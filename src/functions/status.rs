@@ -1,17 +1,14 @@
 //! The tokens left of every limit in use.
 
-use ratelimit_core::{Micros, state};
-use ratelimit_limiter::request::Request;
-use ratelimit_limiter::single;
+use ratelimit_core::Micros;
 use ratelimit_limiter::status::{self, Status};
 
 use super::answers::{finite, retry, time};
 use super::arguments::{LimitKey, LimitName};
 use crate::declaration::sql_function;
-use crate::host::{CallConfig, Session, Use, inline};
-use ratelimit_pg::call::sql_types::{Json, Text, Timestamptz, sql_row};
+use crate::host::{Session, Use};
+use ratelimit_pg::call::sql_types::{Text, Timestamptz, sql_row};
 use ratelimit_pg::call::{Call, Rows};
-use ratelimit_pg::values::Jsonb;
 
 sql_row! {
     /// The tokens left for a name and key; without a definition only these, and whether the key is blocked. 1.0.0 has the
@@ -62,22 +59,5 @@ sql_function! {
         };
         Session::run(Use::Reads, call.function(), |host| status::each(host, name, key, &mut put))?;
         Ok(rows)
-    }
-}
-
-sql_function! {
-    /// As `rl_check`.
-    #[effect(Reads)]
-    fn rl_state(
-        call: &Call,
-        name: LimitName,
-        key: LimitKey,
-        config: Option<Jsonb>,
-    ) -> Option<Json> {
-        let config = config.map(CallConfig);
-        let config = inline(&config);
-        let request = Request { name: name.0, key: key.0, count: 0.0, reserve: false, config };
-        let found = Session::run(Use::Reads, call.function(), |host| single::state(host, &request))?;
-        Ok(found.map(|found| Json::new(state::to_json(&found))))
     }
 }

@@ -459,7 +459,7 @@ impl Calls {
         }
     }
 
-    /// Reads states, without the ids of leases.
+    /// Reads levels and values, without the ids of leases.
     fn look(&mut self, n: usize, name: &str, key: &str) -> String {
         let random = &mut self.random;
         let config = match random.u8(..4) {
@@ -471,7 +471,7 @@ impl Calls {
             1 => format!("SELECT * FROM rl_status({name})"),
             2 if random.u8(..10) == 0 => "SELECT * FROM rl_status()".into(),
             _ => format!(
-                "SELECT regexp_replace(rl_state({name}, {key}{config})::text, '[[][0-9.]+, ', '[', 'g')"
+                "SELECT regexp_replace(rl_value({name}, {key}{config})::text, '[[][0-9.]+, ', '[', 'g')"
             ),
         }
     }

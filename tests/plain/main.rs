@@ -1,6 +1,6 @@
 //! Tests of the SQL file, dist/ratelimit.sql, on the server RATELIMIT_TEST_SERVER: `make test ONLY=plain`.
 //!
-//! `leases`, `load`, `rl_calculate` and `take` are the extension's tests, on databases with the file; tests/plain/run skips
+//! `leases`, `load`, `rl_calculate`, `take` and `value` are the extension's tests, on databases with the file; tests/plain/run skips
 //! those that tests/plain/server lists. `compare` compares both editions.
 
 mod calls;
@@ -23,3 +23,5 @@ mod server_log;
 mod settings;
 #[path = "../server/take.rs"]
 mod take;
+#[path = "../server/value.rs"]
+mod value;

@@ -325,7 +325,7 @@ const NAMING: &str = "
 const SAME: &[&str] = &[
     "SELECT (rl_check(name, 'k')).* FROM unnest('{rows,window,sliding,log,slots}'::text[]) AS name",
     "SELECT name, (rl_check(name, 'new')).* FROM unnest('{rows,window,sliding,log,slots}'::text[]) AS name",
-    "SELECT rl_state(name, 'k') FROM unnest('{rows,window,sliding,log,slots}'::text[]) AS name",
+    "SELECT rl_value(name, 'k') - 'now' FROM unnest('{rows,window,sliding,log,slots}'::text[]) AS name",
     "SELECT (rl_check('lowered', 'k')).*, (rl_check('lowered', 'k', config => rl_fixed_window(20, '1 hour'))).remaining,
             added FROM rateLimits WHERE name = 'lowered'",
     "SELECT (rl_check('rows', key)).* FROM unnest('{boss,bad,gone,planned}'::text[]) AS key",

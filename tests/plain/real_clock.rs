@@ -18,7 +18,7 @@ BEGIN
         SELECT c.name, c.config INTO limits FROM rl_config c ORDER BY random() LIMIT 1;
         cfg := limits.config; k := 'k' || floor(random() * 3); debt := random() < 0.3;
         n := (ARRAY[1, 1, 1, 2, 3, 0, 9, 1000])[1 + floor(random() * 8)::int];
-        before := rl_state(limits.name, k);
+        before := rl_value(limits.name, k) -> 'state';
         t0 := clock_timestamp();
         IF random() < 0.3 THEN
             SELECT a.ok, a.retry_at, a.remaining INTO r
@@ -28,7 +28,7 @@ BEGIN
             SELECT a.ok, a.retry_at, a.remaining INTO r FROM rl_limit(limits.name, k, n, debt) a;
         END IF;
         t1 := clock_timestamp();
-        after := rl_state(limits.name, k);
+        after := rl_value(limits.name, k) -> 'state';
         lo := rl_calculate(cfg, before, t0, n, debt);
         hi := rl_calculate(cfg, before, t1, n, debt);
         wrong := CASE

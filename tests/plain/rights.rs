@@ -331,7 +331,7 @@ fn what_a_caller_puts_first_in_the_path_changes_nothing() {
         "SELECT ratelimit.rl_reset('log'), true",
         "SELECT ratelimit.rl_headers('bucket', ratelimit.rl_check('bucket')) IS NOT NULL, true",
         "SELECT count(*) > 3, true FROM ratelimit.rl_status()",
-        "SELECT ratelimit.rl_state('bucket', 'k') IS NOT NULL, true",
+        "SELECT ratelimit.rl_value('bucket', 'k') IS NOT NULL, true",
         "SELECT ratelimit.rl_prune() IS NOT NULL, true",
         "SELECT ratelimit.rl_forget('k') IS NOT NULL, true",
         "SELECT ok, true FROM ratelimit.rl_calculate(ratelimit.rl_sliding_log(3, '1 s'), NULL, now())",
@@ -549,7 +549,7 @@ fn dumps_are_restored_with_state_and_rights() {
     let look = "SET ratelimit.clock = '2027-01-15 10:20:00+00'";
     let all = "SELECT concat(rl_check('odd', 'k'), rl_check('odd', 'b'), rl_check('calendar', 'k'),
                       rl_check('log', 'k'),
-                      rl_check('slots', 'k'), rl_check('calendar', 'vip'), rl_state('odd', 'k'),
+                      rl_check('slots', 'k'), rl_check('calendar', 'vip'), rl_value('odd', 'k') - 'now',
                       (SELECT string_agg(config::text, ' ' ORDER BY name, key) FROM rl_config))";
     let seen = |database: &Database| -> String {
         let mut client = database.connect_as(OWNER);
@@ -594,7 +594,7 @@ const EVERY_CALL: &str = "'SELECT ok, remaining FROM rl_limit(''s'', ''k'')',
     'SELECT taken, remaining FROM rl_take(''s'', ''k'', 2)',
     'SELECT remaining FROM rl_limit_all(''[{\"name\": \"s\", \"key\": \"k\"}, {\"name\": \"s\", \"key\": \"2\"}]'')',
     'SELECT ok, rl_extend(lease), rl_release(lease) FROM rl_acquire(''slots'', ''k'')',
-    'SELECT rl_state(''s'', ''k'')',
+    'SELECT rl_value(''s'', ''k'') -> ''state''',
     'SELECT name, key, remaining FROM rl_status() ORDER BY name, key',
     'SELECT rl_block(''s'', ''k'', until => ''2027-01-01 13:00:00+00'')',
     'SELECT ok FROM rl_limit(''s'', ''k'')',

@@ -107,7 +107,7 @@ fn a_restored_file_is_closed_by_the_next_run() {
     source
         .connect_as(OWNER)
         .batch_execute(&format!(
-            "GRANT EXECUTE ON FUNCTION rl_credit TO plain_app; GRANT EXECUTE ON FUNCTION rl_state TO {}",
+            "GRANT EXECUTE ON FUNCTION rl_credit TO plain_app; GRANT EXECUTE ON FUNCTION rl_value TO {}",
             ROLES[0]
         ))
         .unwrap();
@@ -156,7 +156,7 @@ fn a_restored_file_is_closed_by_the_next_run() {
         }
         if !open {
             // No default privilege gives it.
-            wanted.extend(privileges.then(|| format!("EXECUTE rl_state to {}", ROLES[0])));
+            wanted.extend(privileges.then(|| format!("EXECUTE rl_value to {}", ROLES[0])));
         }
         // The owner's own function keeps its grants.
         let mine = |line: &&String| line.starts_with("EXECUTE rl_mine ");
@@ -184,7 +184,7 @@ fn a_restored_file_is_closed_by_the_next_run() {
         assert_eq!(rows(&mut client, left), ["3"], "{way}");
         // The next run keeps grants made now, PUBLIC's too.
         assert_eq!(run_file(&target), "", "{way}");
-        let grant = format!("GRANT EXECUTE ON FUNCTION ratelimit.rl_state TO {}, PUBLIC", ROLES[0]);
+        let grant = format!("GRANT EXECUTE ON FUNCTION ratelimit.rl_value TO {}, PUBLIC", ROLES[0]);
         target.connect_as(OWNER).batch_execute(&grant).unwrap();
         let granted = rows(&mut client, OPEN);
         assert_eq!(run_file(&target), "", "{way}");

@@ -20,4 +20,5 @@ mod server_log;
 mod stores;
 mod take;
 mod upgrade;
+mod value;
 mod waiters;

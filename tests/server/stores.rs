@@ -149,8 +149,8 @@ impl Things {
                 "SELECT rl_release(lease, {SLOTS}) FROM rl_acquire({name}, {key}, config => {SLOTS}) WHERE ok"
             ),
             43 => {
-                let states = format!("rl_state({name}, {key}), rl_state({name}, {key}, {SLOTS})");
-                format!("SELECT regexp_replace(row({states})::text, '[[][0-9.]+, ', '[', 'g')")
+                let values = format!("rl_value({name}, {key}), rl_value({name}, {key}, {SLOTS})");
+                format!("SELECT regexp_replace(row({values})::text, '[[][0-9.]+, ', '[', 'g')")
             }
             38 => {
                 let least = u8::from(yes);

@@ -52,9 +52,10 @@ const SQL = {
     take: `SELECT ${HITS} FROM rl_limit($1::text, $2::text, config => $3::jsonb)`,
     // What is left of an open window, since a key in one may have no hits, when all were given back.
     look: `
-        SELECT ${HITS}, (rl_state($1::text, $2::text, $3::jsonb) ->> 'ts')::float8 + ($3::jsonb ->> 'period')::float8
-            - ${NOW} AS open
-        FROM rl_check($1::text, $2::text, config => $3::jsonb)`,
+        SELECT ${HITS}, (value #>> '{state,ts}')::float8 + ($3::jsonb ->> 'period')::float8
+            - (value ->> 'now')::float8 AS open
+        FROM rl_check($1::text, $2::text, config => $3::jsonb),
+            rl_value($1::text, $2::text, $3::jsonb) AS value`,
     give_back: 'SELECT FROM rl_credit($1::text, $2::text, 1, config => $3::jsonb)',
     reset: 'SELECT rl_reset($1::text, $2::text)',
     reset_all: 'SELECT rl_reset_all($1::text)',

@@ -33,11 +33,7 @@ const LIMITS = {
     free: unlimited(),
 };
 // What a later version of the database has.
-const LATER = ['rl_value', 'rl_hold', 'rl_hold_all'];
-// Until it has rl_value: one by its contract, for a limit whose config is complete.
-const VALUE = `CREATE FUNCTION @.rl_value(name text, key text DEFAULT '', config jsonb DEFAULT NULL) RETURNS jsonb LANGUAGE sql AS $$
-    SELECT jsonb_build_object('config', $3, 'state', @.rl_state($1, $2, $3), 'now', date_part('epoch', clock_timestamp()) * 1000,
-        'blockedUntil', NULL) $$`;
+const LATER = ['rl_hold', 'rl_hold_all'];
 
 let database, pool, has;
 const later = (name) => (context, run) => (has.has(name) ? run() : context.skip(`the database has no ${name}`));
@@ -46,7 +42,6 @@ before(async () => {
     pool = new pg.Pool(database.app);
     const { rows } = await pool.query('SELECT proname FROM pg_proc WHERE proname = ANY ($1)', [LATER]);
     has = new Set(rows.map(({ proname }) => proname));
-    if (!has.has('rl_value')) await run('postgres', NAME, VALUE.replaceAll('@', onFile ? 'ratelimit' : 'public'));
 });
 after(async () => {
     await pool.end();

@@ -58,7 +58,9 @@ _GET = f"""
                 WHEN remaining < capacity THEN extract(epoch FROM reset_at)::float8 - {_NOW}
                 ELSE 0 END
     FROM rl_check(%(name)s, %(key)s, config => %(config)s::jsonb)"""
-_READ = f"SELECT rl_state(%(name)s, %(key)s, %(config)s::jsonb), {_NOW}"
+_READ = """
+    SELECT value -> 'state', (value ->> 'now')::float8 / 1000
+    FROM rl_value(%(name)s, %(key)s, %(config)s::jsonb) AS value"""
 _CLEAR = "SELECT rl_reset(%(name)s, %(key)s)"
 _CLEAR_ALL = "SELECT rl_reset(name, %(key)s) FROM unnest(%(names)s::text[]) AS name"
 _RESET = "SELECT sum(rl_reset_all(name))::int8 FROM unnest(%(names)s::text[]) AS name"

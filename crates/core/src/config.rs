@@ -269,6 +269,37 @@ pub fn plan(json: &str, bytes: impl FnOnce(&str) -> usize) -> Result<Option<Stri
     }
 }
 
+/// Writes a config as JSON with its defaults resolved, so that nothing else is needed to decide calls on a state: with
+/// the `capacity`, the number of `shards`, and the `start` of windows, derived from `phase` where it names none. Periods
+/// are in milliseconds, or for a calendar in days or months; other fields are left out where they have their default.
+///
+/// ```
+/// use ratelimit_core::{Micros, config};
+///
+/// let definition = config::definition(r#"{"kind": "fixed window", "rate": 5, "period": "1 s", "enforce": true}"#)?;
+/// let json = config::resolved(&definition, Micros(7_250_000));
+/// assert_eq!(json.to_string(), r#"{"capacity":5,"kind":"fixed window","period":1000,"rate":5,"shards":1,"start":250}"#);
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+pub fn resolved(definition: &Definition, phase: Micros) -> serde_json::Value {
+    let Definition { limit, store, names_store: _, save, names_save: _, enforce, keyed } =
+        definition;
+    let mut json = limit.json(phase);
+    let Some(fields) = json.as_object_mut() else { return json };
+    if *store == StoreKind::Memory {
+        fields.insert("store".into(), "memory".into());
+    }
+    if let Some(save) = save {
+        fields.insert("save".into(), save.to_json());
+    }
+    for (field, flag, default) in [("enforce", *enforce, true), ("keyed", *keyed, false)] {
+        if flag != default {
+            fields.insert(field.into(), flag.into());
+        }
+    }
+    json
+}
+
 #[derive(Deserialize)]
 struct PlanName(String);
 

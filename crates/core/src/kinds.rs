@@ -215,13 +215,17 @@ impl Kind {
 
     /// Reads and checks the fields of a config, and writes them as JSON, without those that were left out.
     pub(crate) fn json(self, fields: &Fields) -> Result<serde_json::Value, FieldError> {
-        let json = each_kind!(self, K => serde_json::to_value(K::config(fields)?));
-        let mut json = json.unwrap_or_default();
+        Ok(self.with_fields(each_kind!(self, K => serde_json::to_value(K::config(fields)?))))
+    }
+
+    /// The config of these fields, without those that were left out.
+    fn with_fields(self, fields: serde_json::Result<serde_json::Value>) -> serde_json::Value {
+        let mut json = fields.unwrap_or_default();
         if let Some(fields) = json.as_object_mut() {
             fields.retain(|_, value| !value.is_null());
             fields.insert("kind".into(), self.as_str().into());
         }
-        Ok(json)
+        json
     }
 }
 
@@ -277,6 +281,12 @@ impl Limit {
     /// fixed length. A day counts as 24 hours.
     pub fn policy(&self) -> (f64, Option<Micros>) {
         each_limit!(self, limit => limit.policy())
+    }
+
+    /// A config of this limit, with its defaults; see [`config::resolved`](crate::config::resolved).
+    pub(crate) fn json(&self, phase: Micros) -> serde_json::Value {
+        let fields = each_limit!(self, limit => serde_json::to_value(limit.resolved(phase)));
+        self.kind().with_fields(fields)
     }
 
     /// How long an empty limit takes to refill, with a month counted as a twelfth of a leap year; for a concurrency
@@ -382,6 +392,20 @@ impl Limit {
             Cow::Borrowed(_) => Cow::Borrowed(state),
             Cow::Owned(initial) => Cow::Owned(initial.into()),
         })
+    }
+
+    /// Whether its windows add tokens, which its states may record.
+    pub(crate) fn adds_windows(&self) -> bool {
+        self.refill().is_some_and(|limit| limit.adds().is_some())
+    }
+
+    /// A stored state as `rl_value` reports it, to decide takes by it from `now` on as calls do: without what a fixed
+    /// window added, where that doesn't matter.
+    pub fn reported(&self, state: State, now: Micros) -> State {
+        match (state, self.refill()) {
+            (State::Tokens(tokens), Some(limit)) => State::Tokens(limit.reported(&tokens, now)),
+            (state, _) => state,
+        }
     }
 
     /// The limit by the formulas of tokens that come back up to a capacity; `None` for other kinds.

@@ -1,5 +1,7 @@
 //! Time: instants and spans in whole microseconds.
 
+use crate::text::JsonNumber;
+
 /// A whole number of microseconds: an instant counted from the Unix epoch, or a span.
 ///
 /// Arithmetic saturates, so a state written far in the past or the future stays ordered and never
@@ -36,6 +38,11 @@ impl Micros {
     /// In milliseconds, with the microseconds as a fraction.
     pub fn as_millis(self) -> f64 {
         (self.0 / 1_000) as f64 + (self.0 % 1_000) as f64 / 1e3
+    }
+
+    /// In milliseconds, as a JSON number.
+    pub fn to_json(self) -> serde_json::Value {
+        serde_json::to_value(JsonNumber(self.as_millis())).unwrap_or_default()
     }
 
     /// In seconds, with the microseconds as a fraction.

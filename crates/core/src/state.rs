@@ -1,5 +1,5 @@
 //! The state of a limit as JSON: `{"value": 3, "ts": <epoch ms>}`, with `prior` for a sliding window, `log` (epoch ms,
-//! oldest first) for a sliding log, and `leases` for a concurrency limit: for each slot that is taken the id of its
+//! oldest first) for a sliding log, `added` for a fixed window whose config has changed, and `leases` for a concurrency limit: for each slot that is taken the id of its
 //! [`Lease`], in thousandths, and when it expires (epoch ms).
 
 use std::fmt;
@@ -64,6 +64,16 @@ impl From<FieldError> for StateError {
 struct TokensState {
     value: Amount,
     ts: EpochMillis,
+}
+
+/// The state of a fixed window, and the tokens that its window added, if that is known.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WindowState {
+    value: Amount,
+    ts: EpochMillis,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    added: Option<Amount>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -213,6 +223,11 @@ pub fn parse(json: &str, limit: &Limit) -> Result<State, StateError> {
         )
     })?;
     Ok(match limit.shape() {
+        Some(Shape::Tokens) if limit.adds_windows() => {
+            let WindowState { value, ts, added } = fields.read()?;
+            let added = added.map(|added| added.0);
+            State::Tokens(Tokens { value: value.0, ts: ts.into(), added })
+        }
         Some(Shape::Tokens) => {
             let TokensState { value, ts } = fields.read()?;
             State::Tokens(Tokens { value: value.0, ts: ts.into(), added: None })
@@ -237,6 +252,18 @@ pub fn parse(json: &str, limit: &Limit) -> Result<State, StateError> {
         }
         None => fields.read().map(|NoState {}| limit.initial_state(Micros(0), Micros(0)))?,
     })
+}
+
+/// Writes a state as JSON, as [`reported`](Limit::reported): with the tokens that a fixed window added, where it has
+/// them.
+pub fn reported(state: &State) -> Value {
+    match state {
+        &State::Tokens(Tokens { value, ts, added: Some(added) }) => {
+            let (value, ts, added) = (Amount(value), ts.into(), Some(Amount(added)));
+            serde_json::to_value(WindowState { value, ts, added }).unwrap_or_default()
+        }
+        state => to_json(state),
+    }
 }
 
 /// Writes a state as JSON, as [`parse`] reads it, without the tokens that a fixed window added: its JSON is the

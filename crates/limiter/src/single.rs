@@ -1,6 +1,8 @@
 //! One limit: takes, checks, credits and resets. `apply` has each change made where the limit's state is.
 
-use ratelimit_core::config::MAX_TOKENS;
+use std::rc::Rc;
+
+use ratelimit_core::config::{Definition, MAX_TOKENS};
 use ratelimit_core::{AsMany, Micros, State};
 use ratelimit_faults::Fault;
 
@@ -136,10 +138,36 @@ fn look<H: Host>(host: &H, target: &Target, take: Take, dry_run_passes: bool) ->
     }
 }
 
-/// Reads the state of a key: of a limit with shards their total; `None` where there is none, so that the
-/// limit is full.
-pub fn state<H: Host>(host: &H, request: &Request) -> Result<Option<State>> {
-    stores::stored(host, &Target::resolve(host, request)?)
+/// What decides the calls of a key.
+pub struct Value {
+    /// Its config, or that of the call.
+    pub definition: Rc<Definition>,
+    /// Where its windows begin.
+    pub phase: Micros,
+    /// What is stored, as it is [`reported`](ratelimit_core::Limit::reported): of a limit with shards their total; `None`: nothing,
+    /// so that it is full.
+    pub state: Option<State>,
+    /// The instant after that was read.
+    pub now: Micros,
+    /// Until when the key is blocked, or [`FOREVER`](crate::target::FOREVER).
+    pub blocked_until: Option<Micros>,
+}
+
+/// Reads what decides the calls of a key, without locking or writing anything.
+///
+/// # Errors
+/// As [`check`].
+pub fn value<H: Host>(host: &H, request: &Request) -> Result<Value> {
+    let target = Target::resolve(host, request)?;
+    let (now, stored) = stores::stored(host, &target)?;
+    let state = stored.map(|state| target.limit().reported(state, now));
+    // Its time fixes the phase while it lives, also where it is too late for a clock that was adjusted.
+    let phase = match &state {
+        Some(State::Tokens(tokens)) => tokens.ts,
+        _ => target.phase(),
+    };
+    let blocked_until = target.block(now);
+    Ok(Value { phase, state, now, blocked_until, definition: target.definition })
 }
 
 /// Resets a key; false if it had no state.

@@ -121,7 +121,7 @@ pub fn each<H: Host>(
         && has_no_rows(&definition)
     {
         let target = Target::defined::<H>(name, key, definition, blocked_until);
-        if !others.is_empty() || stores::stored(host, &target)?.is_some() {
+        if !others.is_empty() || stores::stored(host, &target)?.1.is_some() {
             let block = others.into_values().next().and_then(|other| other.block);
             visit(without_rows(host, &target, block)?);
         }

@@ -22,7 +22,7 @@ INSERT INTO calls (call) VALUES
     ('SELECT remaining FROM rl_credit(''parent/wide'', ''k'', 1)'),
     ('SELECT name, ok FROM rl_limit_all(''[{"name": "parent", "key": "k"}, {"name": "parent/wide", "key": "k"}, {"name": "parent/wide"}]'')'),
     ('SELECT ok, expires_at, rl_extend(lease), rl_release(lease) FROM rl_acquire(''parent/slots'', ''k'')'),
-    ('SELECT rl_state(''parent'', ''k'')'),
+    ('SELECT rl_value(''parent'', ''k'') -> ''state'''),
     ('SELECT name, key, kind, remaining, retry_at FROM rl_status(''parent'') ORDER BY name, key'),
     ('SELECT name, key, remaining, shards FROM rl_status(''parent/wide'') ORDER BY name, key'),
     ('SELECT rl_block(''parent'', ''k'', until => ''2027-01-01 13:00:00+00'')'),

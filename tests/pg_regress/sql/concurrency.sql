@@ -25,7 +25,7 @@ SELECT taken.* FROM co, rl_acquire(name, 'a', 4) taken;
 SELECT taken.* FROM co, rl_acquire(name, 'b', 0) taken;
 SELECT result.* FROM co, rl_check(name, 'a') result;
 SELECT result.* FROM co, rl_check(name, 'nobody', 3) result;
-SELECT name, regexp_replace(rl_state(name, 'a')::text, '[[][0-9.]+, ', '[id, ', 'g') FROM co;
+SELECT name, regexp_replace((rl_value(name, 'a') -> 'state')::text, '[[][0-9.]+, ', '[id, ', 'g') FROM co;
 SELECT status.* FROM co, LATERAL rl_status(name, 'a') status;
 SELECT name, rl_headers(name, r) FROM co, rl_check(name, 'a') r;
 -- Extended, so that it outlives the others; released once.

@@ -12,7 +12,7 @@ SELECT round(remaining) FROM rl_credit('ic/saved', 'a', 3, config => rl_token_bu
 SELECT n, ok, round(remaining) FROM rl_limit_all(format('[{"name": "ic/saved", "key": "a", "config": %s}, {"name": "ic/saved", "key": "a"}]',
     rl_token_bucket(10, '1000 days'))::jsonb);
 SELECT n, ok, round(remaining) FROM rl_check_all(format('[{"name": "ic/saved", "key": "a", "config": %s}]', rl_token_bucket(2, '1000 days'))::jsonb);
-SELECT round((rl_state('ic/saved', 'a', config => rl_token_bucket(2, '1000 days')) ->> 'value')::numeric);
+SELECT round((rl_value('ic/saved', 'a', config => rl_token_bucket(2, '1000 days')) -> 'state' ->> 'value')::numeric);
 SELECT ok, remaining FROM rl_acquire('ic/slots', 'a', 2, config => rl_concurrency(2, '1 hour'));
 SELECT ok, remaining, capacity FROM rl_check('ic/slots', 'a');
 COMMIT;

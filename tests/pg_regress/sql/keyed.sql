@@ -12,7 +12,7 @@ SELECT rl_define('kd', rl_token_bucket(3, '1 minute') || '{"keyed": true}'),
 -- Each function, without a key and with the empty one.
 SELECT call, error_of(call, true) FROM unnest(ARRAY[
     'SELECT rl_limit(''kd'')', 'SELECT rl_limit(''kd'', '''')', 'SELECT rl_limit(''kd'', '''', 0)', 'SELECT rl_check(''kd'')',
-    'SELECT rl_credit(''kd'', '''', 1)', 'SELECT rl_state(''kd'')', 'SELECT rl_reset(''kd'')',
+    'SELECT rl_credit(''kd'', '''', 1)', 'SELECT rl_value(''kd'')', 'SELECT rl_reset(''kd'')',
     'SELECT rl_limit_all(''[{"name": "open"}, {"name": "kd"}]'')', 'SELECT rl_check_all(''[{"name": "kd", "key": ""}]'')',
     'SELECT rl_block(''kd'', duration => ''1 hour'')', 'SELECT rl_block(''kd'', '''', until => ''infinity'')',
     'SELECT rl_limit(''kd/memory'')', 'SELECT rl_limit_all(''[{"name": "kd/memory"}]'')', 'SELECT rl_reset(''kd/memory'')',

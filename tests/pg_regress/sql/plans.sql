@@ -41,9 +41,9 @@ SELECT ok, allows, remaining FROM rl_limit_all('[{"name": "tp", "key": "acme", "
 SELECT ok, allows, remaining FROM rl_check_all('[{"name": "tp", "key": "acme", "count": 1901}, {"name": "tp2", "key": "c"}]');
 SELECT remaining FROM rl_credit('tp', 'acme', 100);
 SELECT ok, retry_at FROM rl_check('tp', 'acme', 2001);
-SELECT rl_state('tp', 'b'), rl_state('tp2', 'c');
+SELECT rl_value('tp', 'b') -> 'state', rl_value('tp2', 'c') -> 'state';
 SELECT name, key, kind, remaining, capacity FROM rl_status() WHERE name ~ '^tp' ORDER BY name, key;
-SELECT rl_reset('tp', 'b'), rl_state('tp', 'b');
+SELECT rl_reset('tp', 'b'), rl_value('tp', 'b') -> 'state';
 SELECT rl_block('tp', 'b', '1 minute'), (rl_limit('tp', 'b')).ok, rl_unblock('tp', 'b');
 SELECT ok, remaining FROM rl_limit('tp', 'b', config => rl_token_bucket(7, '1 minute'));
 -- An exempt plan, and another kind.

@@ -82,7 +82,7 @@ SELECT ok, remaining FROM rl_check('ra/fewer');
 SELECT rl_define('ra/old', rl_fixed_window(100000, '1 month', timezone => 'UTC'));
 INSERT INTO rateLimits (name, key, value, ts) VALUES ('ra/old', '', 10, '2027-02-01 00:00:00+00');
 SELECT ok, remaining FROM rl_limit('ra/old');
-SELECT rl_state('ra/old');
+SELECT rl_value('ra/old') -> 'state';
 SELECT remaining, state FROM rl_calculate(rl_fixed_window(500, '1 hour'), '{"value": 4, "ts": 0}', 'epoch', 1);
 -- To and from other kinds as before: a bucket takes the tokens, a sliding window begins again.
 SELECT rl_define('ra/old', rl_token_bucket(1, '1 day', capacity => 100000)), (rl_check('ra/old')).remaining,

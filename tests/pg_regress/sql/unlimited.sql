@@ -13,7 +13,7 @@ SELECT name, ok FROM rl_check_all('[{"name": "ex", "key": "vip"}, {"name": "ex/a
 SELECT name, key FROM rateLimits WHERE name LIKE 'ex%';
 SELECT name, allowed, denied, tokens FROM rl_stats() WHERE name LIKE 'ex%';
 SELECT * FROM rl_status('ex', 'vip');
-SELECT rl_state('ex', 'vip'), rl_reset('ex', 'vip');
+SELECT rl_value('ex', 'vip') -> 'state', rl_reset('ex', 'vip');
 -- Headers show no limit.
 SELECT rl_headers('ex', r), rl_headers('ex', r, 'github'), rl_headers('ex', r, 'postgrest') FROM rl_limit('ex', 'vip') r;
 -- In a read-only transaction, alone and with others.

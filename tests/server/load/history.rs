@@ -57,7 +57,7 @@ impl Take {
         // Not of the table, which a transaction sees by its snapshot.
         let at =
             "SELECT round(coalesce(state -> 'log' -> -1, state -> 'ts')::numeric * 1000)::bigint
-                  FROM rl_state($1, $2) AS state";
+                  FROM (SELECT rl_value($1, $2) -> 'state') AS read (state)";
         let at = if is_extension { Some(client.prepare(at)?) } else { None };
         // Of rows that are seen, those of transactions in progress are one's own.
         let rows = "SELECT shard, value, (extract(epoch FROM ts) * 1000000)::bigint FROM rateLimits

@@ -261,7 +261,7 @@ fn every_function_works_on_every_node() {
                 "SELECT count(*) FROM generate_series(1, 3) n, rl_acquire('NAME', substr('slots', 1, 5 + 0 * n)) WHERE ok",
                 "1",
             ),
-            ("SELECT jsonb_array_length(rl_state('NAME', 'slots') -> 'leases')", "2"),
+            ("SELECT jsonb_array_length(rl_value('NAME', 'slots') -> 'state' -> 'leases')", "2"),
             ("SELECT rl_extend(LEASE) = '2027-01-01 12:01:00+00'", "true"),
             ("SELECT rl_release(LEASE)", "true"),
             ("SELECT rl_release(LEASE)", "false"),

@@ -55,7 +55,7 @@ const ACQUIRE: Write = Write {
 const READS: [Write; 8] = [
     Write { what: "rl_status", read: "SELECT rl_status('NAME')", ..TAKE },
     Write { what: "rl_status of a key", read: "SELECT rl_status('NAME', 'KEY')", ..TAKE },
-    Write { what: "rl_state", read: "SELECT rl_state('NAME', 'KEY')", ..TAKE },
+    Write { what: "rl_value", read: "SELECT rl_value('NAME', 'KEY')", ..TAKE },
     Write {
         what: "rl_check_all",
         read: r#"SELECT rl_check_all('[{"name": "NAME", "key": "KEY"}, {"name": "NAME", "key": "FAR"}]')"#,

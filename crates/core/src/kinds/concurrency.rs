@@ -207,6 +207,10 @@ impl LimitKind for Concurrency {
         fields.read()
     }
 
+    fn resolved(&self, _: Micros) -> ConcurrencyConfig {
+        ConcurrencyConfig { slots: SlotCount(self.slots.into()), ttl: Period(self.ttl) }
+    }
+
     fn example(_: bool) -> &'static str {
         "slots => 3, ttl => '5 minutes'"
     }

@@ -216,6 +216,20 @@ impl FixedWindow {
         if self.overage { tokens.max(0.0) } else { tokens }
     }
 
+    /// The fields of a config of it, for windows that are given by these.
+    fn fields<P, S, Z>(&self, period: P, start: S, timezone: Z) -> WindowConfig<P, S, Z> {
+        WindowConfig {
+            rate: Rate(self.rate),
+            period,
+            capacity: Some(TokenCount(self.capacity)),
+            max_reserved: self.max_reserved.map(TokenCount),
+            shards: Some(ShardCount(self.shards.into())),
+            start: Some(start),
+            timezone,
+            overage: self.overage.then_some(Flag(true)),
+        }
+    }
+
     /// Whether no window has begun: its limit is full, and the next take begins one.
     fn awaits_request(&self, tokens: f64) -> bool {
         matches!(self.windows, Windows::Every { start: Start::FirstRequest, .. })
@@ -247,6 +261,24 @@ impl LimitKind for FixedWindow {
                 WindowConfig::<Period>::refused(fields, "shards", allowed)
             }
             _ => Ok(FixedWindowConfig::Every(config)),
+        }
+    }
+
+    fn resolved(&self, phase: Micros) -> FixedWindowConfig {
+        match &self.windows {
+            &Windows::Every { period, start } => {
+                let start = match start {
+                    Start::At(start) => WindowStart::At(start),
+                    Start::FirstRequest => WindowStart::FirstRequest,
+                    Start::Derived => WindowStart::At(Micros(phase.0.rem_euclid(period.0))),
+                };
+                FixedWindowConfig::Every(self.fields(Period(period), start, None))
+            }
+            Windows::Calendar(Calendar { unit, every, zone, start }) => {
+                let period = Dates { unit: *unit, every: *every };
+                let zone = ZoneName(zone.clone());
+                FixedWindowConfig::Calendar(self.fields(period, LocalDate(*start), zone))
+            }
         }
     }
 
@@ -359,6 +391,18 @@ impl Refill for FixedWindow {
         let same = ts == before.ts && value <= 0.0;
         let at_least = before.added.filter(|_| same).map_or(0.0, used);
         Tokens { value, ts, added: Some(self.window_adds().max(at_least)) }
+    }
+
+    fn reported(&self, stored: &Tokens, now: Micros) -> Tokens {
+        let value = self.value_of(stored);
+        let plain = Tokens { added: None, ..*stored };
+        if value == stored.value || self.windows.turns(stored.ts, now).0 > 0 {
+            return plain;
+        }
+        // Whichever of the two rolls over, the next window is full.
+        let fills = |tokens: &Tokens| self.rolls_over(tokens) + self.rate >= self.capacity;
+        let at_once = Tokens { value, ..plain };
+        if fills(stored) && fills(&at_once) { at_once } else { *stored }
     }
 
     fn refilled(&self, stored: &Tokens, now: Micros) -> (Micros, f64) {

@@ -33,6 +33,9 @@ pub(super) trait LimitKind: Clone + Into<super::Limit> {
     /// Reads the fields.
     fn config(fields: &Fields) -> Result<Self::Config, FieldError>;
 
+    /// The fields of a config of this limit, with their defaults; see [`config::resolved`](crate::config::resolved).
+    fn resolved(&self, phase: Micros) -> Self::Config;
+
     /// Arguments of its builder in SQL, as an example; with a time zone, if the config in question has one.
     fn example(_calendar: bool) -> &'static str {
         "rate => 10, period => '1 minute'"

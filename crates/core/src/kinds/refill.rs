@@ -30,6 +30,12 @@ pub(super) trait Refill {
         tokens.value
     }
 
+    /// Stored tokens without what their window added, where no take from `now` on is decided by that; they may have
+    /// another value then.
+    fn reported(&self, tokens: &Tokens, _now: Micros) -> Tokens {
+        Tokens { added: None, ..*tokens }
+    }
+
     /// The tokens left at the `ts` of stored ones.
     fn stored_tokens(&self, tokens: &Tokens) -> f64 {
         self.bounded(self.value_of(tokens), tokens.ts)

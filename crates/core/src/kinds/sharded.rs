@@ -118,8 +118,8 @@ impl<'a> Shards<'a> {
         shard.refill().map_or(others, |limit| limit.stored(value, ts, before))
     }
 
-    /// The state of a limit that is not divided.
-    fn undivided(&self) -> Option<&State> {
+    /// The state of a limit that is not divided, as it is stored.
+    pub fn undivided(&self) -> Option<&State> {
         match &self.states[..] {
             [state] if self.are_equal() => Some(state),
             _ => None,

@@ -66,6 +66,10 @@ impl LimitKind for SlidingLog {
         fields.read()
     }
 
+    fn resolved(&self, _: Micros) -> SlidingLogConfig {
+        SlidingLogConfig { rate: WholeRate(self.rate.into()), period: Period(self.period) }
+    }
+
     fn capacity(&self) -> f64 {
         self.rate.into()
     }

@@ -107,6 +107,10 @@ impl LimitKind for SlidingWindow {
         fields.read()
     }
 
+    fn resolved(&self, _: Micros) -> SlidingWindowConfig {
+        SlidingWindowConfig { rate: Rate(self.rate), period: Period(self.period) }
+    }
+
     fn capacity(&self) -> f64 {
         self.rate
     }

@@ -96,6 +96,17 @@ impl LimitKind for TokenBucket {
         fields.read()
     }
 
+    fn resolved(&self, _: Micros) -> TokenBucketConfig {
+        TokenBucketConfig {
+            rate: Rate(self.rate),
+            period: Period(self.period),
+            capacity: Some(TokenCount(self.capacity)),
+            max_reserved: self.max_reserved.map(TokenCount),
+            shards: Some(ShardCount(self.shards.into())),
+            _start: None,
+        }
+    }
+
     fn capacity(&self) -> f64 {
         self.capacity
     }

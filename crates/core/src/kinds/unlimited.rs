@@ -40,6 +40,10 @@ impl LimitKind for Unlimited {
         fields.read()
     }
 
+    fn resolved(&self, _: Micros) -> UnlimitedConfig {
+        UnlimitedConfig {}
+    }
+
     fn example(_: bool) -> &'static str {
         ""
     }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use proptest::prelude::*;
 use ratelimit_core::kinds::Tokens;
-use ratelimit_core::{Limit, Micros, Shards, State, config, credit, decide};
+use ratelimit_core::{Limit, Micros, Shards, State, config, credit, decide, state};
 
 use crate::sharding::take;
 use crate::{cases, tokens_at};
@@ -321,4 +321,31 @@ fn what_was_overused_makes_no_upper_bound_of_states_that_are_too_fast() {
     let shards = Shards::unequal(&limit, vec![(whole.clone(), spent.clone()), (whole, spent)]);
     assert_eq!(limit.level(&shards.total(now), now).remaining, 0.0);
     assert_eq!(limit.level(&shards.upper_bound(now), now).remaining, 100.0);
+}
+
+proptest! {
+    #![proptest_config(cases(512))]
+
+    /// Also without `added`, which is reported only where it matters.
+    #[test]
+    fn a_reported_state_decides_as_the_stored_one(
+        (before, after) in ((1..40u32, 0..40u32), (1..40u32, 0..40u32)),
+        (used, ago, overage) in (0..60u32, 0..100i64, any::<bool>()),
+        later in prop::collection::vec((0..400i64, 0..80u32, any::<bool>()), 1..6),
+    ) {
+        let [before, after] = [before, after].map(|(rate, capacity)| window(rate, capacity, 1, overage));
+        let state = before.initial_state(Micros(0), Micros(0));
+        let taken = decide(&before, &state, Micros(0), used.into(), true).state.unwrap_or(state);
+        let now = HOUR / 60 * ago;
+        let reported = state::reported(&after.reported(taken.clone(), Micros(now))).to_string();
+        let reported = state::parse(&reported, &after).unwrap();
+        for (later, count, reserve) in later {
+            let at = Micros(now + HOUR / 60 * later);
+            let [one, other] = [&taken, &reported].map(|state| decide(&after, state, at, count.into(), reserve));
+            prop_assert_eq!(
+                (one.ok, one.retry_after, one.level), (other.ok, other.retry_after, other.level),
+                "{:?} as {:?}", &taken, &reported
+            );
+        }
+    }
 }

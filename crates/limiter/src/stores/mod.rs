@@ -125,18 +125,23 @@ pub(crate) fn peek_rows<'t, H: Host>(
     Ok(Peeked { now, shards: found.shards, expires })
 }
 
-/// Reads what is stored of a target: of a limit with shards their total; `None`: nothing, so that it is full.
-pub fn stored<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
+/// Reads what is stored of a target: of a limit with shards their total; `None`: nothing, so that it is full. With the
+/// instant after the read.
+///
+/// # Errors
+/// [`LimiterError::BadState`] (55000).
+pub fn stored<H: Host>(host: &H, target: &Target) -> Result<(Micros, Option<State>)> {
     match target.store {
-        Store::Nowhere => Ok(None),
-        Store::Memory | Store::Saved => memory::read(host, target),
+        Store::Nowhere => Ok((host.now(), None)),
+        Store::Memory | Store::Saved => {
+            let found = memory::read(host, target)?;
+            Ok((host.now(), found))
+        }
         Store::Row | Store::Shards(_) => host.with_rows(RowAccess::Read, |rows| {
             let found = rows.read_key(target.name, target.key, None)?;
-            if !delete::has_state(target.limit(), &found) {
-                return Ok(None);
-            }
             let (now, shards) = shards::peek(host, rows, target)?;
-            Ok(Some(shards.total(now)))
+            let total = || shards.undivided().cloned().unwrap_or_else(|| shards.total(now));
+            Ok((now, delete::has_state(target.limit(), &found).then(total)))
         }),
     }
 }
