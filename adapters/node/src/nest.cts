@@ -1,6 +1,6 @@
 // The storage of @nestjs/throttler.
 import { Database, type RateLimitStoreOptions } from './database.cjs';
-import { hitsOf, keyOf, windowOf } from './window.cjs';
+import { secondsOf, takeOne } from './window.cjs';
 
 export type { Queryable, RateLimitStoreOptions } from './database.cjs';
 
@@ -28,14 +28,10 @@ export class RateLimitThrottlerStorage {
                 `RateLimitThrottlerStorage: blockDuration is ${blockDuration}; allowed: ttl, its default`,
             );
         }
-        const { name, store } = this.#database;
-        const config = windowOf(limit, ttl, store, false);
-        const taken = await this.#database.take(`${name}/${throttler}`, keyOf(key), config);
-        const row = taken ?? { ok: true, hits: 1, wait: ttl }; // unchecked
-        const totalHits = hitsOf(row, limit);
+        const name = `${this.#database.name}/${throttler}`;
+        const { hits: totalHits, wait } = await takeOne(this.#database, name, key, limit, ttl);
         const isBlocked = totalHits > limit;
-        // Times are rounded up to a millisecond: 60 seconds must not become 61, nor the last millisecond 0.
-        const seconds = Math.max(Math.ceil(Number(row.wait ?? ttl) / 1000 - 0.001), 1);
+        const seconds = secondsOf(wait);
         return { totalHits, timeToExpire: seconds, isBlocked, timeToBlockExpire: isBlocked ? seconds : 0 };
     }
 }

@@ -1,6 +1,8 @@
 // The window in which a store counts a key's requests, and what its answers mean to a middleware.
 import { createHash } from 'node:crypto';
 
+import type { Database } from './database.cjs';
+
 /** A key as the extension takes it: one that is too long, or has a NUL in it, by its hash. */
 export function keyOf(key: string): string {
     if (typeof key !== 'string') return key;
@@ -31,6 +33,23 @@ export function windowOf(limit: unknown, milliseconds: number, store: string, co
     return JSON.stringify(config);
 }
 
+/**
+ * Takes one of a key's window: the requests counted, more than the limit if it was denied, and the milliseconds until the
+ * window ends or a denied call can pass. Unchecked: as the first of a window.
+ */
+export async function takeOne(
+    database: Database,
+    name: string,
+    key: string,
+    limit: unknown,
+    milliseconds: number,
+    countsAll = false,
+): Promise<{ hits: number; wait: number }> {
+    const config = windowOf(limit, milliseconds, database.store, countsAll);
+    const row = (await database.take(name, keyOf(key), config)) ?? { ok: true, hits: 1, wait: milliseconds };
+    return { hits: hitsOf(row, limit), wait: Number(row.wait ?? milliseconds) };
+}
+
 /** Returns the requests counted by a row of rl_limit: more than the limit if it was denied. */
 export function hitsOf(row: { ok: boolean; hits: unknown }, limit: unknown): number {
     if (row.ok) return Number(row.hits);
@@ -47,3 +66,6 @@ export function resetTimeOf({ ok, wait }: { ok: boolean; wait: unknown }, millis
     const left = Math.floor(Number(wait ?? milliseconds));
     return new Date(Date.now() + Math.max(left, ok ? 1 : 20));
 }
+
+/** A wait in whole seconds: rounded up to a millisecond, since 60 seconds must not become 61, nor the last millisecond 0. */
+export const secondsOf = (milliseconds: number): number => Math.max(Math.ceil(milliseconds / 1000 - 0.001), 1);

@@ -13,6 +13,7 @@ import pg from 'pg';
 
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
 import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
+import { ADAPTERS } from './adapters.js';
 import { application } from './application.js';
 import { STORES } from './edition.js';
 
@@ -219,6 +220,50 @@ for (const kept of STORES) {
             for (const blocked of [0, 1]) {
                 const [left, block] = times(await increment());
                 assert.ok((left === 5 || left === 4) && (block === 5 || block === 4) === Boolean(blocked), `${left} ${block}`);
+            }
+        }
+    });
+}
+
+for (const [adapter, { counts, start, path, header }] of Object.entries(ADAPTERS)) {
+    test(`${adapter}: the seconds that are left, whatever the clocks show, and over steps`, async (context) => {
+        const { pool, setClock } = await database(context);
+        for (const store of STORES) {
+            const limits = { limit: 1, windowMs: 5000 };
+            const count = counts({ pool, name: nameOf(adapter), store }, limits);
+            let key = 0;
+            const answer = async () => Object.values(await count(`${key}`));
+            for (application.ahead of APART) {
+                key++;
+                await setClock(NOON);
+                assert.equal((await answer())[0], true);
+                for (const step of APART) {
+                    application.ahead = step;
+                    assert.deepEqual(await answer(), [false, 5]);
+                }
+                for (const [at, left] of [[2000, 3], [-10 * SECOND, 15], [4000, 1], [4999, 1], [4999.001, 1], [4999.9, 1]]) {
+                    await setClock(NOON + at);
+                    assert.deepEqual(await answer(), [false, left], `at ${at} ms`);
+                }
+                await setClock(NOON + 5000);
+                assert.equal((await answer())[0], true);
+            }
+            await setClock(NOON);
+            for (application.ahead of APART) {
+                const server = await start({ pool, name: nameOf(adapter), store }, limits);
+                if (!server.listening) await once(server, 'listening');
+                context.after(() => server.close());
+                const answers = [];
+                for (let n = 0; n < 2; n++) answers.push(await fetch(`http://127.0.0.1:${server.address().port}${path}`));
+                assert.deepEqual(answers.map(({ status }) => status), [200, 429], `${application.ahead} ms ahead`);
+                assert.equal(answers[1].headers.get(header), '5');
+            }
+            // A block is denied until its end; one without an end, for a window.
+            for (const [until, seconds] of [["'2027-01-01 12:01:30+00'", 90], ["'infinity'", 5]]) {
+                const name = nameOf('blocked');
+                await pool.query(`SELECT rl_block($1, 'key', until => ${until})`, [name]);
+                const blocked = counts({ pool, name, store }, limits);
+                assert.deepEqual(Object.values(await blocked('key')), [false, seconds]);
             }
         }
     });

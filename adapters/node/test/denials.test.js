@@ -9,6 +9,7 @@ import { DAY, fixedWindow, HOUR, RateLimiter, SECOND, tokenBucket } from 'postgr
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
 import { RateLimitStore as HonoStore } from 'postgres-rate-limit/hono';
 import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
+import { ADAPTERS } from './adapters.js';
 import { onFile } from './edition.js';
 import { limits, run } from './limits.js';
 
@@ -290,6 +291,21 @@ test('@nestjs/throttler: the requests of a key that is denied', async () => {
     assert.deepEqual(await increment(2), [2, false, false]);
     assert.deepEqual(await increment(1, 'other'), [1, false, false]);
 });
+
+for (const [adapter, { counts }] of Object.entries(ADAPTERS)) {
+    test(`${adapter}: the requests of a key that is denied`, async () => {
+        const counted = counting();
+        const options = { pool: counted, name: `denials ${adapter}`, rememberDenials: { forMs: HOUR } };
+        const count = counts(options, { limit: 1, windowMs: HOUR });
+        assert.equal((await count('k')).passed, true);
+        for (let n = 0; n < 4; n++) {
+            const { passed, wait } = await count('k');
+            assert.ok(!passed && wait > 3590 && wait <= 3600, `${wait} s`);
+        }
+        assert.equal(counted.asked, 2);
+        assert.equal((await count('other')).passed, true);
+    });
+}
 
 test('a store whose client is in a transaction remembers nothing', async () => {
     const client = await pool.connect();

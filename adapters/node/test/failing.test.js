@@ -14,6 +14,7 @@ import { concurrency, HOUR, isRateLimitError, RateLimiter, SECOND, tokenBucket }
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
 import { RateLimitStore as HonoStore } from 'postgres-rate-limit/hono';
 import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
+import { ADAPTERS } from './adapters.js';
 import { onFile } from './edition.js';
 import { hangs } from './hangs.js';
 import { limits, run } from './limits.js';
@@ -38,11 +39,11 @@ after(async () => {
     await database.end();
 });
 
-const listening = async (context, server) => {
+const listening = async (context, server, path = '/') => {
     if (!server.listening) await once(server, 'listening');
     context.after(() => server.close());
     const ANSWERS = { 200: 'passed', 429: 'denied', 500: 'failed' };
-    return async () => ANSWERS[(await fetch(`http://127.0.0.1:${server.address().port}/`)).status];
+    return async () => ANSWERS[(await fetch(`http://127.0.0.1:${server.address().port}${path}`)).status];
 };
 const answers = (asked) => async () => {
     try {
@@ -82,6 +83,15 @@ const WAYS = {
         return answers(async () => (await limiter.limit('one', { key })).ok);
     },
 };
+for (const [adapter, { start, path }] of Object.entries(ADAPTERS)) {
+    WAYS[adapter] = async (context, pool, options) => {
+        const server = await start(
+            { pool, name: `${adapter} ${names++}`, timeout: 300, ...options },
+            { limit: 1, windowMs: HOUR },
+        );
+        return listening(context, server, path);
+    };
+}
 
 /** What no call can be decided in, and its end. */
 const FAULTS = {

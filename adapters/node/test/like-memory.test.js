@@ -1,4 +1,4 @@
-// Express and Hono answer the same requests in the same way with this store as with the MemoryStore of their own.
+// Frameworks answer the same requests in the same way with our store as with the one in memory of their own.
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { after, test } from 'node:test';
@@ -7,10 +7,12 @@ import { setImmediate } from 'node:timers/promises';
 import { serve } from '@hono/node-server';
 import express from 'express';
 import * as forExpress from 'express-rate-limit';
+import { betterAuth } from 'better-auth';
 import { Hono } from 'hono';
 import * as forHono from 'hono-rate-limiter';
 import pg from 'pg';
 
+import { RateLimitStorage } from 'postgres-rate-limit/better-auth';
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
 import { STORES } from './edition.js';
 
@@ -105,6 +107,42 @@ for (const [name, framework] of Object.entries(FRAMEWORKS)) {
         }
     }
 }
+
+test('as with its memory: better-auth, by the rule of each path', async () => {
+    const rateLimit = {
+        enabled: true,
+        window: 600,
+        max: 4,
+        customRules: {
+            '/get-session': { window: 300, max: 2 },
+            '/error': false,
+            '/sign-in/*': { window: 600, max: 3 },
+            '/token/*': () => ({ window: 600, max: 1 }),
+        },
+    };
+    const paths = ['ok', 'get-session', 'ok', 'error', 'sign-in/email', 'get-session', 'get-session', 'ok', 'token/a', 'token/b'];
+    const calls = [...paths, ...paths, 'token/a', 'sign-in/email', 'sign-in/email', ...paths];
+    const answers = async (options) => {
+        const auth = betterAuth({
+            secret: 'a'.repeat(32),
+            baseURL: 'http://127.0.0.1',
+            logger: { disabled: true },
+            rateLimit: { ...rateLimit, ...options },
+        });
+        const all = [];
+        for (const path of calls) {
+            const { status } = await auth.handler(new Request(`http://127.0.0.1/api/auth/${path}`));
+            all.push(`${path} ${status === 429 ? 'denied' : 'passed'}`);
+        }
+        return all;
+    };
+    const expected = await answers({ storage: 'memory' });
+    assert.equal(expected.filter((answer) => answer.endsWith('denied')).length, 19);
+    for (const store of STORES) {
+        const customStorage = new RateLimitStorage({ pool, name: `${Math.random()}`, store });
+        assert.deepEqual(await answers({ customStorage }), expected);
+    }
+});
 
 test('twelve wrong passwords: three are tried, whatever requestWasSuccessful says of a denial', async () => {
     for (const framework of Object.values(FRAMEWORKS)) {

@@ -12,6 +12,7 @@ import pg from 'pg';
 
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
 import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
+import { ADAPTERS } from './adapters.js';
 import { onFile, STORES } from './edition.js';
 import { hangs } from './hangs.js';
 
@@ -170,6 +171,54 @@ test('what is wrong is named', async () => {
     await assert.rejects(open().increment(undefined), { code: '22004' }, 'no key is not the key of everybody');
 });
 
+for (const [adapter, { make, counts }] of Object.entries(ADAPTERS)) {
+    for (const store of STORES) {
+        test(`hits are counted key by key with ${adapter}, in the ${store}`, async () => {
+            const options = { pool, name: `counts ${adapter} ${store}`, store };
+            const count = counts(options, { limit: 3, windowMs: 60_000 });
+            const answers = async (key, times) => {
+                const all = [];
+                for (let n = 0; n < times; n++) all.push(await count(key));
+                return all;
+            };
+            const all = await answers('a', 5);
+            assert.deepEqual(all.map(({ passed }) => passed), [true, true, true, false, false]);
+            for (const { wait } of all.slice(3)) assert.ok(wait > 50 && wait <= 60 && Number.isInteger(wait), `${wait} s`);
+            for (const key of ['b', 'k'.repeat(1025), 'a\0b', 'é'.repeat(513)]) {
+                assert.deepEqual((await answers(key, 4)).map(({ passed }) => passed), [true, true, true, false]);
+            }
+            assert.equal((await counts(options, { limit: 4, windowMs: 60_000 })('a')).passed, true, 'a limit that is raised');
+            assert.equal((await counts({ ...options, name: `${options.name} 2` }, { limit: 1, windowMs: 1000 })('a')).passed, true);
+            for (const limit of [0, 0.5]) {
+                const none = counts({ ...options, name: `${options.name} ${limit}` }, { limit, windowMs: 60_000 });
+                for (let n = 0; n < 3; n++) assert.equal((await none('a')).passed, false, `a limit of ${limit} lets nothing pass`);
+            }
+            await assert.rejects(count(undefined), { code: '22004' });
+            await assert.rejects(counts(options, { limit: 3, windowMs: -1 })('a'), { code: '22023' });
+        });
+    }
+
+    test(`a window of ${adapter} ends`, async () => {
+        const count = counts({ pool, name: `ends ${adapter}` }, { limit: 1, windowMs: 1000 });
+        assert.equal((await count('k')).passed, true);
+        const { passed, wait } = await count('k');
+        assert.deepEqual([passed, wait], [false, 1]);
+        await new Promise((resolve) => setTimeout(resolve, 1000 * wait));
+        assert.equal((await count('k')).passed, true);
+    });
+
+    test(`options of ${adapter} that can not be used are refused`, () => {
+        for (const [options, message] of [
+            [undefined, /: pool must be a Pool of pg/],
+            [{ pool, name: '' }, /: name must be the name/],
+            [{ pool, name: 'a', store: 'redis' }, /: store is redis; allowed: "table", "memory"/],
+            [{ pool, name: 'a', onError: 'ajar' }, /: onError is ajar; allowed: "closed", "open"/],
+        ]) {
+            assert.throws(() => make(options), message);
+        }
+    });
+}
+
 test('memory is refused by the file, which says who has it', { skip: !onFile }, async () => {
     await assert.rejects(open({ store: 'memory' }).increment('k'), { code: '0A000', message: /extension/ });
 });
@@ -217,6 +266,22 @@ for (const [name, start] of [['Express', expressApp], ['Hono', honoApp]]) {
             const wait = Number(denied[0].headers.get('retry-after'));
             assert.ok(wait >= 55 && wait <= 60, `${wait}`);
             assert.ok((await hits(store, name === 'Hono' ? 'everybody' : '127.0.0.1')) === 10);
+        });
+    }
+}
+
+for (const [adapter, { start, path, header }] of Object.entries(ADAPTERS)) {
+    for (const kept of STORES) {
+        test(`of 100 requests at once ${adapter} lets exactly the limit pass, in the ${kept}`, async (context) => {
+            const options = { pool, name: `at once ${adapter} ${kept}`, store: kept };
+            const url = await listen(context, await start(options, { limit: 10, windowMs: 60_000 }));
+            const answers = await Promise.all(Array.from({ length: 100 }, () => fetch(new URL(path, url))));
+            const of = (status) => answers.filter((answer) => answer.status === status);
+            assert.deepEqual([of(200).length, of(429).length], [10, 90]);
+            for (const { headers } of of(429)) {
+                const wait = Number(headers.get(header));
+                assert.ok(wait >= 55 && wait <= 60, `${wait}`);
+            }
         });
     }
 }

@@ -1,6 +1,7 @@
 // As from a package that is CommonJS, such as one of Nest.
 import { rateLimit } from 'express-rate-limit';
 import type { ThrottlerStorage } from '@nestjs/throttler';
+import { RateLimitStorage } from 'postgres-rate-limit/better-auth';
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
 import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
 
@@ -8,5 +9,6 @@ const pool = { query: async () => ({ rows: [] }) };
 rateLimit({ limit: 3, windowMs: 1000, store: new RateLimitStore({ pool, name: 'api', timeout: 1000, prepare: true }) });
 // @ts-expect-error
 new RateLimitStore({ pool, name: 'api', prepare: 'yes' });
+new RateLimitStorage({ pool, name: 'auth' }).consume('key', { window: 1, max: 1 }).then(({ allowed }): boolean => allowed);
 const storage: ThrottlerStorage = new RateLimitThrottlerStorage({ pool, name: 'api' });
 export = storage;

@@ -1,10 +1,12 @@
 // The store and the storage are those of the middlewares' own types.
 import { rateLimit } from 'express-rate-limit';
 import { rateLimiter } from 'hono-rate-limiter';
+import { betterAuth } from 'better-auth';
 import type { ThrottlerStorage } from '@nestjs/throttler';
 import { PGlite } from '@electric-sql/pglite';
 import knex, { type Knex } from 'knex';
 import { install, installSql } from 'postgres-rate-limit';
+import { RateLimitStorage } from 'postgres-rate-limit/better-auth';
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
 import { RateLimitStore as HonoStore } from 'postgres-rate-limit/hono';
 import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
@@ -24,6 +26,9 @@ new RateLimitThrottlerStorage({ pool, name: 'api', rememberDenials: { forMs: 500
 new RateLimitStore({ pool, name: 'api', rememberDenials: { seconds: 1 } });
 // @ts-expect-error
 new RateLimitThrottlerStorage({ pool, name: 'api', onUnchecked: 'log' });
+betterAuth({ rateLimit: { customStorage: new RateLimitStorage({ pool, name: 'auth' }) } });
+// @ts-expect-error
+new RateLimitStorage({ pool, name: 'auth', limit: 3 });
 const storage: ThrottlerStorage = new RateLimitThrottlerStorage({ pool, name: 'api' });
 
 const text: string = installSql({ schema: 'limits' });

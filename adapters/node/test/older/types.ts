@@ -1,5 +1,6 @@
 // As TypeScript resolves a package that knows no "exports": what Nest's own starter project was made with for years.
 import type { ThrottlerStorage } from '@nestjs/throttler';
+import { RateLimitStorage } from 'postgres-rate-limit/better-auth';
 import { calculate } from 'postgres-rate-limit/browser';
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
 import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
@@ -9,6 +10,9 @@ const pool = { query: async () => ({ rows: [] }) };
 export const store = new RateLimitStore({ pool, name: 'api' });
 // @ts-expect-error
 new RateLimitStore({ pool });
+export const wait: Promise<number | null> = new RateLimitStorage({ pool, name: 'auth' })
+    .consume('key', { window: 1, max: 1 })
+    .then(({ retryAfter }) => retryAfter);
 export const storage: ThrottlerStorage = new RateLimitThrottlerStorage({ pool, name: 'api' });
 export const remaining: number | null = calculate({ config: {}, state: null, now: 0, blockedUntil: null }).remaining;
 export const status = () => useRateLimit(async () => ({ config: {}, state: null, now: 0, blockedUntil: null })).status;

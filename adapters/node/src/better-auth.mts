@@ -1,0 +1,2 @@
+export type * from './better-auth.cjs';
+export { RateLimitStorage } from './better-auth.cjs';
