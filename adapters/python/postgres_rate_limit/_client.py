@@ -9,7 +9,6 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
 from random import uniform
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, Union
@@ -31,6 +30,7 @@ from postgres_rate_limit._results import (
     denied_by,
     innermost,
 )
+from postgres_rate_limit._steps import drive, drive_async
 
 if TYPE_CHECKING:
     # Which type checkers have, and Python before 3.13 hasn't.
@@ -655,25 +655,15 @@ class RateLimiter(_Limiter[N]):
         reserve: bool = False,
     ) -> T:
         on = database(self._where(db))
-        steps = self._steps(call, on, on_error, wait, reserve)
-        make: Callable[[], Any] = lambda: next(steps)  # noqa: E731
-        while True:
-            try:
-                step = make()
-            except StopIteration as end:
-                answer: T = end.value
-                return answer
-            try:
-                made: Any = None
-                if isinstance(step, _Query):
-                    made = on.run(*step)
-                elif isinstance(step, _Ask):
-                    made = step.question()
-                else:
-                    time.sleep(step.seconds)
-                make = partial(steps.send, made)
-            except BaseException as error:
-                make = partial(steps.throw, error)
+
+        def make(step: _Query | _Pause | _Ask) -> Any:
+            if isinstance(step, _Query):
+                return on.run(*step)
+            if isinstance(step, _Ask):
+                return step.question()
+            time.sleep(step.seconds)
+
+        return drive(self._steps(call, on, on_error, wait, reserve), make)
 
 
 # Asynchronous: the same, with await.
@@ -989,25 +979,15 @@ class AsyncRateLimiter(_Limiter[N]):
         reserve: bool = False,
     ) -> T:
         on = async_database(self._where(db))
-        steps = self._steps(call, on, on_error, wait, reserve)
-        make: Callable[[], Any] = lambda: next(steps)  # noqa: E731
-        while True:
-            try:
-                step = make()
-            except StopIteration as end:
-                answer: T = end.value
-                return answer
-            try:
-                made: Any = None
-                if isinstance(step, _Query):
-                    made = await on.run(*step)
-                elif isinstance(step, _Ask):
-                    made = await asyncio.to_thread(step.question)
-                else:
-                    await asyncio.sleep(step.seconds)
-                make = partial(steps.send, made)
-            except BaseException as error:
-                make = partial(steps.throw, error)
+
+        async def make(step: _Query | _Pause | _Ask) -> Any:
+            if isinstance(step, _Query):
+                return await on.run(*step)
+            if isinstance(step, _Ask):
+                return await asyncio.to_thread(step.question)
+            await asyncio.sleep(step.seconds)
+
+        return await drive_async(self._steps(call, on, on_error, wait, reserve), make)
 
     def _is_apart(self, db: object) -> bool:
         return async_database(self._where(db)).apart

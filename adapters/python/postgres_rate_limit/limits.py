@@ -13,7 +13,6 @@ import select
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Union
 from urllib.parse import unquote
@@ -30,6 +29,7 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from postgres_rate_limit._databases import address_of, until
 from postgres_rate_limit._denials import Denials, Remembering
 from postgres_rate_limit._failing import OnError, Question, checked, not_now
+from postgres_rate_limit._steps import drive, drive_async
 
 __all__ = ["AsyncRateLimitStorage", "RateLimitStorage"]
 
@@ -437,19 +437,10 @@ class RateLimitStorage(_Shared, Storage, MovingWindowSupport, SlidingWindowCount
         super().__init__(uri, wrap_exceptions=wrap_exceptions)
 
     def _do(self, call: _Call[T]) -> T:
-        steps = self._steps(call)
-        make: Callable[[], Any] = lambda: next(steps)  # noqa: E731
-        while True:
-            try:
-                step = make()
-            except StopIteration as end:
-                answer: T = end.value
-                return answer
-            try:
-                made = self._row(step.call) if isinstance(step, _Query) else step.question()
-                make = partial(steps.send, made)
-            except BaseException as error:
-                make = partial(steps.throw, error)
+        def make(step: _Query | _Ask) -> Any:
+            return self._row(step.call) if isinstance(step, _Query) else step.question()
+
+        return drive(self._steps(call), make)
 
     def _row(self, call: _Call[Any]) -> TupleRow:
         if self._opens_pool and self.pool.closed:
@@ -527,20 +518,10 @@ class AsyncRateLimitStorage(_Shared, aio.Storage, aio.MovingWindowSupport, aio.S
         super().__init__(uri, wrap_exceptions=wrap_exceptions)
 
     async def _do(self, call: _Call[T]) -> T:
-        steps = self._steps(call)
-        make: Callable[[], Any] = lambda: next(steps)  # noqa: E731
-        while True:
-            try:
-                step = make()
-            except StopIteration as end:
-                answer: T = end.value
-                return answer
-            try:
-                query = isinstance(step, _Query)
-                made = await (self._row(step.call) if query else asyncio.to_thread(step.question))
-                make = partial(steps.send, made)
-            except BaseException as error:
-                make = partial(steps.throw, error)
+        async def make(step: _Query | _Ask) -> Any:
+            return await (self._row(step.call) if isinstance(step, _Query) else asyncio.to_thread(step.question))
+
+        return await drive_async(self._steps(call), make)
 
     async def _row(self, call: _Call[Any]) -> TupleRow:
         if self._opens_pool and self.pool.closed:

@@ -180,7 +180,7 @@ def test_the_servers_own_time_outs_are_heard(name):
                 assert client.limit(name).error.sqlstate == {"lock_timeout": "55P03"}.get(setting, "57014")
 
 
-@pytest.mark.skipif(ON_FILE, reason="the same on both editions")
+@pytest.mark.edition("extension")  # the same on both
 @each_kind
 def test_what_never_fails_open(kind, name, monkeypatch):
     with psycopg.connect("user=postgres", autocommit=True) as admin:
