@@ -3,11 +3,11 @@ import { createHash } from 'node:crypto';
 
 import type { Database } from './database.cjs';
 
-/** A key as the extension takes it: one that is too long, or has a NUL in it, by its hash. */
-export function keyOf(key: string): string {
+/** A key as the extension takes it: one of more bytes, or with a NUL in it, by its hash. */
+export function keyOf(key: string, most = 1024): string {
     if (typeof key !== 'string') return key;
     // A key that looks like a hash is hashed, too, so none can collide with that of another key.
-    const taken = Buffer.byteLength(key) <= 1024 && !key.includes('\0') && !key.startsWith('sha256:');
+    const taken = Buffer.byteLength(key) <= most && !key.includes('\0') && !key.startsWith('sha256:');
     return taken ? key : `sha256:${createHash('sha256').update(key).digest('hex')}`;
 }
 

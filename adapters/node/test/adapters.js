@@ -1,9 +1,12 @@
 // Stores that are called in one way each, as one call: in the tests that are the same for all, and as applications.
+import fastifyRateLimit from '@fastify/rate-limit';
 import { serve } from '@hono/node-server';
 import { betterAuth } from 'better-auth';
+import Fastify from 'fastify';
 import { Hono } from 'hono';
 
 import { RateLimitStorage } from 'postgres-rate-limit/better-auth';
+import { rateLimitStore } from 'postgres-rate-limit/fastify';
 
 /**
  * Each has its class; `counts`, which resolves for a key to whether it passes, and the seconds that a denied one waits;
@@ -38,5 +41,27 @@ export const ADAPTERS = {
         },
         path: '/api/auth/ok',
         header: 'x-retry-after',
+    },
+    '@fastify/rate-limit': {
+        make: rateLimitStore,
+        counts: (options, { limit, windowMs }) => {
+            const store = new (rateLimitStore(options))();
+            return async (key) => {
+                const counted = (resolve, reject) => (error, result) => (error ? reject(error) : resolve(result));
+                const call = (resolve, reject) => store.incr(key, counted(resolve, reject), windowMs, limit);
+                const { current, ttl } = await new Promise(call);
+                return { passed: current <= limit, wait: Math.ceil(ttl / 1000) };
+            };
+        },
+        start: async (options, { limit, windowMs }) => {
+            const app = Fastify({ forceCloseConnections: true });
+            const store = rateLimitStore(options);
+            await app.register(fastifyRateLimit, { max: limit, timeWindow: windowMs, keyGenerator: () => 'all', store });
+            app.get('/', async () => 'hello');
+            await app.listen({ port: 0, host: '127.0.0.1' });
+            return app.server;
+        },
+        path: '/',
+        header: 'retry-after',
     },
 };

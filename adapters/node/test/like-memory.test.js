@@ -1,8 +1,11 @@
 // Frameworks answer the same requests in the same way with our store as with the one in memory of their own.
 import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
 import { once } from 'node:events';
+import { readdirSync } from 'node:fs';
 import { after, test } from 'node:test';
 import { setImmediate } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
 
 import { serve } from '@hono/node-server';
 import express from 'express';
@@ -14,7 +17,7 @@ import pg from 'pg';
 
 import { RateLimitStorage } from 'postgres-rate-limit/better-auth';
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
-import { STORES } from './edition.js';
+import { onFile, STORES } from './edition.js';
 
 const pool = new pg.Pool();
 after(() => pool.end());
@@ -142,6 +145,28 @@ test('as with its memory: better-auth, by the rule of each path', async () => {
         const customStorage = new RateLimitStorage({ pool, name: `${Math.random()}`, store });
         assert.deepEqual(await answers({ customStorage }), expected);
     }
+});
+
+// What needs continueExceeding or exponentialBackoff is refused.
+const REFUSED = /continue exceeding|continueExceeding|exponentialBackoff|issue #284/i;
+test("the plugin's own tests pass: @fastify/rate-limit", { skip: onFile }, async () => {
+    const at = (path) => fileURLToPath(new URL(path, import.meta.url));
+    const folder = at('../node_modules/@fastify/rate-limit/test');
+    const files = readdirSync(folder, { recursive: true }).filter((name) => /\.test\.js$/.test(name));
+    const others = /redis|exponential-backoff|local-store/; // of other stores
+    const chosen = files.filter((name) => !others.test(name)).map((name) => `${folder}/${name}`);
+    const { NODE_TEST_CONTEXT, ...env } = process.env;
+    const child = spawn(
+        process.execPath,
+        ['--require', at('fastify/store.cjs'), '--test', '--test-reporter=tap', '--test-timeout=60000', ...chosen],
+        { env, stdio: ['ignore', 'pipe', 'inherit'] },
+    );
+    let out = '';
+    child.stdout.on('data', (data) => (out += data));
+    await once(child, 'close');
+    const results = [...out.matchAll(/^(not )?ok \d+ - (.*)$/gm)].map(([, not, name]) => [!not, name.replaceAll('\\', '')]);
+    assert.ok(results.filter(([ok]) => ok).length > 80, out);
+    assert.deepEqual(results.filter(([ok, name]) => !ok && !REFUSED.test(name)), [], out);
 });
 
 test('twelve wrong passwords: three are tried, whatever requestWasSuccessful says of a denial', async () => {

@@ -14,7 +14,7 @@ const source = fileURLToPath(new URL('..', import.meta.url));
 const run = (program, args, cwd) =>
     promisify(execFile)(program, args, { cwd }).catch((error) => assert.fail(`${error.stdout}${error.stderr}`));
 const PACKAGE = 'postgres-rate-limit';
-const PARTS = ['express-rate-limit', 'hono', 'nest', 'browser', 'better-auth'].map((part) => `${PACKAGE}/${part}`);
+const PARTS = ['express-rate-limit', 'hono', 'nest', 'browser', 'better-auth', 'fastify'].map((part) => `${PACKAGE}/${part}`);
 
 const PROGRAM = `
 const row = { name: 'public', ok: true, wait: null, at: null, remaining: '1', capacity: 2, reset: 1.5 };
@@ -37,6 +37,7 @@ import { RateLimitStore as OfHono } from '${PARTS[1]}';
 import { RateLimitThrottlerStorage } from '${PARTS[2]}';
 import { calculate, watchRateLimit, type Snapshot } from '${PARTS[3]}';
 import { RateLimitStorage } from '${PARTS[4]}';
+import { rateLimitStore } from '${PARTS[5]}';
 import { useCountdown, useRateLimit } from '${PACKAGE}/react';
 const limiter = new RateLimiter({ a: tokenBucket({ rate: 1, period: 1, keyed: true }) });
 export const result: Promise<Result> = limiter.limit('a', { key: 'b' });
@@ -49,7 +50,7 @@ export const snapshot: Snapshot = watch.getSnapshot();
 export const seconds = () => useCountdown(useRateLimit(watch).status?.retryAt);
 // @ts-expect-error
 calculate({});
-export const stores = [RateLimitStore, OfHono, RateLimitThrottlerStorage, RateLimitStorage];`;
+export const stores = [RateLimitStore, OfHono, RateLimitThrottlerStorage, RateLimitStorage, rateLimitStore];`;
 const RESOLUTIONS = { nodenext: 'nodenext', bundler: 'esnext', node10: 'commonjs' };
 
 test('the package needs no other, and its types are found', { skip: onFile }, async (context) => {

@@ -4,13 +4,16 @@ import { once } from 'node:events';
 import { after, test } from 'node:test';
 
 import { serve } from '@hono/node-server';
+import fastifyRateLimit from '@fastify/rate-limit';
 import express from 'express';
 import { rateLimit } from 'express-rate-limit';
+import Fastify from 'fastify';
 import { Hono } from 'hono';
 import { rateLimiter } from 'hono-rate-limiter';
 import pg from 'pg';
 
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
+import { rateLimitStore } from 'postgres-rate-limit/fastify';
 import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
 import { ADAPTERS } from './adapters.js';
 import { onFile, STORES } from './edition.js';
@@ -174,7 +177,7 @@ test('what is wrong is named', async () => {
 for (const [adapter, { make, counts }] of Object.entries(ADAPTERS)) {
     for (const store of STORES) {
         test(`hits are counted key by key with ${adapter}, in the ${store}`, async () => {
-            const options = { pool, name: `counts ${adapter} ${store}`, store };
+            const options = { pool, name: `counts ${adapter} ${store} ${process.pid}`, store };
             const count = counts(options, { limit: 3, windowMs: 60_000 });
             const answers = async (key, times) => {
                 const all = [];
@@ -199,7 +202,7 @@ for (const [adapter, { make, counts }] of Object.entries(ADAPTERS)) {
     }
 
     test(`a window of ${adapter} ends`, async () => {
-        const count = counts({ pool, name: `ends ${adapter}` }, { limit: 1, windowMs: 1000 });
+        const count = counts({ pool, name: `ends ${adapter} ${process.pid}` }, { limit: 1, windowMs: 1000 });
         assert.equal((await count('k')).passed, true);
         const { passed, wait } = await count('k');
         assert.deepEqual([passed, wait], [false, 1]);
@@ -273,7 +276,7 @@ for (const [name, start] of [['Express', expressApp], ['Hono', honoApp]]) {
 for (const [adapter, { start, path, header }] of Object.entries(ADAPTERS)) {
     for (const kept of STORES) {
         test(`of 100 requests at once ${adapter} lets exactly the limit pass, in the ${kept}`, async (context) => {
-            const options = { pool, name: `at once ${adapter} ${kept}`, store: kept };
+            const options = { pool, name: `at once ${adapter} ${kept} ${process.pid}`, store: kept };
             const url = await listen(context, await start(options, { limit: 10, windowMs: 60_000 }));
             const answers = await Promise.all(Array.from({ length: 100 }, () => fetch(new URL(path, url))));
             const of = (status) => answers.filter((answer) => answer.status === status);
@@ -285,6 +288,50 @@ for (const [adapter, { start, path, header }] of Object.entries(ADAPTERS)) {
         });
     }
 }
+
+test('routes of Fastify with limits of their own count apart, or as a group, in all processes together', async (context) => {
+    const long = `/${'long'.repeat(100)}`;
+    const start = async () => {
+        const app = Fastify();
+        context.after(() => app.close());
+        await app.register(fastifyRateLimit, { max: 1000, store: rateLimitStore({ pool, name: `routes ${process.pid}` }) });
+        const looks = app.createRateLimit({ max: 5 });
+        app.get('/looks', (request) => looks(request, { increment: false }));
+        app.get('/takes', (request) => looks(request));
+        for (const [url, rateLimit] of [
+            ['/plain', undefined],
+            ['/a', { max: 2 }],
+            [long, { max: 2 }],
+            ['/one', { max: 2, groupId: 'group' }],
+            ['/two', { max: 2, groupId: 'group' }],
+            ['/banned', { max: 1, ban: 1 }],
+        ]) {
+            app.get(url, { config: { rateLimit } }, async () => 'hello');
+        }
+        return (url) => app.inject(url).then((answer) => (url.endsWith('s') ? answer.json().remaining : answer.statusCode));
+    };
+    const [one, other] = [await start(), await start()];
+    for (const [url, statuses] of [
+        ['/plain', [200, 200]],
+        ['/looks', [5, 5]],
+        ['/takes', [4, 3]],
+        ['/looks', [3, 3]],
+        ['/a', [200, 200, 429]],
+        [long, [200, 200, 429]],
+        ['/one', [200]],
+        ['/two', [200, 429]],
+        ['/one', [429]],
+        ['/banned', [200, 429, 403]],
+    ]) {
+        const got = [];
+        for (const [n] of statuses.entries()) got.push(await (n % 2 ? other : one)(url));
+        assert.deepEqual(got, statuses, url);
+    }
+    for (const option of ['continueExceeding', 'exponentialBackoff']) {
+        const register = Fastify().register(fastifyRateLimit, { [option]: true, store: rateLimitStore({ pool, name: 'a' }) });
+        await assert.rejects(async () => register, new RegExp(`TypeError: rateLimitStore: ${option} is true; allowed: false`));
+    }
+});
 
 test('requests that fail are taken back, and denied ones take nothing back', async (context) => {
     const store = new RateLimitStore({ pool, name: 'failing' });

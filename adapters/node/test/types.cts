@@ -3,6 +3,7 @@ import { rateLimit } from 'express-rate-limit';
 import type { ThrottlerStorage } from '@nestjs/throttler';
 import { RateLimitStorage } from 'postgres-rate-limit/better-auth';
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
+import { rateLimitStore } from 'postgres-rate-limit/fastify';
 import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
 
 const pool = { query: async () => ({ rows: [] }) };
@@ -10,5 +11,6 @@ rateLimit({ limit: 3, windowMs: 1000, store: new RateLimitStore({ pool, name: 'a
 // @ts-expect-error
 new RateLimitStore({ pool, name: 'api', prepare: 'yes' });
 new RateLimitStorage({ pool, name: 'auth' }).consume('key', { window: 1, max: 1 }).then(({ allowed }): boolean => allowed);
+new (rateLimitStore({ pool, name: 'api' }))().incr('key', (error, result) => [error?.message, result?.ttl], 1000, 1);
 const storage: ThrottlerStorage = new RateLimitThrottlerStorage({ pool, name: 'api' });
 export = storage;

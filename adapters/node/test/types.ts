@@ -1,14 +1,17 @@
 // The store and the storage are those of the middlewares' own types.
 import { rateLimit } from 'express-rate-limit';
 import { rateLimiter } from 'hono-rate-limiter';
+import fastifyRateLimit from '@fastify/rate-limit';
 import { betterAuth } from 'better-auth';
 import type { ThrottlerStorage } from '@nestjs/throttler';
 import { PGlite } from '@electric-sql/pglite';
+import Fastify from 'fastify';
 import knex, { type Knex } from 'knex';
 import { install, installSql } from 'postgres-rate-limit';
 import { RateLimitStorage } from 'postgres-rate-limit/better-auth';
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
 import { RateLimitStore as HonoStore } from 'postgres-rate-limit/hono';
+import { rateLimitStore } from 'postgres-rate-limit/fastify';
 import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
 
 const pool = { query: async () => ({ rows: [] }) };
@@ -29,6 +32,9 @@ new RateLimitThrottlerStorage({ pool, name: 'api', onUnchecked: 'log' });
 betterAuth({ rateLimit: { customStorage: new RateLimitStorage({ pool, name: 'auth' }) } });
 // @ts-expect-error
 new RateLimitStorage({ pool, name: 'auth', limit: 3 });
+Fastify().register(fastifyRateLimit, { max: 3, store: rateLimitStore({ pool, name: 'api', rememberDenials: true }) });
+// @ts-expect-error
+rateLimitStore({ pool });
 const storage: ThrottlerStorage = new RateLimitThrottlerStorage({ pool, name: 'api' });
 
 const text: string = installSql({ schema: 'limits' });

@@ -3,6 +3,7 @@ import type { ThrottlerStorage } from '@nestjs/throttler';
 import { RateLimitStorage } from 'postgres-rate-limit/better-auth';
 import { calculate } from 'postgres-rate-limit/browser';
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
+import { rateLimitStore } from 'postgres-rate-limit/fastify';
 import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
 import { useRateLimit } from 'postgres-rate-limit/react';
 
@@ -13,6 +14,7 @@ new RateLimitStore({ pool });
 export const wait: Promise<number | null> = new RateLimitStorage({ pool, name: 'auth' })
     .consume('key', { window: 1, max: 1 })
     .then(({ retryAfter }) => retryAfter);
+export const counts = new (rateLimitStore({ pool, name: 'api' }))().child({});
 export const storage: ThrottlerStorage = new RateLimitThrottlerStorage({ pool, name: 'api' });
 export const remaining: number | null = calculate({ config: {}, state: null, now: 0, blockedUntil: null }).remaining;
 export const status = () => useRateLimit(async () => ({ config: {}, state: null, now: 0, blockedUntil: null })).status;

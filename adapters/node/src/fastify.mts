@@ -1,0 +1,2 @@
+export type * from './fastify.cjs';
+export { rateLimitStore } from './fastify.cjs';
