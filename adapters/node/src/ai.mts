@@ -85,7 +85,7 @@ export function budget<D extends Definitions>(
             const held = await hold(limiter, options, { params, model });
             try {
                 const { stream, ...result } = await held.sent(doStream, params.abortSignal);
-                return { ...result, stream: metered(stream, held, params.abortSignal) };
+                return { ...result, stream: metered(stream, held) };
             } catch (error) {
                 await held.failed(error);
                 throw error;
@@ -230,14 +230,11 @@ class Held {
 const warn = ({ hold, error }: { hold: string; error: Error }) =>
     console.warn(`postgres-rate-limit: the hold ${hold} was not settled: ${error.message}`);
 
-/** The stream, whose hold is settled before its end is read, and when its reader leaves or the user ends it. */
-function metered(stream: Stream, held: Held, signal: AbortSignal | undefined): Stream {
+/** The stream, whose hold is settled before its end is read, and when its reader leaves. */
+function metered(stream: Stream, held: Held): Stream {
     const reader = stream.getReader();
     let failure: unknown;
     held.active = false;
-    const aborted = () => void held.failed(signal?.reason);
-    signal?.addEventListener('abort', aborted, { once: true });
-    const ended = () => signal?.removeEventListener('abort', aborted);
     const next = async () => {
         held.active = true;
         try {
@@ -253,7 +250,6 @@ function metered(stream: Stream, held: Held, signal: AbortSignal | undefined): S
                     const { done, value } = await next();
                     if (done) {
                         await held.failed(failure); // unless it was reported
-                        ended();
                         return controller.close();
                     }
                     if (value.type === 'error') failure = value.error;
@@ -262,12 +258,10 @@ function metered(stream: Stream, held: Held, signal: AbortSignal | undefined): S
                     controller.enqueue(value);
                 } catch (error) {
                     await held.failed(error);
-                    ended();
                     controller.error(error);
                 }
             },
             async cancel(reason) {
-                ended();
                 await Promise.all([held.failed(reason), reader.cancel(reason)]);
             },
         },

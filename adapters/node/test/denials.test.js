@@ -76,7 +76,10 @@ test('a key that was denied is answered without the database, and no other call 
     assert.equal((await limiter.limit('window', { key, count: 2 })).ok, true);
     assert.equal((await limiter.limit('window', { key: newKey() })).ok, true);
     assert.equal((await limiter.limit('daily', { key })).ok, true);
-    assert.equal((await limiter.limit('window', { key, config: fixedWindow({ ...LIMITS.window, rate: 50 }) })).ok, true);
+    assert.equal(
+        (await limiter.limit('window', { key, config: fixedWindow({ ...LIMITS.window, rate: 50 }) })).ok,
+        true,
+    );
     assert.equal((await limiter.limit('window', { key, count: 3, reserve: true })).ok, true);
     assert.equal(asked(), 5);
 });
@@ -208,15 +211,26 @@ test('what ends a denial early is not noticed meanwhile, and an unchecked call i
     await limiter.limit('daily', { key });
     await make().limiter.reset('daily', { key });
     assert.equal((await limiter.limit('daily', { key })).ok, false, 'by another process');
+    assert.equal(
+        (await limiter.limit('daily', { key, db: pool })).ok,
+        true,
+        'another database may have another answer',
+    );
+    const other = newKey();
+    for (const expected of [true, false])
+        assert.equal((await limiter.limit('daily', { key: other, db: pool })).ok, expected);
+    await make().limiter.reset('daily', { key: other });
+    assert.equal((await limiter.limit('daily', { key: other })).ok, true, 'nor is that remembered');
     let failing = true;
     const db = {
         query: (...query) =>
             failing ? Promise.reject(Object.assign(new Error(), { code: '08006' })) : pool.query(...query),
     };
     const open = new RateLimiter(LIMITS, { db, onError: 'open', rememberDenials: true });
-    assert.ok((await open.limit('daily', { key })).error);
+    const third = { key: newKey() };
+    assert.ok((await open.limit('daily', third)).error);
     failing = false;
-    const { ok, error } = await open.limit('daily', { key });
+    const { ok, error } = await open.limit('daily', third);
     assert.deepEqual([ok, error], [true, undefined]);
 });
 
