@@ -118,8 +118,9 @@ impl Holds for HeapHolds<'_> {
         Ok(self.heap.find([id, name, key]).pop())
     }
 
-    fn insert(&self, row: &HoldRow) -> PortResult<()> {
-        if self.heap.insert(row) { Ok(()) } else { self.by_sql(|sql| sql.insert(row)) }
+    fn insert(&self, row: &HoldRow) -> PortResult<bool> {
+        // SQL waits for a transaction that is deleting it.
+        if self.heap.insert(row) { Ok(true) } else { self.by_sql(|sql| sql.insert(row)) }
     }
 
     fn delete(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Option<HoldRow>> {
@@ -241,8 +242,8 @@ impl Holds for SqlHolds<'_> {
         Ok(self.holds(&RETURNING, &given)?)
     }
 
-    fn insert(&self, row: &HoldRow) -> PortResult<()> {
-        // A conflict would raise an error with the id in it; under the lock of the key's row there is none.
+    fn insert(&self, row: &HoldRow) -> PortResult<bool> {
+        // A conflict would raise an error with the id in it.
         const INSERT: Statement = Statement {
             sql: "INSERT INTO @schema@.rl_holds \
                   (id, name, key, count, old, back, taken_at, expires_at, charge, config) \
@@ -252,10 +253,7 @@ impl Holds for SqlHolds<'_> {
             results: &[],
             lock: TableLock::Write,
         };
-        match self.write_hold(&INSERT, row)? {
-            true => Ok(()),
-            false => Err(self.sql.not_written().into()),
-        }
+        Ok(self.write_hold(&INSERT, row)?)
     }
 
     fn update(&self, row: &HoldRow) -> PortResult<bool> {

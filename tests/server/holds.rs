@@ -170,6 +170,63 @@ fn sessions_that_die_lose_no_token_and_hold_none_twice() {
     assert!((CAPACITY - used - remaining).abs() < 0.5, "{CAPACITY} - {used} is {remaining}");
 }
 
+/// Calls a statement that waits for what a session has locked by `lock`, until that rolls back. Returns whether the
+/// statement was decided after that: by the `ts` of the row, and by what expires an hour later.
+fn is_decided_after_a_wait(database: &Database, lock: &str, call: &str) -> bool {
+    let [mut holder, mut waiter, mut client] = std::array::from_fn(|_| database.connect());
+    let setup = "TRUNCATE rateLimits, rl_holds; SELECT rl_hold('tokens', 'k', 10, '1 day', 'open')";
+    client.batch_execute(setup).unwrap();
+    let pid: i32 = waiter.query_one("SELECT pg_backend_pid()", &[]).unwrap().get(0);
+    holder.batch_execute(&format!("BEGIN; {lock}")).unwrap();
+    thread::scope(|scope| {
+        let call = scope.spawn(|| waiter.batch_execute(call).unwrap());
+        let waits = "SELECT cardinality(pg_blocking_pids($1)) > 0";
+        while !client.query_one(waits, &[&pid]).unwrap().get::<_, bool>(0) {
+            assert!(!call.is_finished(), "it doesn't wait");
+        }
+        // Longer than a write without a wait takes.
+        thread::sleep(Duration::from_millis(2));
+        let released: std::time::SystemTime =
+            holder.query_one("SELECT clock_timestamp()", &[]).unwrap().get(0);
+        holder.batch_execute("ROLLBACK").unwrap();
+        call.join().unwrap();
+        let decided =
+            "SELECT bool_and(ts >= $1) AND (SELECT bool_and(expires_at >= $1 + interval '1 hour')
+                           FROM rl_holds) IS NOT false FROM rateLimits WHERE key = 'k'";
+        client.query_one(decided, &[&released]).unwrap().get(0)
+    })
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn what_waited_is_decided_at_the_time_of_its_lock() {
+    let database = Database::new("holds_that_waited");
+    let mut client = database.connect();
+    bucket(&mut client, "tokens", CAPACITY);
+    bucket(&mut client, "money", CAPACITY);
+    const ROW: &str = "SELECT FROM rateLimits WHERE key = 'k' FOR UPDATE";
+    const HOLD: &str = "SELECT FROM rl_holds FOR UPDATE";
+    let all = r#"rl_hold_all('[{"name": "tokens", "key": "k"}, {"name": "money", "key": "k"}]'"#;
+    let mut late = Vec::new();
+    for (lock, call) in [
+        (ROW, "rl_limit('tokens', 'k')"),
+        (ROW, "rl_hold('tokens', 'k', 5, '1 hour')"),
+        (ROW, "rl_hold('tokens', 'k', 5, '1 hour', 'new')"),
+        (ROW, "rl_hold('tokens', 'k', 15, '2 days', 'open')"),
+        (ROW, &format!("{all}, '1 hour')")),
+        (ROW, &format!("{all}, '1 hour', 'new')")),
+        (ROW, "rl_settle('open', 5)"),
+        (ROW, "rl_settle_all('open', '5')"),
+        (HOLD, "rl_settle('open', 5)"),
+        (HOLD, "rl_settle_all('open', '5')"),
+    ] {
+        if !is_decided_after_a_wait(&database, lock, &format!("SELECT FROM {call}")) {
+            late.push(format!("{lock}: {call}"));
+        }
+    }
+    assert!(late.is_empty(), "decided before the wait: {late:#?}");
+}
+
 /// One job of a client: holds a request, tokens, money and a slot, in any order of the list, and settles them with what
 /// it used; returns the tokens and the money used.
 fn job(client: &mut Client, random: &mut Rng, user: &str) -> (f64, f64) {

@@ -107,17 +107,17 @@ impl Holds for Run<'_> {
         Ok(rows)
     }
 
-    fn insert(&self, row: &HoldRow) -> Result<()> {
+    fn insert(&self, row: &HoldRow) -> Result<bool> {
         let place = place(&row.id, &row.key);
         for _ in 0..TRIES {
             let reply = self.step(Primitive::Insert(place, content(row)));
             let StepReply::Inserted(tid, is_alone) = reply else { unreachable!("{reply:?}") };
             self.at_once(Primitive::Confirm(tid, is_alone));
             if is_alone {
-                return Ok(());
+                return Ok(true);
             }
             if self.at_once(Primitive::FindInserter(place)) == StepReply::Inserter(None) {
-                break; // a duplicate key
+                return Ok(false); // a duplicate key
             }
             self.wait_for_inserter(place);
         }

@@ -9,10 +9,12 @@ use ratelimit_core::hold::Hold;
 use ratelimit_core::kinds::Lease;
 use ratelimit_core::{AsMany, Decision, Level, Micros, Shards, State, decide};
 
+use ratelimit_faults::Fault;
+
 use super::Terms;
 use super::expiry::{self, Expiries};
 use crate::error::{LimiterError, Result};
-use crate::ports::{HoldRow, Holds, Host, RowAccess, Rows, Stored, TRIES};
+use crate::ports::{HoldRow, Holds, Host, Row, RowAccess, Rows, Stored, TRIES, TupleId};
 use crate::request::Answer;
 use crate::stores::shards::{self, LockedRows};
 use crate::stores::{self, Peeked, row};
@@ -271,8 +273,72 @@ pub(super) fn take<'w, H: Host>(
     })
 }
 
-/// Takes what is wanted of a limit in one row for a hold with a random id: decided and written in one step, as a take
-/// without a hold, since no other call knows the id. `None`: nothing was taken, or it needs more steps.
+/// A hold of a limit in one row, decided on what the row has.
+struct Step {
+    verdict: Verdict,
+    hold: Hold,
+    /// What the row has after it.
+    after: Stored,
+    expires: Option<Micros>,
+}
+
+impl Step {
+    /// Decides; `None`: it doesn't pass, or needs more steps.
+    fn decide<H: Host>(
+        host: &H,
+        wanted: &Wanted,
+        row: Option<&Row>,
+        id: &[u8],
+        terms: &Terms,
+    ) -> Result<Option<Step>> {
+        let (target, limit) = (&wanted.target, wanted.target.limit());
+        let stored = row.map(|row| &row.stored);
+        if stored.is_some_and(|stored| stored.is_marker() || row::begins_anew(target, stored)) {
+            return Ok(None);
+        }
+        // A random id has no hold yet.
+        let own = match terms.id {
+            Some(_) => host.with_holds(|holds| holds.one(id, target.name, target.key))?,
+            None => None,
+        };
+        let now = host.now();
+        if row.is_some_and(|row| expiry::is_due(row, now)) {
+            return Ok(None);
+        }
+        let state = target.state(limit, stored, now)?.into_owned();
+        let expires = row.and_then(|row| row.expires);
+        let shards = Cow::Owned(Shards::new(limit, vec![state]));
+        let verdict = wanted.decide(&Seen { shards, expires, hold: own }, now, terms, Micros(0));
+        let Some(hold) = verdict.after else { return Ok(None) };
+        let after = match (&verdict.decision.state, stored) {
+            (Some(after), _) => Stored::State(after.clone()),
+            (None, Some(stored)) => stored.clone(),
+            (None, None) => Stored::Reset { ts: now },
+        };
+        let expires = match Fault::ExpiresForgotten.is_on() {
+            true => expires,
+            false => hold.first_expiry(expires),
+        };
+        Ok(Some(Step { verdict, hold, after, expires }))
+    }
+
+    /// Writes the hold, once the row is locked; false if it is not as it was when this was decided.
+    fn put<H: Host>(&self, host: &H, wanted: &Wanted, id: &[u8]) -> Result<bool> {
+        let Target { name, key, .. } = wanted.target;
+        host.with_holds(|holds| {
+            if let Some(before) = &self.verdict.before {
+                let own = holds.one(id, name, key)?;
+                if own.is_none_or(|own| own.hold != before.hold) {
+                    return Ok(false);
+                }
+            }
+            put(holds, wanted, &self.verdict, id, self.hold)
+        })
+    }
+}
+
+/// Takes what is wanted of a limit in one row: decided and written in one step where the rows can, as a take without a
+/// hold. `None`: nothing was taken, or it needs more steps.
 fn take_at_once<H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -280,39 +346,77 @@ fn take_at_once<H: Host>(
     id: &[u8],
     terms: &Terms,
 ) -> Result<Option<Verdict>> {
-    let (target, limit, row) = (&wanted.target, wanted.target.limit(), wanted.target.row(0));
-    let is_one = target.store == Store::Row && limit.concurrency().is_none();
-    if terms.id.is_some() || !is_one || rows.facts().locks_first {
+    let (target, row) = (&wanted.target, wanted.target.row(0));
+    if target.store != Store::Row || target.limit().concurrency().is_some() {
         return Ok(None);
     }
     for _ in 0..TRIES {
         host.check_for_interrupts();
         let seen = rows.read(row)?;
-        let now = host.now();
-        let stored = seen.as_ref().map(|seen| &seen.stored);
-        if seen.as_ref().is_some_and(|seen| expiry::is_due(seen, now))
-            || stored.is_some_and(|stored| stored.is_marker() || row::begins_anew(target, stored))
-        {
-            return Ok(None);
+        if seen.as_ref().is_some_and(|seen| expiry::is_due(seen, host.now())) {
+            if target.block(host.now()).is_some() {
+                return Ok(None);
+            }
+            expiry::apply(host, rows, row)?;
+            continue;
         }
-        let state = target.state(limit, stored, now)?.into_owned();
-        let expires = seen.as_ref().and_then(|seen| seen.expires);
-        let shards = Cow::Owned(Shards::new(limit, vec![state]));
-        let verdict = wanted.decide(&Seen { shards, expires, hold: None }, now, terms, Micros(0));
-        let (Some(hold), Some(after)) = (verdict.after, &verdict.decision.state) else {
-            return Ok(None);
-        };
-        let (after, expires) = (Stored::State(after.clone()), hold.first_expiry(expires));
+        // What is decided on a hold of this id that changes meanwhile is decided again under the lock.
+        let step = Step::decide(host, wanted, seen.as_ref(), id, terms)?;
+        let Some(step) = step else { return Ok(None) };
         let written = match &seen {
-            None => rows.insert(row, &after, expires, true)?,
-            Some(seen) => rows.replace(row, seen, &after, expires, true)?,
+            None => rows.insert(row, &step.after, step.expires, true)?,
+            Some(_) if rows.facts().locks_first => {
+                return match rows.lock(row, false)? {
+                    Some(own) => {
+                        let tuple = own.tuple;
+                        decide_locked(host, rows, wanted, Some(own), Some(tuple), id, terms)
+                    }
+                    None => Ok(None),
+                };
+            }
+            Some(seen) => rows.replace(row, seen, &step.after, step.expires, true)?,
         };
-        if written {
-            host.with_holds(|holds| put(holds, wanted, &verdict, id, hold))?;
-            return Ok(Some(verdict));
+        if !written {
+            continue;
         }
+        let has_waited = host.now().minus(step.verdict.answer.now) >= rows.facts().patience;
+        if !has_waited && step.put(host, wanted, id)? {
+            return Ok(Some(step.verdict));
+        }
+        return decide_locked(host, rows, wanted, seen, None, id, terms);
     }
     Ok(None)
+}
+
+/// Decides again under the lock of the row, as if it were still as it was `seen`, and writes. `None`: nothing was taken.
+fn decide_locked<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    wanted: &Wanted,
+    seen: Option<Row>,
+    mut locked: Option<TupleId>,
+    id: &[u8],
+    terms: &Terms,
+) -> Result<Option<Verdict>> {
+    let row = wanted.target.row(0);
+    for _ in 0..TRIES {
+        host.check_for_interrupts();
+        let own = match locked.take() {
+            Some(tuple) => tuple,
+            None => rows.lock(row, true)?.ok_or_else(LimiterError::not_written)?.tuple,
+        };
+        let Some(step) = Step::decide(host, wanted, seen.as_ref(), id, terms)? else {
+            let full = Stored::Reset { ts: host.now() };
+            let (stored, expires) = seen.map_or((full, None), |seen| (seen.stored, seen.expires));
+            rows.update(row, own, &stored, expires)?;
+            return Ok(None);
+        };
+        rows.update(row, own, &step.after, step.expires)?;
+        if step.put(host, wanted, id)? {
+            return Ok(Some(step.verdict));
+        }
+    }
+    Err(LimiterError::not_written())
 }
 
 /// What the rows of the limits hold, and when something of them expires.
@@ -519,7 +623,7 @@ fn write<H: Host>(
     Ok(true)
 }
 
-/// Writes what a hold has of a limit; false if it is gone that was there.
+/// Writes what a hold has of a limit; false if it is gone that was there, or there that was not.
 fn put(
     holds: &dyn Holds,
     wanted: &Wanted,
@@ -533,8 +637,7 @@ fn put(
         None => {
             let config = wanted.config.clone();
             let (id, name, key) = (id.to_vec(), name.to_vec(), key.to_vec());
-            holds.insert(&HoldRow { id, name, key, hold, config })?;
-            Ok(true)
+            holds.insert(&HoldRow { id, name, key, hold, config })
         }
     }
 }

@@ -45,8 +45,8 @@ pub trait Holds {
         most: i64,
     ) -> Result<Vec<HoldRow>>;
 
-    /// Inserts a hold of a limit.
-    fn insert(&self, row: &HoldRow) -> Result<()>;
+    /// Inserts a hold of a limit; false if there is one with its id, also after a wait for another transaction.
+    fn insert(&self, row: &HoldRow) -> Result<bool>;
 
     /// Writes what a hold has of a limit; false if it is gone.
     fn update(&self, row: &HoldRow) -> Result<bool>;
