@@ -45,6 +45,7 @@ pub fn delete_rows<H: Host>(host: &H, key: &[u8], forgotten: &mut BTreeSet<Vec<u
                 host,
                 rows,
                 &mut held,
+                true,
                 |(name, _)| *name < found.name,
                 |(name, _)| {
                     forgotten.insert(name);
@@ -56,12 +57,13 @@ pub fn delete_rows<H: Host>(host: &H, key: &[u8], forgotten: &mut BTreeSet<Vec<u
             Ok(ControlFlow::Continue(()))
         };
         let _ = each_key(host, rows, (b"", b""), false, visit)?;
-        // With those that came meanwhile.
+        // With those that came meanwhile, as for a reset of all keys.
         held = stores::holders(host, None, Some(key))?;
         stores::forget_held(
             host,
             rows,
             &mut held,
+            false,
             |_| true,
             |(name, _)| {
                 forgotten.insert(name);

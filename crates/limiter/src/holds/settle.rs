@@ -5,7 +5,7 @@ use std::rc::Rc;
 use ratelimit_core::config::{Definition, MAX_TOKENS};
 use ratelimit_core::hold::Hold;
 use ratelimit_core::text::float_text;
-use ratelimit_core::{ArgumentError, Decision, Micros, Shards};
+use ratelimit_core::{ArgumentError, Decision, Micros};
 
 use ratelimit_faults::Fault;
 
@@ -45,14 +45,13 @@ impl Part {
         Some(Target::defined::<H>(&self.row.name, &self.row.key, definition, None))
     }
 
-    /// Whether something can come of the hold in the row of its limit.
-    fn is_in_row(&self, target: &Target) -> bool {
-        let limit = target.limit();
-        let fits = match self.row.hold.lease() {
-            Some(_) => limit.concurrency().is_some(),
-            None => limit.concurrency().is_none() && can_be_credited(target),
-        };
-        target.store == Store::Row && fits
+    /// Whether something can come of the hold in the rows of its limit.
+    fn is_in_rows(&self, target: &Target) -> bool {
+        match (self.row.hold.lease(), target.store) {
+            (Some(_), Store::Row) => target.limit().concurrency().is_some(),
+            (None, Store::Row | Store::Shards(_)) => can_be_credited(target),
+            _ => false,
+        }
     }
 }
 
@@ -115,7 +114,8 @@ fn level<H: Host>(host: &H, target: &Target) -> Result<Answer> {
     Ok(target.answer(&Decision { ok: true, retry_after: None, level, state: None }, level, now))
 }
 
-/// Locks the rows in which something comes of a hold; `None` where they must be read again.
+/// Locks the rows in which something comes of a hold; `None` where they must be read again. None of a limit with shards
+/// where this transaction has one already and another session another.
 fn lock<'t, H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -124,15 +124,16 @@ fn lock<'t, H: Host>(
 ) -> Result<Option<Vec<Option<LockedRows<'t>>>>> {
     let mut locked = Vec::with_capacity(parts.len());
     for (part, target) in parts.iter().zip(targets) {
-        let Some(target) = target.as_ref().filter(|target| part.is_in_row(target)) else {
+        host.check_for_interrupts();
+        let Some(target) = target.as_ref().filter(|target| part.is_in_rows(target)) else {
             locked.push(None);
             continue;
         };
-        let (limit, now) = (target.limit(), host.now());
-        let full = Shards::new(limit, vec![limit.initial_state(now, target.phase())]);
-        match shards::lock(host, rows, target, full, 0.0, false)? {
-            Some(row) => locked.push(Some(row)),
-            None => return Ok(None),
+        match shards::lock_whole(host, rows, target) {
+            Ok(Some(row)) => locked.push(Some(row)),
+            Ok(None) => return Ok(None),
+            Err(LimiterError::Busy) if target.store != Store::Row => locked.push(None),
+            Err(error) => return Err(error),
         }
     }
     Ok(Some(locked))
@@ -147,23 +148,20 @@ fn settle_locked<H: Host>(
     mut locked: Vec<Option<LockedRows>>,
     used: &Used,
 ) -> Result<Vec<Outcome>> {
-    let now = loop {
-        let now = host.now();
-        let due = locked.iter_mut().zip(targets).find_map(|(locked, target)| {
-            let locked = locked.as_mut()?;
-            let is_due = locked.expires.is_some_and(|expires| expires <= now);
-            if is_due { Some((locked, target.as_ref()?)) } else { None }
-        });
-        let Some((locked, target)) = due else { break now };
-        if !locked.apply_expired(host, rows, target)? {
-            return Err(LimiterError::not_written());
+    let mut now = apply_expired(host, rows, targets, &mut locked)?;
+    let (mut deleted, has_waited) = delete(host, rows, parts)?;
+    if has_waited {
+        // Another session had a hold without its row. As if it were not deleted yet, what has expired meanwhile comes
+        // first.
+        for row in deleted.iter().flatten() {
+            host.with_holds(|holds| holds.insert(row))?;
         }
-    };
+        now = apply_expired(host, rows, targets, &mut locked)?;
+        deleted = delete(host, rows, parts)?.0;
+    }
     let mut outcomes = Vec::with_capacity(parts.len());
-    for ((part, target), locked) in parts.iter().zip(targets).zip(locked) {
+    for (((part, target), locked), deleted) in parts.iter().zip(targets).zip(locked).zip(deleted) {
         host.check_for_interrupts();
-        let HoldRow { id, name, key, .. } = &part.row;
-        let deleted = host.with_holds(|holds| holds.delete(id, name, key))?;
         let earlier = || Fault::HoldDeletedFirst.is_on().then(|| part.row.clone());
         let Some(mut row) = deleted.or_else(earlier) else {
             outcomes.push(Outcome::Gone);
@@ -175,10 +173,10 @@ fn settle_locked<H: Host>(
         if Fault::RefundedToAnyWindow.is_on() && row.hold.lease().is_none() {
             row.hold.taken_at = now;
         }
-        let used = used.of(name);
+        let used = used.of(&part.row.name);
         let answer = match (target, locked) {
             (Some(target), Some(locked)) => {
-                Some(in_row(host, rows, target, locked, now, &row.hold, used)?)
+                Some(in_rows(host, rows, target, locked, now, &row.hold, used)?)
             }
             (Some(target), None) => in_shards(host, rows, target, &row.hold, used)?,
             (None, _) => None,
@@ -188,8 +186,44 @@ fn settle_locked<H: Host>(
     Ok(outcomes)
 }
 
-/// Settles a hold in a row that is locked.
-fn in_row<H: Host>(
+/// Applies what has expired to the rows that are locked; returns the instant until which it has.
+fn apply_expired<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    targets: &[Option<Target>],
+    locked: &mut [Option<LockedRows>],
+) -> Result<Micros> {
+    loop {
+        let now = host.now();
+        let due = locked.iter_mut().zip(targets).find_map(|(locked, target)| {
+            let locked = locked.as_mut()?;
+            let is_due = locked.expires.is_some_and(|expires| expires <= now);
+            if is_due { Some((locked, target.as_ref()?)) } else { None }
+        });
+        let Some((locked, target)) = due else { return Ok(now) };
+        if !locked.apply_expired(host, rows, target)? {
+            return Err(LimiterError::not_written());
+        }
+    }
+}
+
+/// Deletes the limits of a hold; returns those that were there, and whether it waited for another session.
+fn delete<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    parts: &[Part],
+) -> Result<(Vec<Option<HoldRow>>, bool)> {
+    let (mut deleted, mut has_waited) = (Vec::with_capacity(parts.len()), false);
+    for HoldRow { id, name, key, .. } in parts.iter().map(|part| &part.row) {
+        let began = host.now();
+        deleted.push(host.with_holds(|holds| holds.delete(id, name, key))?);
+        has_waited |= host.now().minus(began) >= rows.facts().patience;
+    }
+    Ok((deleted, has_waited))
+}
+
+/// Settles a hold in rows that are locked.
+fn in_rows<H: Host>(
     host: &H,
     rows: &dyn Rows,
     target: &Target,
@@ -210,14 +244,18 @@ fn in_row<H: Host>(
     let level = locked.shards.level(now);
     let unchanged = Decision { ok: true, retry_after: None, level, state: None };
     let decision = decision.unwrap_or(unchanged);
+    let (mut shards, mut level) = (locked.shards.clone(), decision.level);
     if let Some(after) = &decision.state {
-        let mut shards = locked.shards.clone();
         locked.write(host, rows, target, &mut shards, now, (&before, after))?;
     }
-    Ok(target.answer(&decision, decision.level, now))
+    if target.store != Store::Row {
+        level = shards.level(now);
+    }
+    Ok(target.answer(&decision, level, now))
 }
 
-/// Settles a hold, whose row is gone, of a limit that has got shards since; `None`: nothing comes of it.
+/// Settles a hold, whose row is gone, of a limit that has got shards since, in those that this transaction has or can
+/// have; `None`: nothing comes of it.
 fn in_shards<H: Host>(
     host: &H,
     rows: &dyn Rows,

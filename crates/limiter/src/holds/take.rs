@@ -388,7 +388,8 @@ fn take_at_once<H: Host>(
     Ok(None)
 }
 
-/// Decides again under the lock of the row, as if it were still as it was `seen`, and writes. `None`: nothing was taken.
+/// Decides again under the lock of the row, as if it were still as it was `seen`, and writes. `None`: nothing was
+/// taken.
 fn decide_locked<H: Host>(
     host: &H,
     rows: &dyn Rows,

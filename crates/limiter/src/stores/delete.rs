@@ -146,17 +146,18 @@ pub(crate) fn holders<H: Host>(host: &H, name: Option<&[u8]>, key: Option<&[u8]>
 }
 
 /// Deletes the holds of the first of these keys while they are `due`, and takes them out; `had` gets those that had a
-/// state.
+/// state. Without `wait`, as [`forget_holds`].
 pub(crate) fn forget_held<H: Host>(
     host: &H,
     rows: &dyn Rows,
     held: &mut Keys,
+    wait: bool,
     due: impl Fn(&(Vec<u8>, Vec<u8>)) -> bool,
     mut had: impl FnMut((Vec<u8>, Vec<u8>)),
 ) -> Result<()> {
     while let Some(first) = held.first().filter(|first| due(first)).cloned() {
         host.check_for_interrupts();
-        if forget_holds(host, rows, &first.0, &first.1)? {
+        if forget_holds(host, rows, &first.0, &first.1, wait)? {
             had(first);
         }
         held.pop_first();
@@ -164,8 +165,9 @@ pub(crate) fn forget_held<H: Host>(
     Ok(())
 }
 
-/// Deletes the holds of a key under the lock of its row 0, which a hold that comes meanwhile waits for; where there is no
-/// row, of one that is gone afterwards. A state that has come meanwhile is reset; false if none has.
+/// Deletes the holds of a key under the lock of its row 0, which a hold that comes meanwhile waits for; where there is
+/// no row, of one that is gone afterwards. A state that has come meanwhile is reset; false if none has. Without `wait`,
+/// a key that another session has, or that has shards, is left as it is.
 ///
 /// # Errors
 /// [`LimiterError::NotWritten`] (55000).
@@ -174,16 +176,23 @@ pub(crate) fn forget_holds<H: Host>(
     rows: &dyn Rows,
     name: &[u8],
     key: &[u8],
+    wait: bool,
 ) -> Result<bool> {
     let id = RowId { name, key, shard: 0 };
     for _ in 0..TRIES {
         host.check_for_interrupts();
-        if rows.lock(id, true)?.is_some() {
+        if let Some(row) = rows.lock(id, wait)? {
+            if !wait && row.stored.is_marker() {
+                return Ok(false);
+            }
             let was = reset_key(host, rows, name, key)?;
             expiry::forget(host, id)?;
             return Ok(was);
         }
-        if rows.insert(id, &Stored::Reset { ts: host.now() }, None, true)? {
+        if !wait && rows.read(id)?.is_some() {
+            return Ok(false);
+        }
+        if rows.insert(id, &Stored::Reset { ts: host.now() }, None, wait)? {
             expiry::forget(host, id)?;
             let own = rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?;
             rows.delete(id, own.tuple)?;

@@ -169,7 +169,7 @@ pub fn forget<H: Host>(
         if was {
             expiry::forget(host, RowId { name, key, shard: 0 })?;
         } else if !delete::holders(host, Some(name), Some(key))?.is_empty() {
-            return delete::forget_holds(host, rows, name, key);
+            return delete::forget_holds(host, rows, name, key, true);
         }
         Ok(was)
     })?;
@@ -252,14 +252,14 @@ pub fn forget_name<H: Host>(
         delete(b"", count)?; // the first key, which comes after no other
         let visit = |found: KeyRows| {
             let due = |(_, key): &(Vec<u8>, Vec<u8>)| *key < found.key;
-            delete::forget_held(host, rows, &mut held, due, |_| *count += 1)?;
+            delete::forget_held(host, rows, &mut held, true, due, |_| *count += 1)?;
             delete(&found.key, count)?;
             Ok(ControlFlow::Continue(()))
         };
         let _ = each_key(host, rows, (name, b""), true, visit)?;
-        // With those that came meanwhile.
+        // With those that came meanwhile, of keys that are locked here; others would be locked out of order.
         held = delete::holders(host, Some(name), None)?;
-        delete::forget_held(host, rows, &mut held, |_| true, |_| *count += 1)
+        delete::forget_held(host, rows, &mut held, false, |_| true, |_| *count += 1)
     })?;
     // Their rows are written when they are saved: what is being saved now would bring the old state back.
     for key in saved {

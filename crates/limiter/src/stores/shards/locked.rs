@@ -184,6 +184,22 @@ pub fn lock<'a, H: Host>(
     Ok(lock_all(host, rows, target, wait)?.map(LockedRows::all))
 }
 
+/// Locks all rows of a key, row 0 first; `None` where they must be read again.
+///
+/// # Errors
+/// [`LimiterError::Busy`], as [`lock`].
+pub fn lock_whole<'a, H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    target: &'a Target<'a>,
+) -> Result<Option<LockedRows<'a>>> {
+    let wait = may_wait(host, target);
+    match target.limit().shards() {
+        1 => lock_one(host, rows, target, wait),
+        _ => Ok(lock_all(host, rows, target, wait)?.map(LockedRows::all)),
+    }
+}
+
 /// Locks the row of a limit without shards.
 fn lock_one<'a>(
     host: &impl Host,

@@ -22,7 +22,7 @@ use crate::request::Answer;
 use crate::target::Target;
 
 use contents::{KeyShards, interpret, lock_all, shard_limit_of, shards_of};
-pub use locked::{LockedRows, LockedShard, lock};
+pub use locked::{LockedRows, LockedShard, lock, lock_whole};
 
 /// A change of the rows of a target.
 pub(super) struct Sharded<'a, H> {
