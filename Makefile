@@ -2,7 +2,7 @@
 
 export PG PG_CONFIG BUILD DESTDIR ONLY TESTS ACCESS TIMES SEED VERSION PORT SCHEMA
 
-.PHONY: all install uninstall help run plain playground pictures test test-all test-citus test-asserts accept soak prove bench lint docs package test-packages release clean
+.PHONY: all install uninstall help run plain playground example pictures test test-all test-citus test-asserts accept soak prove bench lint docs package test-packages release clean
 all:
 	@BUILD=release scripts/build
 
@@ -15,8 +15,9 @@ help:
 	@echo 'make run       build, start a throw-away PostgreSQL, give a tour; with a terminal, then psql'
 	@echo 'make plain     leave dist/ratelimit.sql, the limiter as one SQL file; SCHEMA=limits for another schema'
 	@echo 'make playground  build, start a throw-away PostgreSQL, and a web page that shows the limits; PORT=8080'
+	@echo 'make example   the same, and a chat with limits, in Hono and React, that is there to be copied'
 	@echo 'make test      the tests of a change, in some minutes; ONLY=rust|pgrx|regress|isolation|server|storms|clients|'
-	@echo '               adapters|playground|pictures|upgrade|soak|plain for a part, ONLY=all for all,'
+	@echo '               adapters|playground|example|pictures|upgrade|soak|plain for a part, ONLY=all for all,'
 	@echo '               TESTS="a b" for these files of a part (without ONLY: regress)'
 	@echo 'make accept    TESTS="a b": runs these, shows what their output changes, and makes it the expected'
 	@echo 'make test-all  every test on PostgreSQL 15, 16 and 18, with the release build; an hour or two'
@@ -40,7 +41,7 @@ help:
 	@echo 'PG_CONFIG=… too (default: PostgreSQL 15); without an installed one, 16 and 18 are fetched into'
 	@echo 'target/. run, test and accept take BUILD=release (default: dev, which is quick to build).'
 
-run plain playground test test-all test-citus test-asserts accept prove bench pictures lint docs package test-packages release:
+run plain playground example test test-all test-citus test-asserts accept prove bench pictures lint docs package test-packages release:
 	@scripts/$@
 
 soak:

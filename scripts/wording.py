@@ -18,7 +18,7 @@ FOR_USERS = [
 # Comments, in a group; strings match without one.
 COMMENTS = [
     (["*.rs"], r"r#\"[\s\S]*?\"#|\"(?:[^\"\\]|\\[\s\S])*\"|'(?:[^'\\\n]|\\.[^']*)'|//[/!]?(.*)"),
-    (["*.js", "*.mjs", "*.cjs", "*.ts", "*.cts", "*.mts", "*.go", "*.css"], r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"|/\*([\s\S]*?)\*/|//(.*)"),
+    (["*.js", "*.mjs", "*.cjs", "*.ts", "*.cts", "*.mts", "*.tsx", "*.go", "*.css"], r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"|/\*([\s\S]*?)\*/|//(.*)"),
     (["*.sql", "*.spec", ":!sql/install/", ":!*version-1.sql"], rf"'(?:[^']|'')*'|--(.*)|{HASH}"),
     (["*.py"], rf"^\s*\"\"\"([\s\S]*?)\"\"\"|{HASH}"),
     (["*.sh", "*.rb", "*.yml", "*.toml", "*.conf", "*Dockerfile", "Makefile", "scripts/*", ".ci/*", "*/run", "*/try/build", ":!*.py"], HASH),

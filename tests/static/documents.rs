@@ -10,8 +10,8 @@ use crate::pages::{Page, SIGNATURE, documents, pages_in, read, root, rows, split
 /// A front page is read in a few minutes.
 const README_LINES: usize = 160;
 
-/// Where programs in other languages come from, by the language of a block. The front page links to the first.
-const PROGRAMS: [(&str, &[&str]); 4] = [
+/// Where programs in other languages come from, by the language of a block. A page links to the first.
+const PROGRAMS: [(&str, &[&str]); 6] = [
     (
         "python",
         &[
@@ -52,6 +52,8 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
             BROWSER_REACT,
         ],
     ),
+    ("ts", &[EXAMPLE_SERVER]),
+    ("tsx", &[EXAMPLE_PAGE]),
     ("rust", &["rust.rs"]),
     ("bash", &["shell.sh"]),
 ];
@@ -86,6 +88,9 @@ const BROWSER_HONO: &str = "../../adapters/node/test/browser/hono.js";
 const BROWSER_VALUE: &str = "../../adapters/node/test/browser/value.js";
 const BROWSER_PLAIN: &str = "../../adapters/node/test/browser/plain.js";
 const BROWSER_REACT: &str = "../../adapters/node/test/browser/page.jsx";
+/// An application, which is tested as a whole.
+const EXAMPLE_SERVER: &str = "../../examples/chat/server.ts";
+const EXAMPLE_PAGE: &str = "../../examples/chat/page.tsx";
 
 #[test]
 fn every_block_is_run_or_stands_in_a_program_that_is_tested() {
@@ -121,7 +126,8 @@ fn every_block_is_run_or_stands_in_a_program_that_is_tested() {
         for file in files {
             assert!(shown.contains(file), "no page shows anything of {file}");
         }
-        let link = format!("](tests/clients/{})", files[0]);
+        let in_clients = format!("tests/clients/{}", files[0]);
+        let link = format!("{})", files[0].strip_prefix("../../").unwrap_or(&in_clients));
         assert!(documents.iter().any(|page| page.text.contains(&link)), "no link to {}", files[0]);
     }
 }
