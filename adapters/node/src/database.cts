@@ -49,16 +49,21 @@ const HITS = `
     CASE WHEN ok THEN date_part('epoch', reset_at) * 1000 - ${NOW} ELSE retry_after * 1000 END AS wait`;
 /** The statements, by the names under which they are prepared. */
 const SQL = {
-    take: `SELECT ${HITS} FROM rl_limit($1::text, $2::text, config => $3::jsonb)`,
+    take: `SELECT ${HITS} FROM rl_limit($1::text, $2::text, $4::float8, config => $3::jsonb)`,
     // What is left of an open window, since a key in one may have no hits, when all were given back.
     look: `
         SELECT ${HITS}, (value #>> '{state,ts}')::float8 + ($3::jsonb ->> 'period')::float8
             - (value ->> 'now')::float8 AS open
         FROM rl_check($1::text, $2::text, config => $3::jsonb),
             rl_value($1::text, $2::text, $3::jsonb) AS value`,
-    give_back: 'SELECT FROM rl_credit($1::text, $2::text, 1, config => $3::jsonb)',
-    reset: 'SELECT rl_reset($1::text, $2::text)',
+    give_back: 'SELECT FROM rl_credit($1::text, $2::text, $4::float8, config => $3::jsonb)',
+    reset: 'SELECT rl_reset($1::text, $2::text) AS was',
     reset_all: 'SELECT rl_reset_all($1::text)',
+    // Its third is milliseconds; 0: without an end.
+    block: `
+        SELECT rl_block($1::text, $2::text, CASE WHEN $3::float8 > 0 THEN $3::float8 * interval '1 millisecond' END,
+            CASE WHEN $3::float8 > 0 THEN NULL ELSE timestamptz 'infinity' END)`,
+    unblock: 'SELECT rl_unblock($1::text, $2::text) AS was',
 };
 
 export type Statement = keyof typeof SQL;
@@ -109,7 +114,7 @@ export class Database {
     /** The row that a statement of SQL returns, within the time-out. What gives tokens back forgets denials first. */
     async row(statement: Statement, values: string[]): Promise<any> {
         if (statement === 'reset_all') this.#denials?.forgetAll();
-        if (statement === 'reset' || statement === 'give_back') this.#denials?.forget(idOf(values[0], values[1]));
+        if (['reset', 'give_back', 'unblock'].includes(statement)) this.#denials?.forget(idOf(values[0], values[1]));
         const name = this.#prepare ? `ratelimit_store_${statement}` : undefined;
         const config = { text: SQL[statement], values, name };
         const result = isPool(this.#pool)
@@ -130,12 +135,12 @@ export class Database {
     }
 
     /** The row of a take, which may be a denial that is remembered; undefined where it fails open. */
-    async take(name: string, key: string, config: string): Promise<any> {
+    async take(name: string, key: string, config: string, count = 1): Promise<any> {
         const denials = inTransaction(this.#pool) ? undefined : this.#denials;
-        const asked = new Question(idOf(name, key), config, 1);
+        const asked = new Question(idOf(name, key), config, count);
         const known = denials?.known(asked);
         if (known) return known[0];
-        const row = await this.rowIfNow('take', [name, key, config]);
+        const row = await this.rowIfNow('take', [name, key, config, String(count)]);
         if (row) denials?.learn(asked, [row]);
         return row;
     }

@@ -56,7 +56,7 @@ export class RateLimitStore {
 
     /** Gives one back, as for a request that failed. */
     async decrement(key: string): Promise<void> {
-        await this.#database.rowIfNow('give_back', this.#values(key));
+        await this.#database.rowIfNow('give_back', [...this.#values(key), '1']);
     }
 
     async resetKey(key: string): Promise<void> {

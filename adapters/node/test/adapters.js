@@ -2,11 +2,13 @@
 import fastifyRateLimit from '@fastify/rate-limit';
 import { serve } from '@hono/node-server';
 import { betterAuth } from 'better-auth';
+import express from 'express';
 import Fastify from 'fastify';
 import { Hono } from 'hono';
 
 import { RateLimitStorage } from 'postgres-rate-limit/better-auth';
 import { rateLimitStore } from 'postgres-rate-limit/fastify';
+import { RateLimiterStore } from 'postgres-rate-limit/rate-limiter-flexible';
 
 /**
  * Each has its class; `counts`, which resolves for a key to whether it passes, and the seconds that a denied one waits;
@@ -60,6 +62,35 @@ export const ADAPTERS = {
             app.get('/', async () => 'hello');
             await app.listen({ port: 0, host: '127.0.0.1' });
             return app.server;
+        },
+        path: '/',
+        header: 'retry-after',
+    },
+    'rate-limiter-flexible': {
+        make: (options) => new RateLimiterStore({ points: 1, duration: 1, ...options }),
+        counts: (options, { limit, windowMs }) => {
+            const limiter = new RateLimiterStore({ ...options, points: limit, duration: windowMs / 1000 });
+            return async (key) => {
+                const denied = (result) => {
+                    if (result instanceof Error) throw result;
+                    return { passed: false, wait: Math.ceil(result.msBeforeNext / 1000) };
+                };
+                return limiter.consume(key).then(() => ({ passed: true, wait: null }), denied);
+            };
+        },
+        start: (options, { limit, windowMs }) => {
+            const limiter = new RateLimiterStore({ ...options, points: limit, duration: windowMs / 1000 });
+            const app = express();
+            app.use((_, response, next) => {
+                const denied = (result) => {
+                    if (result instanceof Error) return next(result);
+                    response.set('Retry-After', String(Math.ceil(result.msBeforeNext / 1000))).status(429).end();
+                };
+                limiter.consume('all').then(() => next(), denied);
+            });
+            app.get('/', (_, response) => response.send('hello'));
+            app.use((_error, _request, response, _next) => response.status(500).end());
+            return app.listen(0, '127.0.0.1');
         },
         path: '/',
         header: 'retry-after',

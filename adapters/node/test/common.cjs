@@ -14,7 +14,7 @@ const run = async () => {
     const hits = [];
     for (let n = 0; n < 3; n++) hits.push((await storage.increment(`${process.pid}`, 60_000, 2, 60_000, 'default')).totalHits);
     assert.deepEqual(hits, [1, 2, 3]);
-    for (const part of ['', '/express-rate-limit', '/hono', '/nest', '/better-auth', '/fastify']) {
+    for (const part of ['', '/express-rate-limit', '/hono', '/nest', '/better-auth', '/fastify', '/rate-limiter-flexible']) {
         const [imported, required] = [await import(`postgres-rate-limit${part}`), require(`postgres-rate-limit${part}`)];
         assert.deepEqual(Object.keys(imported), Object.keys(required).sort(), part);
         for (const name in required) assert.equal(imported[name], required[name], 'one class in a process, however it is loaded');

@@ -14,9 +14,11 @@ import { betterAuth } from 'better-auth';
 import { Hono } from 'hono';
 import * as forHono from 'hono-rate-limiter';
 import pg from 'pg';
+import { RateLimiterMemory } from 'rate-limiter-flexible';
 
 import { RateLimitStorage } from 'postgres-rate-limit/better-auth';
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
+import { RateLimiterStore } from 'postgres-rate-limit/rate-limiter-flexible';
 import { onFile, STORES } from './edition.js';
 
 const pool = new pg.Pool();
@@ -167,6 +169,90 @@ test("the plugin's own tests pass: @fastify/rate-limit", { skip: onFile }, async
     const results = [...out.matchAll(/^(not )?ok \d+ - (.*)$/gm)].map(([, not, name]) => [!not, name.replaceAll('\\', '')]);
     assert.ok(results.filter(([ok]) => ok).length > 80, out);
     assert.deepEqual(results.filter(([ok, name]) => !ok && !REFUSED.test(name)), [], out);
+});
+
+// A call's method and arguments; with `?` only whether it passes is alike, since a denial takes nothing here.
+const CALLS = [
+    ['get'], ['consume'], ['consume', 2], ['get'], ['penalty', 4], ['consume?'], ['reward', 3], ['get'], ['consume'], ['consume?', 2],
+    ['delete'], ['delete'], ['get'], ['set', 2, 600], ['consume'], ['consume?'], ['set', 7, 600], ['get'], ['consume?'], ['delete'],
+    ['block', 900], ['consume?'], ['get'], ['delete'], ['consume', 3], ['reward', 2], ['consume', 2], ['block', 0], ['consume?'],
+];
+const COUNTED = [
+    ['consume'], ['consume', 2], ['consume'], ['get'], ['consume?'], ['delete'], ['consume', 5], ['consume?'], ['delete'],
+    ['penalty', 9], ['get'], ['consume?'], ['delete'], ['consume', 3], ['consume'], ['consume?'],
+];
+for (const [options, calls] of [
+    [{}, CALLS],
+    [{ blockDuration: 1200 }, COUNTED],
+]) {
+    test(`as with RateLimiterMemory: rate-limiter-flexible, ${JSON.stringify(options)}`, async (context) => {
+        const owner = new pg.Pool({ user: 'postgres', max: 1 }); // it has the privilege to block
+        context.after(() => owner.end());
+        const theirs = new RateLimiterMemory({ points: 3, duration: 600, ...options });
+        for (const store of STORES) {
+            await theirs.delete('key');
+            const ours = new RateLimiterStore({ pool: owner, name: `${Math.random()}`, store, points: 3, duration: 600, ...options });
+            for (const [n, [method, ...values]] of calls.entries()) {
+                const [got, expected] = await Promise.all(
+                    [ours, theirs].map(async (limiter) => {
+                        const call = limiter[method.replace('?', '')]('key', ...values);
+                        const answer = await call.then((result) => [true, result], (result) => [false, result]);
+                        if (answer[1] instanceof Error) throw answer[1];
+                        const result = answer[1]?.toJSON?.() ?? answer[1];
+                        if (typeof result !== 'object' || !result) return answer;
+                        // Their memory answers the points that blocked a key.
+                        const blocked = result.consumedPoints > 3 || method === 'block';
+                        const { remainingPoints, isFirstInDuration, consumedPoints } = result;
+                        const minutes = result.msBeforeNext < 0 ? -1 : Math.round(result.msBeforeNext / 60_000);
+                        if (method.endsWith('?')) return [answer[0], remainingPoints];
+                        return [answer[0], remainingPoints, blocked || consumedPoints, blocked || isFirstInDuration, minutes];
+                    }),
+                );
+                assert.deepEqual(got, expected, `${n}: ${method} ${values}, in the ${store}`);
+            }
+        }
+    });
+}
+
+test('rate-limiter-flexible: the options of its stores count denials, too', async (context) => {
+    const owner = new pg.Pool({ user: 'postgres', max: 1 });
+    context.after(() => owner.end());
+    let asked = 0;
+    const query = (config) => ((asked += 1), owner.query(config));
+    const open = (options) =>
+        new RateLimiterStore({ pool: { query }, name: `${Math.random()}`, points: 2, duration: 600, ...options });
+    const answers = async (limiter) => {
+        const all = [];
+        for (let n = 0; n < 6; n++) all.push(await limiter.consume('key').then(() => 0, (result) => Math.ceil(result.msBeforeNext / 60_000)));
+        return all;
+    };
+    const blocking = open({ blockDuration: 1200, blockOnConsumed: 4 });
+    assert.deepEqual(await answers(blocking), [0, 0, 10, 20, 20, 20]);
+    asked = 0;
+    assert.deepEqual(await answers(open({ inMemoryBlockOnConsumed: 4 })), [0, 0, 10, 10, 10, 10]);
+    assert.equal(asked, 4, 'then it answers by itself');
+});
+
+test('rate-limiter-flexible: what it can not do is refused, and who may not block can delete', async () => {
+    const limiter = new RateLimiterStore({ pool, name: `${Math.random()}`, points: 3, duration: 600 });
+    await assert.rejects(limiter.set('key', 1, 60), /TypeError: RateLimiterStore: the duration is 60 s; allowed: that of the limiter/);
+    await assert.rejects(limiter.consume('key', 1, { customDuration: 60 }), /TypeError: RateLimiterStore: the duration is 60 s/);
+    await limiter.consume(7);
+    assert.equal((await limiter.get('7')).consumedPoints, 1);
+    assert.deepEqual([await limiter.delete(7), await limiter.delete(7)], [true, false]);
+    await assert.rejects(limiter.block('key', 60), { code: '42501' });
+    const forever = new RateLimiterStore({ pool, name: `${Math.random()}`, points: 1, duration: 0 });
+    assert.equal((await forever.consume('key')).msBeforeNext, -1);
+    await assert.rejects(forever.consume('key'), { msBeforeNext: -1, consumedPoints: 2 });
+    const insured = new RateLimiterStore({
+        pool: new pg.Pool({ host: '/nowhere' }),
+        name: 'insured',
+        points: 1,
+        duration: 600,
+        insuranceLimiter: new RateLimiterMemory({ points: 1, duration: 600 }),
+    });
+    assert.equal((await insured.consume('key')).remainingPoints, 0);
+    await assert.rejects(insured.consume('key'), { remainingPoints: 0 });
 });
 
 test('twelve wrong passwords: three are tried, whatever requestWasSuccessful says of a denial', async () => {

@@ -6,12 +6,14 @@ import { betterAuth } from 'better-auth';
 import type { ThrottlerStorage } from '@nestjs/throttler';
 import { PGlite } from '@electric-sql/pglite';
 import Fastify from 'fastify';
+import { RateLimiterUnion } from 'rate-limiter-flexible';
 import knex, { type Knex } from 'knex';
 import { install, installSql } from 'postgres-rate-limit';
 import { RateLimitStorage } from 'postgres-rate-limit/better-auth';
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
 import { RateLimitStore as HonoStore } from 'postgres-rate-limit/hono';
 import { rateLimitStore } from 'postgres-rate-limit/fastify';
+import { RateLimiterStore } from 'postgres-rate-limit/rate-limiter-flexible';
 import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
 
 const pool = { query: async () => ({ rows: [] }) };
@@ -35,6 +37,11 @@ new RateLimitStorage({ pool, name: 'auth', limit: 3 });
 Fastify().register(fastifyRateLimit, { max: 3, store: rateLimitStore({ pool, name: 'api', rememberDenials: true }) });
 // @ts-expect-error
 rateLimitStore({ pool });
+const limiter = new RateLimiterStore({ pool, name: 'login', points: 3, duration: 60, blockDuration: 600 });
+export const left: Promise<number> = limiter.consume('key', 2).then(({ remainingPoints }) => remainingPoints);
+// @ts-expect-error
+new RateLimiterStore({ pool, name: 'login', points: 3, duration: 60, tableName: 'limits' });
+export const union = new RateLimiterUnion(limiter, limiter);
 const storage: ThrottlerStorage = new RateLimitThrottlerStorage({ pool, name: 'api' });
 
 const text: string = installSql({ schema: 'limits' });

@@ -5,6 +5,7 @@ import { calculate } from 'postgres-rate-limit/browser';
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
 import { rateLimitStore } from 'postgres-rate-limit/fastify';
 import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
+import { RateLimiterStore } from 'postgres-rate-limit/rate-limiter-flexible';
 import { useRateLimit } from 'postgres-rate-limit/react';
 
 const pool = { query: async () => ({ rows: [] }) };
@@ -15,6 +16,7 @@ export const wait: Promise<number | null> = new RateLimitStorage({ pool, name: '
     .consume('key', { window: 1, max: 1 })
     .then(({ retryAfter }) => retryAfter);
 export const counts = new (rateLimitStore({ pool, name: 'api' }))().child({});
+export const limiter = new RateLimiterStore({ pool, name: 'api', points: 1, duration: 1 }).consume('key');
 export const storage: ThrottlerStorage = new RateLimitThrottlerStorage({ pool, name: 'api' });
 export const remaining: number | null = calculate({ config: {}, state: null, now: 0, blockedUntil: null }).remaining;
 export const status = () => useRateLimit(async () => ({ config: {}, state: null, now: 0, blockedUntil: null })).status;

@@ -1,0 +1,2 @@
+export type * from './rate-limiter-flexible.cjs';
+export { RateLimiterStore } from './rate-limiter-flexible.cjs';
