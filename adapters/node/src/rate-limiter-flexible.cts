@@ -62,7 +62,7 @@ export class RateLimiterStore extends Abstract {
         const taken = await this.#database.take(...this.#values(key, countsAll), points);
         const { ok, hits, wait } = taken ?? { ok: true, hits: points, wait: this.#period };
         // Where all are counted only a block denies, and that is no crossing of the limit.
-        const least = countsAll ? Math.max(this.points, this.blockOnConsumed) + points + 1 : this.points + 1;
+        const least = countsAll ? Math.max(this.points, this.blockOnConsumed ?? 0) + points + 1 : this.points + 1;
         const consumed = ok ? Number(hits) : Math.max(Number(hits) + points, least);
         return { hits: consumed, wait: Number(wait ?? this.#period) };
     }
@@ -89,14 +89,29 @@ export class RateLimiterStore extends Abstract {
         return (Abstract.prototype as any)._penalty.call(this, key, points, { ...options, [PENALTY]: true });
     }
 
+    // In version 9 it blocks.
+    override async set(key: any, points: number, seconds: number, options: any = {}): Promise<RateLimiterRes> {
+        const ms = (seconds >= 0 ? seconds : this.duration) * 1000;
+        try {
+            await this._upsert(this.getKey(key), points, ms, true, options);
+        } catch (error) {
+            return this.#insured(error, 'set', [key, points, ms / 1000, options]);
+        }
+        return new Result(0, ms > 0 ? ms : -1, points);
+    }
+
     async _block(key: string, points: number, ms: number, options: any): Promise<RateLimiterRes> {
         try {
             await this.#database.row('block', [...this.#values(key, true).slice(0, 2), String(ms)]);
         } catch (error) {
-            const given = [this.parseKey(key), ms / 1000, options];
-            return new Promise((resolve, reject) => (this as any)._handleError(error, 'block', resolve, reject, given));
+            return this.#insured(error, 'block', [this.parseKey(key), ms / 1000, options]);
         }
         return new Result(0, ms > 0 ? ms : -1, points);
+    }
+
+    /** What its insuranceLimiter answers in its place; without one, the error. */
+    #insured(error: unknown, call: string, given: unknown[]): Promise<RateLimiterRes> {
+        return new Promise((resolve, reject) => (this as any)._handleError(error, call, resolve, reject, given));
     }
 
     _getRateLimiterRes(_key: string, changed: number, { hits, wait }: Found): RateLimiterRes {
