@@ -101,14 +101,17 @@ $$;
 
 -- The state as rl_value reports it, to decide takes by it from now on as calls do: without what a window added, where
 -- that doesn't matter; it may have another value then.
-CREATE OR REPLACE FUNCTION ratelimit._reported(l ratelimit._limit, s ratelimit._state, now bigint) RETURNS ratelimit._state
+CREATE OR REPLACE FUNCTION ratelimit._reported(l ratelimit._limit, s ratelimit._state, now bigint)
+RETURNS ratelimit._state
 STABLE LANGUAGE plpgsql AS $$
 DECLARE
     reported ratelimit._state := s;
     more double precision;
 BEGIN
     reported.added := NULL;
-    IF l.kind <> 'fixed window' OR s.added IS NULL OR (ratelimit._refilled(l, s, now)).ts > s.ts THEN RETURN reported; END IF;
+    IF l.kind <> 'fixed window' OR s.added IS NULL OR (ratelimit._refilled(l, s, now)).ts > s.ts THEN
+        RETURN reported;
+    END IF;
     more := l.adds - s.added;
     reported.value := CASE WHEN more >= -greatest(s.value, 0) THEN s.value + more ELSE least(s.value, 0) END;
     -- Whichever of the two rolls over, the next window is full.

@@ -130,8 +130,8 @@ IMMUTABLE LANGUAGE sql AS $$
     SELECT * FROM ratelimit._calculate($1, $2, $3, $4, $5)
 $$;
 
--- Writes a parsed config with its defaults, so that nothing else is needed to decide calls on a state. phase: a start of
--- windows, for a config that names none.
+-- Writes a parsed config with its defaults, so that nothing else is needed to decide calls on a state. phase: a start
+-- of windows, for a config that names none.
 CREATE OR REPLACE FUNCTION ratelimit._resolved(l ratelimit._limit, phase bigint) RETURNS jsonb STABLE
 LANGUAGE sql AS $$
     SELECT jsonb_strip_nulls(jsonb_build_object(

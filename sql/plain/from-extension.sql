@@ -74,7 +74,9 @@ BEGIN
                                    AND NOT EXISTS (SELECT FROM ONLY %1$s.rl_config AS plan
                                                    WHERE plan.name = c.config ->> 'plan' AND plan.key = ''))
         ) AS known (defined)
-        CROSS JOIN LATERAL (SELECT CASE WHEN known.defined THEN nullif(%1$s.rl_value(k.name, k.key) -> 'state', 'null') END) AS s (state)
+        CROSS JOIN LATERAL (
+            SELECT CASE WHEN known.defined THEN nullif(%1$s.rl_value(k.name, k.key) -> 'state', 'null') END
+        ) AS s (state)
         WHERE s.state IS NOT NULL OR NOT known.defined
         $q$, home);
     EXECUTE format($q$INSERT INTO rl_kept_hold

@@ -354,8 +354,8 @@ fn take_at_once<H: Host>(
         host.check_for_interrupts();
         let seen = rows.read(row)?;
         if seen.as_ref().is_some_and(|seen| expiry::is_due(seen, host.now())) {
-            if target.block(host.now()).is_some() {
-                return Ok(None);
+            if !passes_after_expiry(host, rows, wanted, id, terms)? {
+                return Ok(None); // a denial writes nothing
             }
             expiry::apply(host, rows, row)?;
             continue;
@@ -386,6 +386,21 @@ fn take_at_once<H: Host>(
         return decide_locked(host, rows, wanted, seen, None, id, terms);
     }
     Ok(None)
+}
+
+/// Whether a hold of tokens has them once what has expired is applied, without doing so.
+fn passes_after_expiry<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    wanted: &Wanted,
+    id: &[u8],
+    terms: &Terms,
+) -> Result<bool> {
+    let wanted = std::slice::from_ref(wanted);
+    let mut seen = peek(host, Some(rows), wanted, id, terms)?;
+    expire_own(host, rows, wanted, &mut seen)?;
+    let (verdicts, ok) = decide_all(host, wanted, &seen, terms, &[Micros(0)]);
+    Ok(ok && verdicts.iter().all(|verdict| verdict.decision.ok))
 }
 
 /// Decides again under the lock of the row, as if it were still as it was `seen`, and writes. `None`: nothing was
