@@ -78,12 +78,37 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._bad_state(name text, col text, value text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._bad_state(name text, col text, value text, tab text DEFAULT 'rateLimits')
+RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM ratelimit._raise('55000', format('rate limit "%s" has a stored %s of %s', name, col, value), NULL,
         format('To make it full again: SELECT ratelimit.rl_reset(%1$s, $1); To find its key: SELECT key FROM '
-               'ratelimit.rateLimits WHERE name = %1$s AND ''%2$s'' = %3$s;',
-               ratelimit._literal(name), value, CASE col WHEN 'log' THEN 'ANY (log)' ELSE col END));
+               'ratelimit.%4$s WHERE name = %1$s AND ''%2$s'' = %3$s;',
+               ratelimit._literal(name), value, CASE col WHEN 'log' THEN 'ANY (log)' ELSE col END, tab));
+END
+$$;
+
+-- Raises an error for a hold with a value that no call writes.
+CREATE OR REPLACE FUNCTION ratelimit._bad_hold(name text, count double precision, old double precision,
+    back double precision, taken_at timestamptz, expires_at timestamptz) RETURNS double precision STABLE
+LANGUAGE plpgsql AS $$
+DECLARE
+    col text;
+    value text;
+BEGIN
+    SELECT v.col, v.value INTO col, value FROM (VALUES
+        (1, 'count', ratelimit._digits(count), count >= 0 AND count < 'Infinity'),
+        (2, 'old', ratelimit._digits(old), old >= 0 AND old <= count),
+        (3, 'back', ratelimit._digits(back), back >= 0 AND back < 'Infinity'),
+        (4, 'taken_at', initcap(taken_at::text), isfinite(taken_at)),
+        (5, 'expires_at', initcap(expires_at::text), isfinite(expires_at))) AS v (n, col, value, fine)
+    WHERE v.fine IS NOT TRUE ORDER BY v.n LIMIT 1;
+    IF value IS NULL THEN
+        PERFORM ratelimit._raise('55000', format('a stored %s is NULL', col), NULL,
+            format('To delete such rows: DELETE FROM ratelimit.rl_holds WHERE %s IS NULL;', col));
+    END IF;
+    PERFORM ratelimit._bad_state(name, col, value, 'rl_holds');
+    RETURN NULL;
 END
 $$;
 

@@ -2,6 +2,17 @@
 -- that time, whichever call finds it later. So every call that decides first gives back what has expired; calls that
 -- only read do that to a copy of the state. rateLimits.expires says whether there is anything to do.
 
+-- The tokens of a hold that can come back; an error where a column has a value that no call writes. In one expression:
+-- there may be thousands of holds.
+CREATE OR REPLACE FUNCTION ratelimit._returnable(name text, count double precision, old double precision,
+    back double precision, taken_at timestamptz, expires_at timestamptz) RETURNS double precision STABLE
+LANGUAGE sql AS $$
+    SELECT CASE WHEN old >= 0 AND old <= count AND count < 'Infinity' AND back >= 0 AND back < 'Infinity'
+                 AND taken_at > '-infinity' AND taken_at < 'infinity'
+                 AND expires_at > '-infinity' AND expires_at < 'infinity' THEN count - old
+                ELSE ratelimit._bad_hold(name, count, old, back, taken_at, expires_at) END
+$$;
+
 -- Whether tokens of a kind can come back.
 CREATE OR REPLACE FUNCTION ratelimit._returns(l ratelimit._limit) RETURNS boolean IMMUTABLE LANGUAGE sql AS $$
     SELECT coalesce(l.kind IN ('token bucket', 'fixed window'), false)
@@ -44,7 +55,8 @@ BEGIN
     ids := '{}'::text[];
     came := '{}'::double precision[];
     FOR h IN
-        SELECT x.id, x.count - x.old AS count, x.taken_at, x.expires_at, x.config FROM ONLY ratelimit.rl_holds x
+        SELECT x.id, ratelimit._returnable(x.name, x.count, x.old, x.back, x.taken_at, x.expires_at) AS count,
+               x.taken_at, x.expires_at, x.config FROM ONLY ratelimit.rl_holds x
         WHERE x.name = $1 AND x.key = $2 AND NOT x.charge AND x.count > x.old AND x.expires_at >= since
           AND x.expires_at <= ratelimit._instant($4) ORDER BY x.expires_at, x.id
     LOOP
@@ -175,7 +187,8 @@ BEGIN
         RETURN ratelimit._sooner_filled(d, l, name, key, now, coalesce(least(ceil(at_least), count), count), value, ts);
     END IF;
     FOR h IN
-        SELECT x.count - x.old AS count, x.taken_at, x.expires_at, x.config FROM ONLY ratelimit.rl_holds x
+        SELECT ratelimit._returnable(x.name, x.count, x.old, x.back, x.taken_at, x.expires_at) AS count,
+               x.taken_at, x.expires_at, x.config FROM ONLY ratelimit.rl_holds x
         WHERE x.name = $3 AND x.key = $4 AND NOT x.charge AND x.count > x.old
           AND x.expires_at > ratelimit._instant($5) ORDER BY x.expires_at, x.id LIMIT 1000
     LOOP
@@ -214,7 +227,8 @@ DECLARE
     h record;
 BEGIN
     FOR h IN
-        SELECT x.count - x.old AS count, x.expires_at FROM ONLY ratelimit.rl_holds x
+        SELECT ratelimit._returnable(x.name, x.count, x.old, x.back, x.taken_at, x.expires_at) AS count,
+               x.expires_at FROM ONLY ratelimit.rl_holds x
         WHERE x.name = $3 AND x.key = $4 AND NOT x.charge AND x.count > x.old
           AND x.expires_at > ratelimit._instant($5) ORDER BY x.expires_at, x.id LIMIT 1000
     LOOP
@@ -275,7 +289,8 @@ BEGIN
         since := ratelimit._nearest((ratelimit._refilled(l, ratelimit._current(l, ratelimit._state_of(l, name, key, now,
             value, ts, prior, log, added), now), now)).ts);
     END IF;
-    RETURN coalesce((SELECT sum(h.count - h.old) FROM ONLY ratelimit.rl_holds h
+    RETURN coalesce((SELECT sum(ratelimit._returnable(h.name, h.count, h.old, h.back, h.taken_at, h.expires_at))
+        FROM ONLY ratelimit.rl_holds h
         WHERE h.name = $2 AND h.key = $3 AND h.count > h.old AND h.expires_at > ratelimit._instant($4)
         AND h.taken_at >= since), 0);
 END

@@ -44,6 +44,7 @@ BEGIN
     IF id IS NOT NULL THEN
         SELECT x.id, x.name, x.key, x.count, x.old, x.back, x.taken_at, x.expires_at, x.charge, x.config INTO h
         FROM ONLY ratelimit.rl_holds x WHERE x.id = $1 AND x.name || '' = $2 AND x.key || '' = $3;
+        IF FOUND THEN PERFORM ratelimit._returnable(h.name, h.count, h.old, h.back, h.taken_at, h.expires_at); END IF;
     END IF;
     RETURN h;
 END

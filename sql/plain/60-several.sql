@@ -443,7 +443,8 @@ DECLARE
 BEGIN
     SELECT ratelimit._plus(now, max(x.wait)) INTO passes FROM unnest(g.decisions) x WHERE NOT x.ok;
     FOR h IN
-        SELECT x.count - x.old AS count, x.taken_at, x.expires_at, x.config FROM ONLY ratelimit.rl_holds x
+        SELECT ratelimit._returnable(x.name, x.count, x.old, x.back, x.taken_at, x.expires_at) AS count,
+               x.taken_at, x.expires_at, x.config FROM ONLY ratelimit.rl_holds x
         WHERE x.name = g.name AND x.key = g.key AND NOT x.charge AND x.count > x.old
           AND x.expires_at > ratelimit._instant(now) ORDER BY x.expires_at, x.id LIMIT 1000
     LOOP

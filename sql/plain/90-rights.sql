@@ -34,8 +34,8 @@ DECLARE
         'rl_trigger', 'trigger: takes tokens for the rows written; arguments: name, key=<column>, count=<column>',
         'rl_key', 'key made of several texts, as a JSON array: that of a trigger with several columns');
     -- Used by errors, definitions and log lines only, where a search_path of their own costs no call anything.
-    seldom CONSTANT text := '^_(allowed|bad|bad_config|bad_state|build|called|check_fields|check_support|dates|denied|'
-        'duration|example|first_date|keyed|literal|log|misuse|not_written|null|period|raise|set_clock|'
+    seldom CONSTANT text := '^_(allowed|bad|bad_config|bad_hold|bad_state|build|called|check_fields|check_support|'
+        'dates|denied|duration|example|first_date|keyed|literal|log|misuse|not_written|null|period|raise|set_clock|'
         'short|start|type_of|unsupported|with_flag|wrong_kind|zones)$';
     f record;
     taken text[] := '{}';

@@ -5,6 +5,8 @@ use ratelimit_core::headers::Style;
 use ratelimit_core::requests::{KEY_LENGTH, MAX_KEY, MAX_NAME, MAX_REQUESTS, NAME_LENGTH};
 use ratelimit_core::text::{json_array, shortened};
 use ratelimit_core::{ArgumentError, Micros};
+
+use crate::schema::error::literal;
 use ratelimit_pg::call::sql_types::Checked;
 use ratelimit_pg::values::{Jsonb, utf8};
 
@@ -114,7 +116,7 @@ impl<'a> Checked<'a> for HeaderStyle {
     fn check(text: &'a [u8], argument: &'static str) -> Result<HeaderStyle> {
         let text = utf8(text);
         Style::parse(&text).map(HeaderStyle).ok_or_else(|| {
-            ArgumentError::invalid(argument, format!("'{}'", shortened(&text)), Style::ALLOWED)
+            ArgumentError::invalid(argument, literal(&shortened(&text)), Style::ALLOWED)
         })
     }
 }

@@ -1,18 +1,20 @@
 //! Holds tokens that are settled later, with what was used.
 
+use std::slice;
+
 use ratelimit_core::config::{Interval, MAX_TOKENS};
 use ratelimit_core::text::{float_text, shortened};
 use ratelimit_core::{ArgumentError, Micros};
-use ratelimit_limiter::holds::{self, HeldOfSeveral, Settled, Terms, Used};
+use ratelimit_limiter::holds::{self, Held, Settled, Terms, Used};
 use ratelimit_limiter::request::Request;
 use serde_json::Value;
 
-use super::answers::{RlResult, denied, time};
+use super::answers::{RlResult, time};
 use super::arguments::{LimitKey, LimitName, Span};
 use super::several::{denied_of_all, with_requests};
 use crate::declaration::{One, sql_function};
 use crate::host::{CallConfig, Session, Use, inline};
-use crate::schema::error::Result;
+use crate::schema::error::{Result, literal};
 use ratelimit_pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
 use ratelimit_pg::call::{Call, Rows};
 use ratelimit_pg::values::{Jsonb, server_text, utf8};
@@ -66,7 +68,7 @@ impl<'a> Checked<'a> for OnExpiry {
             b"refund" => Ok(OnExpiry { charge: false }),
             b"charge" => Ok(OnExpiry { charge: true }),
             _ => {
-                let value = format!("'{}'", shortened(&utf8(text)));
+                let value = literal(&shortened(&utf8(text)));
                 Err(ArgumentError::invalid(argument, value, "refund or charge"))
             }
         }
@@ -109,22 +111,11 @@ sql_function! {
         let terms = terms(&ttl, &id, on_expiry);
         let hold = |host: &Session| holds::hold(host, &request, at_least, &terms);
         let held = Session::run(Use::Takes, call.function(), hold)?;
-        if throws && !held.answer.ok && held.answer.enforced {
-            return Err(denied(&request, &held.answer, None));
-        }
-        let result = RlResult::from(&held.answer);
-        let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at } = result;
-        Ok(One(HeldRow {
-            ok,
-            hold: held.id.as_deref().map(Text::new),
-            held: held.count,
-            expires_at: held.expires_at.and_then(time),
-            retry_after,
-            retry_at,
-            remaining,
-            capacity,
-            reset_at,
-        }))
+        refuse(slice::from_ref(&request), slice::from_ref(&held), throws)?;
+        let HeldOfAllRow { ok, hold, expires_at, retry_after, retry_at, remaining, capacity, reset_at, .. } =
+            held_row(0, &request, &held);
+        let held = held.count;
+        Ok(One(HeldRow { ok, hold, held, expires_at, retry_after, retry_at, remaining, capacity, reset_at }))
     }
 }
 
@@ -174,10 +165,7 @@ sql_function! {
         with_requests(requests, |list| {
             let hold = |host: &Session| holds::hold_all(host, list, &terms);
             let held = Session::run(Use::Takes, call.function(), hold)?;
-            let outcomes = || held.iter().map(|held| &held.outcome);
-            if throws && let Some(denied) = denied_of_all(list, outcomes) {
-                return Err(denied);
-            }
+            refuse(list, &held, throws)?;
             let rows = call.rows()?;
             for (n, (request, held)) in list.iter().zip(&held).enumerate() {
                 rows.put(held_row(n, request, held));
@@ -311,8 +299,14 @@ fn unknown() -> RlResult {
     RlResult { ok: false, retry_after: None, retry_at, remaining: None, capacity: None, reset_at }
 }
 
+/// PT429 with `throws` if a hold is denied.
+fn refuse(list: &[Request], held: &[Held], throws: bool) -> Result<()> {
+    let denied = || denied_of_all(list, || held.iter().map(|held| &held.outcome));
+    if throws && let Some(denied) = denied() { Err(denied) } else { Ok(()) }
+}
+
 /// The row of the `n`th request, from 0.
-fn held_row(n: usize, request: &Request, held: &HeldOfSeveral) -> HeldOfAllRow {
+fn held_row(n: usize, request: &Request, held: &Held) -> HeldOfAllRow {
     let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at } =
         RlResult::from(&held.outcome.answer);
     HeldOfAllRow {

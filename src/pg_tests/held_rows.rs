@@ -10,7 +10,7 @@ mod tests {
 
     use super::super::{error_of, function, get, run};
     use crate::host::{Session, Use};
-    use crate::schema::error::Result;
+    use crate::schema::error::{Error, Result};
 
     const NAME: &[u8] = "held ä".as_bytes();
 
@@ -45,7 +45,7 @@ mod tests {
         let mut row = HoldRow {
             hold: Hold {
                 count: 0.1 + 0.2,
-                old: 1e15,
+                old: 0.2,
                 back: 5e-324,
                 taken_at: Micros(1_798_761_600_000_001),
                 expires_at: Micros(1_798_761_600_000_002),
@@ -61,14 +61,14 @@ mod tests {
             holds.insert(&row)?;
             assert!(same(&holds.one(&id, NAME, &key)?.unwrap(), &row));
             assert!(!holds.insert(&row)?, "twice");
-            row.hold = Hold { old: 0.5, charge: false, expires_at: Micros(1), ..row.hold };
+            row.hold = Hold { old: 0.25, charge: false, expires_at: Micros(1), ..row.hold };
             row.config = None;
             assert!(holds.update(&row)?);
             assert!(same(&holds.of_id(&id)?[0], &row));
             Ok(())
         })
         .unwrap();
-        let written = r#"("id ä","held ä","key 'ä'",0.30000000000000004,0.5,5e-324,"2027-01-01 00:00:00.000001+00","1970-01-01 00:00:00.000001+00",f,)"#;
+        let written = r#"("id ä","held ä","key 'ä'",0.30000000000000004,0.25,5e-324,"2027-01-01 00:00:00.000001+00","1970-01-01 00:00:00.000001+00",f,)"#;
         assert_eq!(get::<String>("SELECT h::text FROM rl_holds h"), written);
         with_holds(|holds| {
             assert!(same(&holds.delete(&id, NAME, &key)?.unwrap(), &row));
@@ -77,6 +77,33 @@ mod tests {
             Ok(())
         })
         .unwrap();
+    }
+
+    /// PostgreSQL 18 has NOT NULL constraints that hold for new rows only.
+    #[pg_test]
+    fn a_null_behind_a_constraint_is_an_error_and_no_number() {
+        for column in ["count", "old", "back", "taken_at", "expires_at", "charge"] {
+            let before = row(column, column, 10);
+            with_holds(|holds| holds.insert(&before)).unwrap();
+            run(&format!(
+                "ALTER TABLE rl_holds ALTER {column} DROP NOT NULL;
+                 UPDATE rl_holds SET {column} = NULL WHERE id = '{column}';
+                 UPDATE pg_attribute SET attnotnull = true
+                 WHERE attrelid = 'rl_holds'::regclass AND attname = '{column}'"
+            ));
+            let [id, key] = [column.as_bytes(); 2];
+            let read = with_holds(|holds| holds.one(id, NAME, key).map(|_| ()));
+            let of_id = with_holds(|holds| holds.of_id(id).map(|_| ()));
+            let deleted = with_holds(|holds| holds.delete(id, NAME, key).map(|_| ()));
+            for result in [read, of_id, deleted] {
+                match result {
+                    Err(Error::NullState { table: "rl_holds", column: named }) => {
+                        assert_eq!(named, column);
+                    }
+                    other => panic!("{column}: {other:?}"),
+                }
+            }
+        }
     }
 
     #[pg_test]
@@ -153,7 +180,7 @@ mod tests {
             assert_eq!(text(holds.due_keys((NAME, b"a"), at(20), 10)?), ["b", "a"]);
             let keys = |name, key, second| {
                 Ok::<_, ratelimit_limiter::error::LimiterError>(text(
-                    holds.keys(name, key, at(second))?.into_iter().collect(),
+                    holds.keys(name, key, Some(at(second)))?.into_iter().collect(),
                 ))
             };
             assert_eq!(keys(None, None, 5)?, ["a", "b", "c", "a"]);
@@ -168,7 +195,7 @@ mod tests {
             );
             let holders = |name, key| {
                 Ok::<_, ratelimit_limiter::error::LimiterError>(text(
-                    holds.holders(name, key)?.into_iter().collect(),
+                    holds.keys(name, key, None)?.into_iter().collect(),
                 ))
             };
             assert_eq!(holders(None, Some(b"a"))?, ["a", "a"]);

@@ -348,7 +348,7 @@ mod tests {
         for column in ["value", "ts"] {
             let id = RowId { name: b"codec", key: column.as_bytes(), shard: 0 };
             match with_rows(|rows| rows.read(id)).map(|row| row.map(|row| row.stored)) {
-                Err(Error::NullState { column: named }) => assert_eq!(named, column),
+                Err(Error::NullState { column: named, .. }) => assert_eq!(named, column),
                 other => panic!("{column}: {other:?}"),
             }
         }

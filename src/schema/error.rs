@@ -40,7 +40,7 @@ pub enum Error {
     },
     /// A row has NULL where no call writes one: its owner dropped the constraint.
     #[error("a stored {column} is NULL")]
-    NullState { column: &'static str },
+    NullState { table: &'static str, column: &'static str },
     /// A table of the extension is not where CREATE EXTENSION put it.
     #[error("table \"{table}\" of extension ratelimit is not in the extension's schema")]
     NoTable { table: &'static str },
@@ -121,8 +121,12 @@ impl Raised for Error {
                     _ => denial,
                 }
             }
-            Error::NullState { .. } => report(b"55000").hint(format!(
+            Error::NullState { table: "rateLimits", .. } => report(b"55000").hint(format!(
                 "To make such limits full again: DELETE FROM {}rateLimits WHERE value IS NULL OR ts IS NULL;",
+                schema()
+            )),
+            Error::NullState { table, column } => report(b"55000").hint(format!(
+                "To delete such rows: DELETE FROM {}{table} WHERE {column} IS NULL;",
                 schema()
             )),
             Error::NoTable { .. } => report(b"42P01")
@@ -237,12 +241,12 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
         LimiterError::NotForKind { .. } => report(b"0A000")
             .detail("Only concurrency limits have leases.")
             .hint(format!("SELECT * FROM {}rl_limit(name, key);", schema())),
-        LimiterError::BadState { name, column, value } => {
+        LimiterError::BadState { table, name, column, value } => {
             let (schema, name, value) = (schema(), literal(name), float_text(*value));
             let column = if *column == "log" { "ANY (log)" } else { column };
             report(b"55000").hint(format!(
                 "To make it full again: SELECT {schema}rl_reset({name}, $1); To find its key: \
-                 SELECT key FROM {schema}rateLimits WHERE name = {name} AND '{value}' = {column};"
+                 SELECT key FROM {schema}{table} WHERE name = {name} AND '{value}' = {column};"
             ))
         }
         LimiterError::NotWritten { table } => report(b"55000").detail(format!(
@@ -385,8 +389,8 @@ fn definition(name: &str, kind: Kind, arguments: &str, schema: &str) -> String {
     format!("SELECT {schema}rl_define({name}, {schema}{builder}({arguments}));")
 }
 
-/// A name as an SQL literal, for hints that can be typed as they stand.
-fn literal(name: &str) -> String {
+/// A text as an SQL literal, for hints that can be typed as they stand.
+pub fn literal(name: &str) -> String {
     format!("'{}'", name.replace('\'', "''"))
 }
 

@@ -1,4 +1,4 @@
-//! The codec of a row's columns, for every way to the rows: no other code gives them a meaning.
+//! The codec of a row's columns, for every way to the rows, of limits and of holds: no other code gives them a meaning.
 //!
 //! `expires`, the last column, is about the key's holds, whatever the state; the others are:
 //!
@@ -19,12 +19,15 @@ use std::ffi::{c_char, c_int};
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::{FLOAT8OID, INT4OID, TEXTOID, TIMESTAMPTZOID};
+use ratelimit_core::hold::Hold;
 use ratelimit_core::kinds::{Counters, Lease, Leases, Log, Shape, Tokens};
 use ratelimit_core::{Micros, State};
+use ratelimit_limiter::error::LimiterError;
 use ratelimit_limiter::ports::Stored;
 
+use crate::schema::error::{Error, Result};
 use ratelimit_pg::clock::{INFINITE, from_timestamptz, to_nearest_timestamptz};
-use ratelimit_pg::values::{float_datum, text_datum};
+use ratelimit_pg::values::{float_datum, text_datum, utf8};
 
 /// The columns of a row after its primary key, as they are read. Times are timestamptz values.
 pub struct Columns {
@@ -82,7 +85,6 @@ fn invalid_column(
     let number = |(column, value): (_, Option<f64>)| {
         Some((column, value.filter(|value| !value.is_finite())?))
     };
-    let infinite = |at: &Micros| INFINITE.contains(at).then(|| f64::INFINITY.copysign(at.0 as f64));
     let in_log = || {
         let log = log?;
         // A sorted log has them at its ends, leases anywhere.
@@ -91,6 +93,46 @@ fn invalid_column(
     };
     let times = || infinite(&ts).map(|ts| ("ts", ts)).or_else(|| Some(("log", in_log()?)));
     numbers.into_iter().find_map(number).or_else(times)
+}
+
+/// An infinite time as a number.
+fn infinite(at: &Micros) -> Option<f64> {
+    INFINITE.contains(at).then(|| f64::INFINITY.copysign(at.0 as f64))
+}
+
+/// Decodes the row of a hold of limit `name`: its columns from `count` to `charge`, `None` for a NULL.
+///
+/// # Errors
+/// [`Error::NullState`], [`LimiterError::BadState`] (55000): a value that no call writes.
+pub fn decode_hold(name: &[u8], columns: [Option<pg_sys::Datum>; 6]) -> Result<Hold> {
+    let table = "rl_holds";
+    let [count, old, back, taken_at, expires_at, charge] = columns;
+    let bits = |column, datum: Option<pg_sys::Datum>| {
+        datum.map(pg_sys::Datum::value).ok_or(Error::NullState { table, column })
+    };
+    let float = |column, datum| bits(column, datum).map(|bits| f64::from_bits(bits as u64));
+    let time = |column, datum| bits(column, datum).map(|bits| from_timestamptz(bits as i64));
+    let hold = Hold {
+        count: float("count", count)?,
+        old: float("old", old)?,
+        back: float("back", back)?,
+        taken_at: time("taken_at", taken_at)?,
+        expires_at: time("expires_at", expires_at)?,
+        charge: bits("charge", charge)? as u8 != 0,
+    };
+    let tokens = |column, value, most| (!(0.0..=most).contains(&value)).then_some((column, value));
+    let time = |column, at| infinite(at).map(|at| (column, at));
+    let invalid = tokens("count", hold.count, f64::MAX)
+        .or_else(|| tokens("old", hold.old, hold.count))
+        .or_else(|| tokens("back", hold.back, f64::MAX))
+        .or_else(|| time("taken_at", &hold.taken_at))
+        .or_else(|| time("expires_at", &hold.expires_at));
+    invalid.map_or(Ok(hold), |(column, value)| Err(bad_hold(name, column, value).into()))
+}
+
+/// The error of a hold with a value that no call writes.
+pub fn bad_hold(name: &[u8], column: &'static str, value: f64) -> LimiterError {
+    LimiterError::BadState { table: "rl_holds", name: utf8(name).into_owned(), column, value }
 }
 
 /// The columns after the primary key, in the table's order, as they are written; `None` for a NULL.

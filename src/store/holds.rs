@@ -2,7 +2,6 @@
 //! through SQL.
 
 use std::collections::BTreeSet;
-use std::ffi::c_int;
 use std::rc::Rc;
 
 use pgrx::pg_sys;
@@ -18,9 +17,9 @@ use ratelimit_limiter::ports::{HoldRow, Holds};
 use crate::schema::catalog::{Catalog, Table, TableLock};
 use crate::schema::error::{Error, Result};
 use crate::schema::spi::{self, Connection, Statement};
-use crate::store::codec::{float_array, text_array};
+use crate::store::codec::{bad_hold, decode_hold, float_array, text_array};
 use crate::store::heap::{HeldHeap, Replaced};
-use ratelimit_pg::clock::{from_timestamptz, to_nearest_timestamptz};
+use ratelimit_pg::clock::to_nearest_timestamptz;
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::values::{Jsonb, float_datum, jsonb_from_json, text_datum, utf8};
 
@@ -41,26 +40,15 @@ macro_rules! select {
     };
 }
 
-/// Selects the keys that have tokens held after $3: of the key $2, if that is not NULL, and of the names that meet a
-/// condition.
+/// Selects the names and keys that have holds, or, where $3 is not NULL, tokens held after it: of the key $2, if that is
+/// not NULL, and of the names that meet a condition.
 macro_rules! keys {
     ($name:expr) => {
         concat!(
             "SELECT DISTINCT name, key FROM ONLY @schema@.rl_holds WHERE ",
             $name,
             " AND key OPERATOR(pg_catalog.=) COALESCE($2, key) \
-              AND expires_at OPERATOR(pg_catalog.>) $3 AND count OPERATOR(pg_catalog.>) old"
-        )
-    };
-}
-
-/// Selects the names and keys that have any hold; the key is the second parameter, NULL: any.
-macro_rules! holders {
-    ($name:expr) => {
-        concat!(
-            "SELECT DISTINCT name, key FROM ONLY @schema@.rl_holds WHERE ",
-            $name,
-            " AND key OPERATOR(pg_catalog.=) COALESCE($2, key)"
+              AND ($3 IS NULL OR expires_at OPERATOR(pg_catalog.>) $3 AND count OPERATOR(pg_catalog.>) old)"
         )
     };
 }
@@ -111,11 +99,11 @@ impl HeapHolds<'_> {
 
 impl Holds for HeapHolds<'_> {
     fn of_id(&self, id: &[u8]) -> PortResult<Vec<HoldRow>> {
-        Ok(self.heap.find([id]))
+        Ok(self.heap.find([id])?)
     }
 
     fn one(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Option<HoldRow>> {
-        Ok(self.heap.find([id, name, key]).pop())
+        Ok(self.heap.find([id, name, key])?.pop())
     }
 
     fn insert(&self, row: &HoldRow) -> PortResult<bool> {
@@ -124,7 +112,7 @@ impl Holds for HeapHolds<'_> {
     }
 
     fn delete(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Option<HoldRow>> {
-        let deleted = self.heap.delete([id, name, key]);
+        let deleted = self.heap.delete([id, name, key])?;
         deleted.or_else(|Replaced| self.by_sql(|sql| sql.delete(id, name, key)))
     }
 
@@ -155,21 +143,13 @@ impl Holds for HeapHolds<'_> {
         self.by_sql(|sql| sql.delete_of_key(name, key))
     }
 
-    fn holders(
-        &self,
-        name: Option<&[u8]>,
-        key: Option<&[u8]>,
-    ) -> PortResult<BTreeSet<(Vec<u8>, Vec<u8>)>> {
-        self.by_sql(|sql| sql.holders(name, key))
-    }
-
     fn keys(
         &self,
         name: Option<&[u8]>,
         key: Option<&[u8]>,
-        now: Micros,
+        held_at: Option<Micros>,
     ) -> PortResult<BTreeSet<(Vec<u8>, Vec<u8>)>> {
-        self.by_sql(|sql| sql.keys(name, key, now))
+        self.by_sql(|sql| sql.keys(name, key, held_at))
     }
 
     fn held(&self, name: &[u8], key: &[u8], since: Micros, now: Micros) -> PortResult<f64> {
@@ -338,37 +318,11 @@ impl Holds for SqlHolds<'_> {
         Ok(self.sql.execute(&DELETE_OF_KEY, &[text(name), text(key)])?)
     }
 
-    fn holders(
-        &self,
-        name: Option<&[u8]>,
-        key: Option<&[u8]>,
-    ) -> PortResult<BTreeSet<(Vec<u8>, Vec<u8>)>> {
-        const OF_NAME: Statement = Statement {
-            sql: holders!("name OPERATOR(pg_catalog.=) $1"),
-            parameters: &[TEXTOID, TEXTOID],
-            results: &[TEXTOID, TEXTOID],
-            lock: TableLock::Read,
-        };
-        const OF_KEY: Statement = Statement {
-            sql: holders!("name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2"),
-            ..OF_NAME
-        };
-        const OF_ALL: Statement =
-            Statement { sql: holders!("name OPERATOR(pg_catalog.>) '' AND $1 IS NULL"), ..OF_NAME };
-        let statement = match (name, key) {
-            (Some(_), Some(_)) => &OF_KEY,
-            (Some(_), None) => &OF_NAME,
-            (None, _) => &OF_ALL,
-        };
-        let given = [name.and_then(text), key.and_then(text)];
-        Ok(self.key_list(statement, &given)?.into_iter().collect())
-    }
-
     fn keys(
         &self,
         name: Option<&[u8]>,
         key: Option<&[u8]>,
-        now: Micros,
+        held_at: Option<Micros>,
     ) -> PortResult<BTreeSet<(Vec<u8>, Vec<u8>)>> {
         const OF_NAME: Statement = Statement {
             sql: keys!("name OPERATOR(pg_catalog.=) $1"),
@@ -387,7 +341,7 @@ impl Holds for SqlHolds<'_> {
             (Some(_), None) => &OF_NAME,
             (None, _) => &OF_ALL,
         };
-        let given = [name.and_then(text), key.and_then(text), at(now)];
+        let given = [name.and_then(text), key.and_then(text), held_at.and_then(at)];
         Ok(self.key_list(statement, &given)?.into_iter().collect())
     }
 
@@ -396,7 +350,7 @@ impl Holds for SqlHolds<'_> {
             sql: "SELECT pg_catalog.sum(count OPERATOR(pg_catalog.-) old) \
                   FROM ONLY @schema@.rl_holds \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
-                    AND expires_at OPERATOR(pg_catalog.>) $3 \
+                    AND count OPERATOR(pg_catalog.>) old AND expires_at OPERATOR(pg_catalog.>) $3 \
                     AND taken_at OPERATOR(pg_catalog.>=) $4",
             parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID],
             results: &[FLOAT8OID],
@@ -404,7 +358,11 @@ impl Holds for SqlHolds<'_> {
         };
         self.sql.execute(&HELD, &[text(name), text(key), at(now), at(since)])?;
         // NULL: there is none.
-        Ok(self.sql.field(0, 1).map_or(0.0, |sum| f64::from_bits(sum.value() as u64)))
+        let sum = self.sql.field(0, 1).map_or(0.0, |sum| f64::from_bits(sum.value() as u64));
+        match sum.is_finite() {
+            true => Ok(sum),
+            false => Err(bad_hold(name, "count", sum)),
+        }
     }
 
     fn due_keys(
@@ -475,32 +433,14 @@ impl SqlHolds<'_> {
     /// Decodes row number `row` of the last result, from 0.
     ///
     /// # Errors
-    /// [`Error::NullState`] (55000): a NULL that no call writes.
+    /// Those of [`decode_hold`]; [`Error::NullState`] (55000).
     fn hold(&self, row: u64) -> Result<HoldRow> {
         check_for_interrupts();
-        let field = |column: c_int, name| {
-            self.sql.field(row, column).ok_or(Error::NullState { column: name })
-        };
-        let bytes =
-            |column, name| self.sql.text(row, column).ok_or(Error::NullState { column: name });
-        let float =
-            |column, name| field(column, name).map(|datum| f64::from_bits(datum.value() as u64));
-        let time =
-            |column, name| field(column, name).map(|datum| from_timestamptz(datum.value() as i64));
-        Ok(HoldRow {
-            id: bytes(1, "id")?,
-            name: bytes(2, "name")?,
-            key: bytes(3, "key")?,
-            hold: Hold {
-                count: float(4, "count")?,
-                old: float(5, "old")?,
-                back: float(6, "back")?,
-                taken_at: time(7, "taken_at")?,
-                expires_at: time(8, "expires_at")?,
-                charge: field(9, "charge")?.value() as u8 != 0,
-            },
-            config: self.sql.text(row, 10),
-        })
+        let text =
+            |n, column| self.sql.text(row, n).ok_or(Error::NullState { table: "rl_holds", column });
+        let (id, name, key) = (text(1, "id")?, text(2, "name")?, text(3, "key")?);
+        let hold = decode_hold(&name, [4, 5, 6, 7, 8, 9].map(|n| self.sql.field(row, n)))?;
+        Ok(HoldRow { id, name, key, hold, config: self.sql.text(row, 10) })
     }
 
     /// Runs a statement that writes one row, whose columns are its parameters; false if it wrote none.

@@ -309,7 +309,8 @@ impl Connection<'_> {
     pub(super) fn decode_row(&self, row: u64, first: c_int) -> Result<ShardRow> {
         check_for_interrupts();
         let field = |column| self.field(row, first + column);
-        let not_null = |column, name| field(column).ok_or(Error::NullState { column: name });
+        let null = |column| Error::NullState { table: "rateLimits", column };
+        let not_null = |column, name| field(column).ok_or_else(|| null(name));
         let (shard, value, ts) = (not_null(0, "shard")?, not_null(1, "value")?, not_null(2, "ts")?);
         let float = |datum: pg_sys::Datum| f64::from_bits(datum.value() as u64);
         let shard = shard.value() as i32;

@@ -91,6 +91,8 @@ pub enum LimiterError {
     /// A stored row has a value that no call writes, such as NaN.
     #[error("rate limit \"{name}\" has a stored {column} of {}", float_text(*.value))]
     BadState {
+        /// The row's table.
+        table: &'static str,
         /// The limit.
         name: String,
         /// The row's column.

@@ -316,7 +316,7 @@ impl Held {
             return Ok(Held(BTreeSet::new()));
         }
         let now = host.now();
-        host.with_holds(|holds| holds.keys(name, key, now)).map(Held)
+        host.with_holds(|holds| holds.keys(name, key, Some(now))).map(Held)
     }
 
     /// The tokens that would come back to a key.

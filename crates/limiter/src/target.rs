@@ -157,8 +157,8 @@ impl<'a> Target<'a> {
         match stored {
             Some(Stored::State(state)) if limit.accepts(state.shape()) => Ok(Cow::Borrowed(state)),
             Some(&Stored::Invalid { shape, column, value, .. }) if limit.accepts(shape) => {
-                let name = self.name_text();
-                Err(LimiterError::BadState { name, column, value })
+                let (table, name) = ("rateLimits", self.name_text());
+                Err(LimiterError::BadState { table, name, column, value })
             }
             // A row that was reset, or of a kind with nothing to carry over, counts as none.
             _ => Ok(Cow::Owned(limit.initial_state(now, self.phase()))),

@@ -147,23 +147,15 @@ impl Holds for Run<'_> {
         Ok(self.delete_holds(WhichHolds::OfKey(key_number(key))))
     }
 
-    fn holders(
+    fn keys(
         &self,
         _: Option<&[u8]>,
         key: Option<&[u8]>,
+        _: Option<Micros>, // rl_status is not modelled
     ) -> Result<BTreeSet<(Vec<u8>, Vec<u8>)>> {
         let which = key.map_or(WhichHolds::All, |key| WhichHolds::OfKey(key_number(key)));
         let holds = self.holds(which).into_iter();
         Ok(holds.map(|hold| (hold.row.name, hold.row.key)).collect())
-    }
-
-    fn keys(
-        &self,
-        _: Option<&[u8]>,
-        _: Option<&[u8]>,
-        _: Micros,
-    ) -> Result<BTreeSet<(Vec<u8>, Vec<u8>)>> {
-        Ok(BTreeSet::new()) // rl_status is not modelled
     }
 
     fn held(&self, _: &[u8], _: &[u8], _: Micros, _: Micros) -> Result<f64> {

@@ -2,7 +2,7 @@
 
 use ratelimit_core::Micros;
 use ratelimit_limiter::error::Result;
-use ratelimit_limiter::holds::{self, HeldOfSeveral, Settled, Used};
+use ratelimit_limiter::holds::{self, Settled, Used};
 use ratelimit_limiter::leases;
 use ratelimit_limiter::several::{self, RequestOutcome};
 
@@ -440,7 +440,7 @@ fn hold(run: &Run, key: u8, count: u8, terms: Terms) -> Result<Outcome> {
     let ttl = Micros(i64::from(terms.ttl) * 1_000_000);
     let of = holds::Terms { ttl, id, charge: terms.charge };
     let held = holds::hold(run, &request(key, count), terms.at_least.map(f64::from), &of)?;
-    let holds::Held { answer, id, count: has, expires_at } = held;
+    let holds::Held { outcome: RequestOutcome { answer, .. }, id, count: has, expires_at } = held;
     let answered = self::answer(key, count, &answer);
     let held = Held { id, count: has, expires_at: expires_at.map(|Micros(at)| at) };
     Ok(Outcome::Held(vec![answered], vec![held]))
@@ -454,7 +454,7 @@ fn hold_all(run: &Run, takes: &[(u8, u8, u8)], terms: Terms) -> Result<Outcome> 
     let of = holds::Terms { ttl, id, charge: terms.charge };
     let outcomes = holds::hold_all(run, &requests, &of)?;
     let (mut answers, mut held) = (Vec::new(), Vec::new());
-    for (&(key, count, _), HeldOfSeveral { outcome, id, count: has, expires_at }) in
+    for (&(key, count, _), holds::Held { outcome, id, count: has, expires_at }) in
         takes.iter().zip(outcomes)
     {
         answers.push(self::answer(key, count, &outcome.answer));

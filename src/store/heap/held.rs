@@ -3,7 +3,6 @@
 use std::ffi::c_int;
 
 use pgrx::pg_sys;
-use ratelimit_core::hold::Hold;
 use ratelimit_limiter::ports::HoldRow;
 
 use super::open::{Heap, guarded};
@@ -11,7 +10,8 @@ use super::raw;
 use super::row::copy_texts;
 use crate::schema::catalog::{Catalog, HoldIndexes, TableLock};
 use crate::schema::error::Result;
-use ratelimit_pg::clock::{from_timestamptz, to_nearest_timestamptz};
+use crate::store::codec::decode_hold;
+use ratelimit_pg::clock::to_nearest_timestamptz;
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::values::{float_datum, json_text, jsonb, jsonb_from_json, text_datum, utf8};
 
@@ -36,7 +36,8 @@ impl Drop for HeldHeap {
 struct RawHold {
     tid: pg_sys::ItemPointerData,
     texts: [Vec<u8>; 3],
-    hold: Hold,
+    /// From `count` to `charge`; `None` for a NULL, which the owner may have written while the column allowed it.
+    columns: [Option<pg_sys::Datum>; 6],
     /// A detoasted copy, or null.
     config: *mut pg_sys::varlena,
 }
@@ -47,32 +48,31 @@ impl RawHold {
     /// # Safety
     /// Inside a guard; the slot holds a row of the unaltered table of holds, deformed.
     unsafe fn from_slot(slot: *mut pg_sys::TupleTableSlot) -> RawHold {
-        // SAFETY: as the caller says: the columns are those of the table, and only the last may be NULL. The copy that may
-        // raise an error comes before those that would be leaked.
+        // SAFETY: as the caller says: the columns are those of the table, and those of the primary key not NULL. The
+        // copy that may raise an error comes before those that would be leaked.
         unsafe {
             let value = |n: usize| *(*slot).tts_values.add(n);
-            let float = |n| f64::from_bits(value(n).value() as u64);
-            let at = |n| from_timestamptz(value(n).value() as i64);
-            let config = match *(*slot).tts_isnull.add(9) {
-                true => std::ptr::null_mut(),
-                false => raw::pg_detoast_datum_copy(value(9).cast_mut_ptr()),
-            };
-            let (taken_at, expires_at) = (at(6), at(7));
-            let charge = value(8).value() as u8 != 0;
-            let (count, old, back) = (float(3), float(4), float(5));
+            let given = |n: usize| (!*(*slot).tts_isnull.add(n)).then(|| value(n));
+            let config = given(9).map_or(std::ptr::null_mut(), |config| {
+                raw::pg_detoast_datum_copy(config.cast_mut_ptr())
+            });
+            let columns = [given(3), given(4), given(5), given(6), given(7), given(8)];
             let texts = copy_texts([value(0), value(1), value(2)]);
-            let hold = Hold { count, old, back, taken_at, expires_at, charge };
-            RawHold { tid: (*slot).tts_tid, texts, hold, config }
+            RawHold { tid: (*slot).tts_tid, texts, columns, config }
         }
     }
 
     /// Decodes the row. Calls Postgres: not inside a guard.
-    fn decode(self) -> HoldRow {
+    ///
+    /// # Errors
+    /// Those of [`decode_hold`].
+    fn decode(self) -> Result<HoldRow> {
         check_for_interrupts();
         let [id, name, key] = self.texts;
+        let hold = decode_hold(&name, self.columns)?;
         // SAFETY: a detoasted jsonb, as the column is declared.
         let config = (!self.config.is_null()).then(|| unsafe { jsonb(self.config.into()) });
-        HoldRow { id, name, key, hold: self.hold, config: config.map(json_text) }
+        Ok(HoldRow { id, name, key, hold, config: config.map(json_text) })
     }
 }
 
@@ -86,7 +86,10 @@ impl HeldHeap {
     }
 
     /// Reads the rows with these first columns of the primary key, in its order.
-    pub fn find<const N: usize>(&self, columns: [&[u8]; N]) -> Vec<HoldRow> {
+    ///
+    /// # Errors
+    /// Those of [`decode_hold`].
+    pub fn find<const N: usize>(&self, columns: [&[u8]; N]) -> Result<Vec<HoldRow>> {
         self.scan(columns).into_iter().map(RawHold::decode).collect()
     }
 
@@ -151,10 +154,13 @@ impl HeldHeap {
         }
     }
 
-    /// Deletes a row and returns it, or `None` where there is none; an error where another transaction has replaced or
-    /// deleted it meanwhile.
-    pub fn delete(&self, columns: [&[u8]; 3]) -> Result<Option<HoldRow>, Replaced> {
-        let Some(found) = self.scan(columns).pop() else { return Ok(None) };
+    /// Deletes a row and returns it, or `None` where there is none; [`Replaced`] where another transaction has replaced
+    /// or deleted it meanwhile.
+    ///
+    /// # Errors
+    /// Those of [`decode_hold`].
+    pub fn delete(&self, columns: [&[u8]; 3]) -> Result<Result<Option<HoldRow>, Replaced>> {
+        let Some(found) = self.scan(columns).pop() else { return Ok(Ok(None)) };
         let mut tid = found.tid;
         let (table, tid) = (self.heap.table, &mut tid);
         // SAFETY: the row was found in this table in this statement, whose snapshot keeps its version.
@@ -166,8 +172,8 @@ impl HeldHeap {
             })
         };
         match result == pg_sys::TM_Result::TM_Ok {
-            true => Ok(Some(found.decode())),
-            false => Err(Replaced),
+            true => Ok(Ok(Some(found.decode()?))),
+            false => Ok(Err(Replaced)),
         }
     }
 }

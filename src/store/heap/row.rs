@@ -66,9 +66,10 @@ impl RawRow {
     /// # Errors
     /// [`Error::NullState`] (55000): a NULL that no call writes.
     pub fn decode(self) -> Result<ShardRow> {
+        let null = |column| Error::NullState { table: "rateLimits", column };
         let columns = Columns {
-            value: self.value.ok_or(Error::NullState { column: "value" })?,
-            ts: self.ts.ok_or(Error::NullState { column: "ts" })?,
+            value: self.value.ok_or_else(|| null("value"))?,
+            ts: self.ts.ok_or_else(|| null("ts"))?,
             prior: self.prior,
             // SAFETY: a detoasted timestamptz[], as the column is declared.
             log: (!self.log.is_null()).then(|| unsafe { decode_log(self.log.into()) }),

@@ -72,6 +72,7 @@ SELECT results, error_of(format('SELECT rl_headers_all(%L)', results)) FROM unne
     '[{"name": "ha", "ok": false, "allows": true, "retry_at": 0}]', '[{"name": "ha", "ok": false, "allows": true, "retry_at": "2027-01-01 12:00:00"}]', '[{"name": "ha", "ok": false, "allows": true, "reset_at": "2027-02-30T12:00:00Z"}]',
     '[{"name": "ha", "ok": false, "allows": true, "reset_at": "infinity"}]', '[{"name": "ha", "ok": false, "allows": true, "reset_at": "2027-01-01T24:00:00Z"}]', '[{"name": "ha", "ok": false, "allows": true, "reset_at": "2027-01-01T12:00:00+01:75"}]', '[{"name": "ha", "ok": true, "allows": true, "config": {"kind": "bucket"}}]']) results;
 SELECT error_of($$SELECT rl_headers_all('[{"name": "ha", "ok": true, "allows": true}]', 'IETF')$$);
+SELECT error_of($$SELECT rl_headers_all('[{"name": "ha", "ok": true, "allows": true}]', 'it''s')$$);
 SELECT error_of($$SELECT rl_headers_all((SELECT jsonb_agg(1) FROM generate_series(1, 10001)))$$);
 \a \t
 DROP FUNCTION shown;

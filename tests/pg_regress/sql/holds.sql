@@ -261,7 +261,7 @@ SELECT call || '|' || replace(error_of('SELECT ' || call, true), 'public.', '') 
     'rl_hold(''hd'', ''k'', ttl => NULL)', 'rl_hold(''hd'', ''k'', ttl => ''0'')', 'rl_hold(''hd'', ''k'', ttl => ''999 microseconds'')',
     'rl_hold(''hd'', ''k'', ttl => ''-1 s'')', 'rl_hold(''hd'', ''k'', ttl => ''367 days'')', 'rl_hold(''hd'', ''k'', ttl => ''13 months'')',
     'rl_hold(''hd'', ''k'', id => '''')', 'rl_hold(''hd'', ''k'', id => repeat(''i'', 201))',
-    'rl_hold(''hd'', ''k'', on_expiry => NULL)', 'rl_hold(''hd'', ''k'', on_expiry => ''Refund'')',
+    'rl_hold(''hd'', ''k'', on_expiry => NULL)', 'rl_hold(''hd'', ''k'', on_expiry => ''Refund'')', 'rl_hold(''hd'', ''k'', on_expiry => ''it''''s'')',
     'rl_hold(''hd'', ''k'', reserve => NULL)', 'rl_hold(''hd'', ''k'', throws => NULL)',
     'rl_hold(''hd'', ''k'', at_least => 1.5)', 'rl_hold(''hd'', ''k'', at_least => -1)', 'rl_hold(''hd'', ''k'', at_least => ''NaN'')',
     'rl_hold(''hd/none'', ''k'')', 'rl_hold(''hd'', ''k'', config => ''{}'')',

@@ -31,10 +31,10 @@ pub struct Terms<'a> {
     pub charge: bool,
 }
 
-/// The outcome of a hold of one limit.
+/// The outcome of a hold of a limit.
 pub struct Held {
-    /// The answer of the take.
-    pub answer: Answer,
+    /// The outcome of the take.
+    pub outcome: RequestOutcome,
     /// The hold's id; `None`: there is no hold.
     pub id: Option<Vec<u8>>,
     /// The tokens that it holds now; where there is no hold and the call passes, those that it would.
@@ -62,18 +62,6 @@ pub enum Used<'a> {
     Count(f64),
     /// These numbers of tokens of the limits of these names; all of the others.
     ByName(&'a [(Vec<u8>, f64)]),
-}
-
-/// The outcome of one request of a hold of several limits.
-pub struct HeldOfSeveral {
-    /// The outcome of the take.
-    pub outcome: RequestOutcome,
-    /// As in [`Held`].
-    pub id: Option<Vec<u8>>,
-    /// As in [`Held`].
-    pub count: f64,
-    /// As in [`Held`].
-    pub expires_at: Option<Micros>,
 }
 
 impl Used<'_> {
@@ -106,12 +94,18 @@ pub fn hold<H: Host>(
     let held = verdict.held(&wanted[0]);
     // A denial leaves what there is.
     let kept = verdict.after.or(verdict.before.as_ref().filter(|_| !ok).map(|row| row.hold));
+    let (allows, never) = (verdict.decision.ok, is_never(&verdict));
     Ok(Held {
-        count: held,
+        outcome: RequestOutcome { allows, never, answer: verdict.answer.or_let_pass() },
         id: kept.map(|_| id),
+        count: held,
         expires_at: kept.map(|hold| hold.expires_at),
-        answer: verdict.answer.or_let_pass(),
     })
+}
+
+/// Whether a refused request can never pass.
+fn is_never(verdict: &Verdict) -> bool {
+    !verdict.passes && verdict.decision.retry_after.is_none()
 }
 
 /// Counts a request of a hold, unless it takes nothing since it has all that it asks for.
@@ -236,11 +230,7 @@ pub fn settle_all<H: Host>(host: &H, id: &[u8], used: &Used) -> Result<Vec<Settl
 ///
 /// # Errors
 /// Those of [`hold`], each with the number of its request; 22023 also for two requests of one limit.
-pub fn hold_all<H: Host>(
-    host: &H,
-    requests: &[Request],
-    terms: &Terms,
-) -> Result<Vec<HeldOfSeveral>> {
+pub fn hold_all<H: Host>(host: &H, requests: &[Request], terms: &Terms) -> Result<Vec<Held>> {
     let mut sorted = BTreeMap::new();
     for (n, request) in requests.iter().enumerate() {
         let in_request = |error| LimiterError::in_request(n + 1, error);
@@ -255,7 +245,6 @@ pub fn hold_all<H: Host>(
     let (order, wanted): (Vec<usize>, Vec<Wanted>) = sorted.into_values().unzip();
     let id = id_of(host, terms)?;
     let (verdicts, ok) = take::take(host, &wanted, &id, terms)?;
-    let is_never = |verdict: &Verdict| !verdict.passes && verdict.decision.retry_after.is_none();
     let never = !ok && verdicts.iter().any(is_never);
     let mut outcomes = Vec::with_capacity(requests.len());
     for ((n, wanted), verdict) in order.into_iter().zip(&wanted).zip(verdicts) {
@@ -272,7 +261,7 @@ pub fn hold_all<H: Host>(
         let answer = Answer { ok, retry_after, level, ..verdict.answer };
         outcomes.push((
             n,
-            HeldOfSeveral {
+            Held {
                 outcome: RequestOutcome { allows, never: is_never, answer },
                 id: verdict.after.filter(|_| ok).map(|_| id.clone()),
                 count: held,

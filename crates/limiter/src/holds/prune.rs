@@ -86,9 +86,8 @@ fn give_back<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<bool> {
     if row.stored.is_marker() {
         return give_back_to_shards(host, rows, id, row).map(|()| true);
     }
-    // Its row may have been deleted meanwhile, which names the first.
-    let expires = row.expires.or(Some(EARLIEST));
-    expiry::apply_locked(host, rows, id, Row { expires, ..row }).map(|_| true)
+    // Its row may have been deleted since a hold, which names the first.
+    expiry::apply_locked(host, rows, id, Row { expires: Some(EARLIEST), ..row }).map(|_| true)
 }
 
 /// Gives back what has expired of a key that has shards, whose row 0 is locked.

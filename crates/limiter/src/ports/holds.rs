@@ -61,24 +61,18 @@ pub trait Holds {
     /// Deletes the holds of a key; returns how many.
     fn delete_of_key(&self, name: &[u8], key: &[u8]) -> Result<u64>;
 
-    /// Lists the names and keys that have any hold, of one name or one key where they are given; without a name it reads
-    /// the whole table.
-    fn holders(
-        &self,
-        name: Option<&[u8]>,
-        key: Option<&[u8]>,
-    ) -> Result<BTreeSet<(Vec<u8>, Vec<u8>)>>;
-
-    /// Lists the names and keys that have a hold with `count` above `old` which expires after `now`, whatever becomes of
-    /// it then; of one name or one key where they are given.
+    /// Lists the names and keys that have holds, of one name or one key where they are given; without a name it reads
+    /// the whole table. With `held_at` only holds with `count` above `old` which expire after it, whatever becomes of
+    /// them then.
     fn keys(
         &self,
         name: Option<&[u8]>,
         key: Option<&[u8]>,
-        now: Micros,
+        held_at: Option<Micros>,
     ) -> Result<BTreeSet<(Vec<u8>, Vec<u8>)>>;
 
-    /// The sum of `count - old` of the holds of a key that expire after `now` and have a `taken_at` from `since` on.
+    /// The sum of `count - old`, where that is above 0, of the holds of a key that expire after `now` and have a
+    /// `taken_at` from `since` on.
     fn held(&self, name: &[u8], key: &[u8], since: Micros, now: Micros) -> Result<f64>;
 
     /// Lists at most `most` keys after (name, key), in order, that have a hold which gives tokens back and has expired

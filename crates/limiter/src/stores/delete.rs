@@ -137,10 +137,10 @@ fn reset_shards(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> R
 /// A set of names and keys, in the order in which rows are locked.
 type Keys = BTreeSet<(Vec<u8>, Vec<u8>)>;
 
-/// Lists the keys that have holds, as [`Holds::holders`](crate::ports::Holds::holders); none without a table of holds.
+/// Lists the keys that have holds, as [`Holds::keys`](crate::ports::Holds::keys); none without a table of holds.
 pub(crate) fn holders<H: Host>(host: &H, name: Option<&[u8]>, key: Option<&[u8]>) -> Result<Keys> {
     match host.has_holds() {
-        true => host.with_holds(|holds| holds.holders(name, key)),
+        true => host.with_holds(|holds| holds.keys(name, key, None)),
         false => Ok(Keys::new()),
     }
 }
