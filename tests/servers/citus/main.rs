@@ -300,6 +300,44 @@ fn every_function_works_on_every_node() {
     assert_shells_are_empty(&cluster);
 }
 
+/// Tokens are held until the tables are distributed, which waits for the settlement of all.
+#[test]
+#[ignore = "needs Citus: run make test-citus"]
+fn tokens_are_held_on_no_cluster() {
+    let cluster = Cluster::new();
+    let mut clients = cluster.clients();
+    let here = &mut clients[0];
+    here.batch_execute("SELECT rl_define('held', rl_token_bucket(10, '1000 days'))").unwrap();
+    assert_eq!(one(here, "SELECT held FROM rl_hold('held', 'k', 4, id => 'x')"), "4");
+    let refused = |client: &mut Client, sql: &str| {
+        let error = client.batch_execute(sql).unwrap_err();
+        let error = error.as_db_error().unwrap_or_else(|| panic!("{sql}: {error:?}")).clone();
+        (error.code().code().to_owned(), error.message().to_owned())
+    };
+    let distribute = refused(here, "SELECT rl_distribute(4)");
+    assert_eq!(distribute.1, "rl_holds has rows, and holds are not distributed");
+    assert_eq!(one(here, "SELECT ok FROM rl_settle('x', 1)"), "true");
+    here.batch_execute("SELECT rl_distribute(4)").unwrap();
+    for client in &mut clients {
+        for call in [
+            "rl_hold('held', 'k', 4)",
+            "rl_hold('held', 'k', 4, id => 'x')",
+            "rl_settle('x', 1)",
+            r#"rl_hold_all('[{"name": "held", "key": "k"}]')"#,
+            r#"rl_settle_all('x', '{"held": 1}')"#,
+        ] {
+            let (code, message) = refused(client, &format!("SELECT {call}"));
+            assert_eq!(code, "0A000", "{call}: {message}");
+            assert!(message.starts_with("tokens can't be held where Citus"), "{call}: {message}");
+        }
+        // What they say to call instead.
+        assert_eq!(one(client, "SELECT ok FROM rl_limit('held', 'k', 2)"), "true");
+        client.batch_execute("SELECT rl_credit('held', 'k', 2)").unwrap();
+        assert_eq!(one(client, "SELECT floor(remaining) FROM rl_check('held', 'k')"), "9");
+    }
+    assert_shells_are_empty(&cluster);
+}
+
 #[test]
 #[ignore = "needs Citus: run make test-citus"]
 fn a_take_commits_and_rolls_back_with_writes_on_other_nodes() {
