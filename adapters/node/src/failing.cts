@@ -11,7 +11,7 @@ const isNotNowState = (code: string) => NOT_NOW.includes(code) || (code.startsWi
 // No server answers, or not any more: of Node, of postgres.js, of Prisma.
 const NO_ANSWER = [
     ...['ECONNREFUSED', 'ECONNRESET', 'ECONNABORTED', 'EPIPE', 'ETIMEDOUT', 'EHOSTUNREACH', 'EHOSTDOWN', 'ENETUNREACH'],
-    ...['ENOTFOUND', 'EAI_AGAIN', 'ENOENT', 'CONNECT_TIMEOUT', 'CONNECTION_CLOSED', 'CONNECTION_DESTROYED'],
+    ...['ENOTFOUND', 'EAI_AGAIN', 'CONNECT_TIMEOUT', 'CONNECTION_CLOSED', 'CONNECTION_DESTROYED'],
     ...['P1001', 'P1002', 'P1008', 'P1017', 'P2024'],
     ...['DatabaseNotReachable', 'ConnectionClosed', 'SocketTimeout'],
 ];
@@ -26,6 +26,9 @@ const LOST = [
     'Client has encountered a connection error and is not queryable',
 ];
 
+/** There is no socket. Another file that is missing, such as one of a password or a certificate, is a mistake. */
+const hasNoSocket = ({ code, syscall }: any) => code === 'ENOENT' && syscall === 'connect';
+
 /**
  * Whether an error says "not now", as docs/failing.md lists them. What an ORM has wrapped counts: an SQLSTATE before all
  * else, since the server has answered then.
@@ -35,7 +38,8 @@ export function isNotNow(error: unknown): boolean {
     const codes = all.map((each) => String(sqlstate(each) ?? each.kind));
     const states = codes.filter((code) => /^(?!P[1-9])[0-9A-Z]{5}$/.test(code) && !NO_ANSWER.includes(code));
     if (states.length > 0) return states.every(isNotNowState);
-    return codes.some((code) => NO_ANSWER.includes(code)) || all.some(({ message }) => LOST.includes(message));
+    if (codes.some((code) => NO_ANSWER.includes(code)) || all.some(hasNoSocket)) return true;
+    return all.some(({ message }) => LOST.includes(message));
 }
 
 /** The error of a call that has taken too long. */
@@ -61,7 +65,7 @@ export function pooled(pool: any, statement: Statement, milliseconds: number): P
             ended = true;
             reject(late('there was no connection to the database', milliseconds));
         }, milliseconds);
-        pool.connect((error: unknown, client: any, release: (error?: unknown) => void) => {
+        const lent = (error: unknown, client: any, release: (error?: unknown) => void) => {
             clearTimeout(timer);
             if (error) return reject(error);
             if (ended) return release();
@@ -73,7 +77,13 @@ export function pooled(pool: any, statement: Statement, milliseconds: number): P
                 if (error) reject(error);
                 else resolve(result);
             });
-        });
+        };
+        try {
+            pool.connect(lent);
+        } catch (error) {
+            clearTimeout(timer); // a client that can't be made
+            reject(error);
+        }
     });
 }
 

@@ -59,12 +59,17 @@ export function checked(db: unknown): any {
 const ALLOWED =
     'a pool, client or transaction of pg, postgres.js, Drizzle, Kysely, Prisma or PGlite, or { query(text, values) }';
 
-/** Whether this is a transaction, as far as its shape shows; of a client of pg, whether it is in one. */
+/**
+ * Whether this is a transaction, as far as its shape shows; of a client of pg, and of what TypeORM calls a runner, whether
+ * it is in one. A client that can't say counts as in one, as that of pg before 8.21.
+ */
 export function inTransaction(db: any): boolean {
     if (is(db, '$queryRawUnsafe')) return !is(db, '$connect');
     if (is(db, 'unsafe')) return is(db, 'savepoint');
     if (is(db, 'executeQuery', 'selectFrom')) return db.isTransaction === true;
     if (is(db, 'rollback')) return true; // of Drizzle and PGlite
-    const status = is(db, 'getTransactionStatus') ? db.getTransactionStatus() : null;
-    return status === 'T' || status === 'E';
+    if (is(db, 'getTransactionStatus')) return ['T', 'E'].includes(db.getTransactionStatus());
+    const runner = db.queryRunner ?? db; // of TypeORM's manager
+    if (typeof runner.isTransactionActive === 'boolean') return runner.isTransactionActive;
+    return is(db, 'connect') && !isPool(db) && !is(db, 'transaction'); // a pool of another begins its own
 }

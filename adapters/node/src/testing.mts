@@ -94,7 +94,7 @@ class Client extends (pg.Client as any) {
 
     /** Of the application's transaction: without one it is idle, in that of the test. */
     getTransactionStatus(): string {
-        return this.#inTransaction ? super.getTransactionStatus() : 'I';
+        return this.#inTransaction ? (super.getTransactionStatus?.() ?? 'T') : 'I'; // pg before 8.21 has none
     }
 
     /** One at a time, each with its savepoint. */

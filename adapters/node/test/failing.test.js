@@ -1,6 +1,8 @@
 // Failing open or closed: every adapter and the client where no server answers, a table is locked, and all hangs.
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
+import { readFile } from 'node:fs/promises';
+import net from 'node:net';
 import { after, before, test } from 'node:test';
 
 import { serve } from '@hono/node-server';
@@ -140,7 +142,8 @@ for (const [way, open] of Object.entries(WAYS)) {
 
     test(`${way}: mistakes, refused logins and denials never pass`, async (context) => {
         const open_ = (pool) => open(context, pool, { onError: 'open', onUnchecked: () => assert.fail('it passed') });
-        for (const options of [{ user: 'nobody_such' }, { database: 'nowhere_such' }])
+        const uncertain = { connectionString: 'postgres://127.0.0.1:1/a?sslmode=verify-full&sslrootcert=/nowhere' };
+        for (const options of [{ user: 'nobody_such' }, { database: 'nowhere_such' }, uncertain])
             assert.equal(await (await open_(poolOf(options)))(), 'failed', JSON.stringify(options));
         await run('postgres', NAME, 'CREATE ROLE failing_stranger LOGIN');
         const stranger = poolOf({ user: 'failing_stranger' });
@@ -314,8 +317,56 @@ test('in a transaction nothing fails open, since an error aborts it', async () =
     await client.query('BEGIN');
     await assert.rejects(own.limit('one', { key }), { code: '55P03' });
     await client.query('ROLLBACK');
+
+    // By its shape: a client of pg before 8.21, a runner and a manager of TypeORM; and its pool.
+    const query = (...values) => client.query(...values);
+    const connect = () => {};
+    for (const [shape, isIn] of [
+        [{ query, connect, release: connect }, true],
+        [{ query, connect, isTransactionActive: true }, true],
+        [{ query, queryRunner: { isTransactionActive: true }, transaction: connect }, true],
+        [{ query, connect, isTransactionActive: false }, false],
+        [{ query, queryRunner: undefined, transaction: connect }, false],
+        [{ query, connect, transaction: connect }, false],
+    ]) {
+        const shaped = new RateLimiter(LIMITS, { db: shape, onError: 'open' });
+        await client.query('BEGIN');
+        const asked = shaped.limit('one', { key });
+        if (isIn) await assert.rejects(asked, { code: '55P03' });
+        else assert.equal((await asked).error.code, '55P03', Object.keys(shape).join());
+        await client.query('ROLLBACK');
+    }
     await holder.query('ROLLBACK');
     for (const each of [holder, client]) each.release();
+});
+
+test('a file that is missing, of a password or a certificate, is a mistake', async (context) => {
+    // It asks for a password in clear text.
+    const sockets = [];
+    const server = net.createServer((socket) => {
+        sockets.push(socket);
+        socket.on('error', () => {}).on('data', () => socket.write(Buffer.from([0x52, 0, 0, 0, 8, 0, 0, 0, 3])));
+    });
+    await once(server.listen(0, '127.0.0.1'), 'listening');
+    context.after(() => {
+        for (const socket of sockets) socket.destroy();
+        server.close();
+    });
+    const { port } = server.address();
+    const secret = { host: '127.0.0.1', port, password: () => readFile('/nowhere/password', 'utf8') };
+    for (const [way, open] of Object.entries(WAYS)) {
+        const onUnchecked = () => assert.fail('it passed');
+        assert.equal(await (await open(context, poolOf(secret), { onError: 'open', onUnchecked }))(), 'failed', way);
+    }
+});
+
+test('a client that can not be made leaves no timer', async () => {
+    const pool = poolOf({ connectionString: 'postgres://127.0.0.1:1/a?sslmode=verify-full&sslrootcert=/nowhere' });
+    const limiter = new RateLimiter(LIMITS, { db: pool, timeout: 60_000 });
+    const timers = () => process.getActiveResourcesInfo().filter((kind) => kind === 'Timeout').length;
+    const before = timers();
+    await assert.rejects(limiter.limit('one'), { code: 'ENOENT' });
+    assert.equal(timers(), before);
 });
 
 test('each error that says "not now" fails open, and no other', async () => {
@@ -399,6 +450,12 @@ test('each error that says "not now" fails open, and no other', async () => {
             `${code}`,
         );
     }
+    for (const [syscall, is] of [
+        ['connect', true],
+        ['open', false],
+        [undefined, false],
+    ])
+        assert.equal(await passes(Object.assign(coded('ENOENT'), { syscall })), is, `ENOENT of ${syscall}`);
     assert.equal(await passes(new AggregateError([coded('ECONNREFUSED'), coded('28P01')])), false);
     for (const message of ['Connection terminated unexpectedly', 'timeout expired', 'Query read timeout'])
         assert.equal(await passes(new Error(message)), true, message);
