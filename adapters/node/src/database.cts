@@ -67,6 +67,7 @@ const SQL = {
 };
 
 export type Statement = keyof typeof SQL;
+const GIVES_BACK: Statement[] = ['reset', 'reset_all', 'give_back', 'unblock'];
 
 const warn = ({ message }: Error) => console.warn(`postgres-rate-limit: a request passes unchecked: ${message}`);
 
@@ -111,10 +112,13 @@ export class Database {
         this.#denials = Denials.of(`${kind}: `, options.rememberDenials, 1);
     }
 
-    /** The row that a statement of SQL returns, within the time-out. What gives tokens back forgets denials first. */
+    /** The row that a statement of SQL returns, within the time-out. What gives tokens back forgets denials. */
     async row(statement: Statement, values: string[]): Promise<any> {
-        if (statement === 'reset_all') this.#denials?.forgetAll();
-        if (['reset', 'give_back', 'unblock'].includes(statement)) this.#denials?.forget(idOf(values[0], values[1]));
+        const run = () => this.#run(statement, values);
+        if (!this.#denials || !GIVES_BACK.includes(statement)) return run();
+        return this.#denials.forgetting(statement === 'reset_all' ? undefined : idOf(values[0], values[1]), run);
+    }
+    async #run(statement: Statement, values: string[]): Promise<any> {
         const name = this.#prepare ? `ratelimit_store_${statement}` : undefined;
         const config = { text: SQL[statement], values, name };
         const result = isPool(this.#pool)

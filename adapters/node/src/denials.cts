@@ -26,7 +26,7 @@ export class Question {
     ) {}
 }
 
-/** Who a call counts for. */
+/** Who a call of one limit counts for. The id of a call of several is the JSON of their list. */
 export const idOf = (name: string, key: string): string => JSON.stringify([name, key]);
 
 export class Denials {
@@ -34,6 +34,10 @@ export class Denials {
     #forMs: number;
     #unit: number;
     #known = new Map<string, Denial>();
+    /** By the monotonic clock: when ids were forgotten, the latest at the end; all of the others; any of them. */
+    #forgotten = new Map<string, number>();
+    #allForgotten = -Infinity;
+    #lastForgotten = -Infinity;
 
     /** UNIT: the milliseconds of one unit of `wait`, 1000 where that is in seconds. */
     private constructor({ max = 10_000, forMs = 1000 }: RememberDenials, unit: number) {
@@ -60,7 +64,7 @@ export class Denials {
         if (!denial || denial.like !== like || !(count >= denial.count)) return undefined;
         this.#known.delete(id);
         const passed = began - denial.began;
-        if (passed >= denial.lasts) return undefined;
+        if (passed >= denial.lasts || denial.began <= this.#forgottenAt(id)) return undefined;
         this.#known.set(id, denial); // the last that was used
         return denial.rows.map((row) => this.#left(row, passed));
     }
@@ -71,7 +75,13 @@ export class Denials {
         return wait > 0 ? { ...row, wait } : { ...row, allows: true, wait: null, at: null };
     }
 
-    /** Remembers the rows of a call, if they are a denial. */
+    /** When this id was forgotten, at the latest. A list may have any key, so it is forgotten with each. */
+    #forgottenAt(id: string): number {
+        if (id[1] === '{') return this.#lastForgotten;
+        return Math.max(this.#allForgotten, this.#forgotten.get(id) ?? -Infinity);
+    }
+
+    /** Remembers the rows of a call, if they are a denial. One sent before its id was forgotten answers nothing. */
     learn({ id, like, count, began }: Question, rows: any[]): void {
         if (rows.length === 0 || rows.every(({ ok }) => ok)) return;
         const waits = rows.filter(({ allows }) => allows !== true).map(({ wait }) => wait ?? Infinity);
@@ -81,10 +91,30 @@ export class Denials {
         if (this.#known.size > this.#max) this.#known.delete(this.#known.keys().next().value!);
     }
 
-    forget(id: string): void {
-        this.#known.delete(id);
+    /** Runs what gives tokens back to this id, or to all; forgets before and after: calls meanwhile may be denied by what was. */
+    async forgetting<T>(id: string | undefined, run: () => Promise<T>): Promise<T> {
+        this.#forget(id);
+        try {
+            return await run();
+        } finally {
+            this.#forget(id);
+        }
     }
-    forgetAll(): void {
-        this.#known.clear();
+
+    #forget(id: string | undefined): void {
+        this.#lastForgotten = performance.now();
+        if (id === undefined) {
+            this.#allForgotten = this.#lastForgotten;
+            this.#known.clear();
+            this.#forgotten.clear();
+            return;
+        }
+        this.#known.delete(id);
+        this.#forgotten.delete(id);
+        this.#forgotten.set(id, this.#lastForgotten);
+        if (this.#forgotten.size <= this.#max) return;
+        const [[oldest, at]] = this.#forgotten;
+        this.#forgotten.delete(oldest);
+        this.#allForgotten = at;
     }
 }

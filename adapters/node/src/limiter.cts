@@ -203,8 +203,8 @@ export class RateLimiter<const D extends Definitions = {}> {
     reset(name: string, options: CallOptions & Inline<Kind>): Promise<boolean>;
     async reset(name: string, options: AnyOptions = {}): Promise<boolean> {
         this.#configOf(name, options);
-        this.#denials?.forget(idOf(name, keyOf(options)));
-        return (await this.#row('reset', options, [name, keyOf(options)])).ok;
+        const reset = () => this.#row('reset', options, [name, keyOf(options)]);
+        return (await this.#forgetting(idOf(name, keyOf(options)), reset)).ok;
     }
 
     /** Gives tokens back that were taken and not used. */
@@ -213,8 +213,8 @@ export class RateLimiter<const D extends Definitions = {}> {
     async credit(name: string, options: AnyOptions = {}): Promise<Result> {
         const { count = 1, takenAt } = options;
         const values = [name, keyOf(options), count, takenAt?.toISOString() ?? null, this.#configOf(name, options)];
-        this.#denials?.forget(idOf(name, keyOf(options)));
-        return resultOf(await this.#row('credit', options, values));
+        const credit = () => this.#row('credit', options, values);
+        return resultOf(await this.#forgetting(idOf(name, keyOf(options)), credit));
     }
 
     /** The limit's config and the key's state: what rl_calculate, and a client, compute answers from. */
@@ -357,8 +357,8 @@ export class RateLimiter<const D extends Definitions = {}> {
 
     /** Defines the limits in the database, where they differ; returns the names of those. Undefines none. */
     async define({ db }: CallOptions = {}): Promise<string[]> {
-        this.#denials?.forgetAll();
-        return (await this.#rows('define', { db }, [JSON.stringify(this.definitions)])).map(({ name }) => name);
+        const define = () => this.#rows('define', { db }, [JSON.stringify(this.definitions)]);
+        return (await this.#forgetting(undefined, define)).map(({ name }) => name);
     }
 
     /** The same as SQL, for a migration. */
@@ -388,6 +388,11 @@ export class RateLimiter<const D extends Definitions = {}> {
     }
     async #row(call: Call, options: AnyOptions, values: unknown[]): Promise<any> {
         return (await this.#rows(call, options, values))[0];
+    }
+
+    /** Runs what makes denials of this id wrong, or of all. */
+    #forgetting<T>(id: string | undefined, run: () => Promise<T>): Promise<T> {
+        return this.#denials ? this.#denials.forgetting(id, run) : run();
     }
 
     /** Whether a call is allowed that has failed with this error. Not in a transaction, which the error has aborted. */

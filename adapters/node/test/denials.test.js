@@ -350,3 +350,78 @@ test('a block without an end is remembered for as long as asked', async () => {
     }
     make({ rememberDenials: false });
 });
+
+test('a list of limits is forgotten, too, where one of its keys is reset or credited', async () => {
+    const { limiter, asked } = make();
+    for (const call of ['reset', 'credit']) {
+        const key = newKey();
+        const requests = [{ name: 'daily', key }];
+        await limiter.limitAll(requests);
+        for (const all of ['limitAll', 'checkAll', 'limitAll']) assert.equal((await limiter[all](requests)).ok, false);
+        assert.equal(asked(), 2);
+        await limiter[call]('daily', { key });
+        assert.deepEqual([(await limiter.checkAll(requests)).ok, (await limiter.limitAll(requests)).ok], [true, true]);
+        asked();
+    }
+});
+
+/** A database in which statements that match wait, before they are sent or when they are answered, for `open`. */
+const gated = (expression, when) => {
+    let open;
+    const opened = new Promise((resolve) => (open = resolve));
+    const query = async (...query) => {
+        const holds = expression.test(query[0].text ?? query[0]);
+        if (holds && when === 'before') await opened;
+        const result = await pool.query(...query);
+        if (holds && when === 'after') await opened;
+        return result;
+    };
+    return { query, open };
+};
+
+test('a denial of before a reset is not learned meanwhile, nor after it', async () => {
+    for (const call of ['reset', 'credit']) {
+        const key = newKey();
+        const db = gated(/rl_(reset|credit)\(/, 'before');
+        const limiter = new RateLimiter(LIMITS, { db, rememberDenials: { forMs: HOUR } });
+        assert.equal((await limiter.limit('daily', { key })).ok, true);
+        const done = limiter[call]('daily', { key });
+        assert.equal((await limiter.limit('daily', { key })).ok, false);
+        assert.equal((await limiter.limitAll([{ name: 'daily', key }])).ok, false);
+        db.open();
+        await done;
+        assert.equal((await limiter.checkAll([{ name: 'daily', key }])).ok, true, call);
+        assert.equal((await limiter.limit('daily', { key })).ok, true, call);
+
+        // Its answer comes last. Where too many keys are forgotten, the oldest time stands for all.
+        for (const others of [0, 2]) {
+            const late = newKey();
+            const answers = gated(/rl_limit\(/, 'after');
+            const small = new RateLimiter(LIMITS, { db: answers, rememberDenials: { forMs: HOUR, max: 1 } });
+            await make().limiter.limit('daily', { key: late });
+            const denied = small.limit('daily', { key: late });
+            while ((await make().limiter.check('daily', { key: late })).ok) await sleep(1);
+            await sleep(20);
+            await small[call]('daily', { key: late });
+            for (let n = 0; n < others; n++) await small.reset('daily', { key: newKey() });
+            answers.open();
+            await denied;
+            assert.equal((await small.limit('daily', { key: late })).ok, true, `${call}, ${others}`);
+        }
+    }
+});
+
+test('nor by a store', async () => {
+    const calls = { decrement: 'k', resetKey: 'k', resetAll: undefined };
+    for (const [call, key] of Object.entries(calls)) {
+        const db = gated(/rl_(reset|reset_all|credit)\(/, 'before');
+        const store = new RateLimitStore({ pool: db, name: `meanwhile ${call}`, rememberDenials: { forMs: HOUR } });
+        store.init({ limit: 1, windowMs: HOUR });
+        await store.increment('k');
+        const done = store[call](key);
+        assert.equal((await store.increment('k')).totalHits, 2);
+        db.open();
+        await done;
+        assert.equal((await store.increment('k')).totalHits, 1, call);
+    }
+});
