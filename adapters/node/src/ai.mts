@@ -4,9 +4,9 @@ import { APICallError, type LanguageModelMiddleware } from 'ai';
 
 import type { Definitions, HoldKind, NameOf } from './config.cjs';
 import { RateLimitError } from './errors.cjs';
-import { quietly } from './failing.cjs';
+import { ignore, quietly } from './failing.cjs';
 import type { HoldAll, Used } from './held.cjs';
-import type { Inline, Keyed, LimitRequest, RateLimiter } from './limiter.cjs';
+import { EXTENDS, type Inline, type Keyed, type LimitRequest, type RateLimiter } from './limiter.cjs';
 
 type Generate = Parameters<NonNullable<LanguageModelMiddleware['wrapGenerate']>>[0];
 type Stream = Awaited<ReturnType<Generate['doStream']>>['stream'];
@@ -51,7 +51,10 @@ export interface BudgetOptions<D> {
     onExpiry?: 'refund' | 'charge';
     /** What counts as used where the model did not report it. Default: all that was held. */
     unreported?: (call: Unreported) => Usage;
-    /** Hears of a hold that could not be settled: settleAll(hold, used) can be sent again. Default: a warning. */
+    /**
+     * Hears of a hold that could not be settled: settleAll(hold, used) can be sent again. Also where a function of `count`
+     * or `unreported` throws: all that was held is settled then. Default: a warning.
+     */
     onUnsettled?: (unsettled: { hold: string; used: Used | undefined; error: Error }) => void;
 }
 
@@ -109,11 +112,14 @@ async function hold<D extends Definitions>(limiter: RateLimiter<D>, options: Bud
         counts.set(limit.name, count);
         return { ...limit, count: counted(count, most, model.modelId) };
     }) as LimitRequest<D, HoldKind | 'concurrency'>[];
-    const take = (more: { id?: string; throws?: boolean }) => limiter.holdAll(requests, { ttl, onExpiry, ...more });
+    const take = (more: { id?: string; throws?: boolean; [EXTENDS]?: true }) =>
+        limiter.holdAll(requests, { ttl, onExpiry, ...more });
     const held = await take({ throws: true }).catch((error) => {
-        throw error instanceof RateLimitError ? denied(error) : error;
+        const denial = RateLimitError.from(error);
+        throw denial ? denied(denial) : error;
     });
-    return new Held(held, ttl, (id) => take({ id }), counts, most, model.modelId, options as BudgetOptions<any>);
+    const extend = (id: string) => take({ id, [EXTENDS]: true });
+    return new Held(held, ttl, extend, counts, most, model.modelId, options as BudgetOptions<any>);
 }
 
 /** What a call holds, until it is settled. */
@@ -194,41 +200,60 @@ class Held {
         const { inputTokens, outputTokens } = this.#most;
         const [input, output] = [report?.inputTokens?.total, report?.outputTokens?.total];
         if (input === undefined && output === undefined) return this.failed(undefined);
-        return this.#settle(this.#used(usageOf(input ?? inputTokens, output ?? outputTokens), report));
+        return this.#settle(() => this.#used(usageOf(input ?? inputTokens, output ?? outputTokens), report));
     }
 
     /** Settles a call without a report: nothing, if it was not sent; no tokens, if the model's API refused it. */
     failed(error: unknown): Promise<void> {
-        if (!this.#sent || (!this.#answers && isUnsent(error))) return this.#settle(0);
-        if (this.#streamed === 0 && isRefused(error)) return this.#settle(this.#used(usageOf(0, 0)));
-        const streamed = usageOf(this.#most.inputTokens, Math.ceil(this.#streamed / 3));
-        const usage = this.#options.unreported?.({ held: this.#most, streamed, error });
-        return this.#settle(usage && this.#used(usage));
+        return this.#settle(() => {
+            if (!this.#sent || (!this.#answers && isUnsent(error))) return 0;
+            if (this.#streamed === 0 && isRefused(error)) return this.#used(usageOf(0, 0));
+            const streamed = usageOf(this.#most.inputTokens, Math.ceil(this.#streamed / 3));
+            const usage = this.#options.unreported?.({ held: this.#most, streamed, error });
+            return usage && this.#used(usage);
+        });
     }
 
     #used(usage: Usage, report?: Report): Record<string, number> {
-        const used = [...this.#counts].map(([name, count]) => [name, counted(count, usage, this.#modelId, report)]);
+        const used = new Map<string, number>();
+        for (const [name, count] of this.#counts) {
+            const number = counted(count, usage, this.#modelId, report);
+            // The database would refuse it, and settle none.
+            if (!(number >= 0 && number < Infinity)) throw new TypeError(`the count of ${JSON.stringify(name)} is ${number}`);
+            used.set(name, number);
+        }
         return Object.fromEntries(used);
     }
 
-    /** Once. After an extension that is under way: one that comes after the settlement would be a new hold. */
-    #settle(used: Used | undefined): Promise<void> {
+    /**
+     * Once: what is used, by functions of the application; if they throw, all that is held. Never rejects. After an
+     * extension that is under way: one that comes after the settlement would be a new hold.
+     */
+    #settle(counts: () => Used | undefined): Promise<void> {
+        this.#settled ??= this.#settling(counts);
+        return this.#settled;
+    }
+    async #settling(counts: () => Used | undefined): Promise<void> {
         clearInterval(this.#timer);
         this.#timer = undefined;
-        this.#settled ??= this.#extending.then(async () => {
-            try {
-                await this.#hold.settle(used);
-            } catch (error: any) {
-                const unsettled = { hold: this.#hold.hold!, used, error };
-                quietly(() => (this.#options.onUnsettled ?? warn)(unsettled));
-            }
-        });
-        return this.#settled;
+        let used: Used | undefined;
+        const { hold } = this.#hold; // null: exempt, or unchecked
+        const hear = (error: any) => {
+            const heard = hold === null ? warn : (this.#options.onUnsettled ?? warn);
+            quietly(() => heard({ hold: hold!, used, error }));
+        };
+        try {
+            used = counts();
+        } catch (error) {
+            hear(error);
+        }
+        await this.#extending;
+        await this.#hold.settle(used).catch(hear);
     }
 }
 
 const warn = ({ hold, error }: { hold: string; error: Error }) =>
-    console.warn(`postgres-rate-limit: the hold ${hold} was not settled: ${error.message}`);
+    console.warn(`postgres-rate-limit: the hold ${hold} was not settled by what was used: ${error.message}`);
 
 /** The stream, whose hold is settled before its end is read, and when its reader leaves. */
 function metered(stream: Stream, held: Held): Stream {
@@ -257,6 +282,7 @@ function metered(stream: Stream, held: Held): Stream {
                     if (value.type === 'finish') await held.reported(value.usage);
                     controller.enqueue(value);
                 } catch (error) {
+                    reader.cancel(error).catch(ignore);
                     await held.failed(error);
                     controller.error(error);
                 }

@@ -144,6 +144,8 @@ export interface Value {
 }
 
 type AnyOptions = Record<string, any>;
+/** Marks the options of a call that extends a hold, and admits nothing: onDecision does not hear of it. */
+export const EXTENDS = Symbol.for('postgres-rate-limit.extends');
 /** A request of several. */
 interface Sent {
     name: string;
@@ -445,7 +447,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         const asked = this.#asking(call, options, values);
         const began = performance.now();
         const report = (name: string, ok: boolean, retryAfter: number | null, more: Partial<Decision> = {}) => {
-            if (!this.#onDecision || call === 'check' || call === 'checkAll') return;
+            if (!this.#onDecision || call === 'check' || call === 'checkAll' || EXTENDS in options) return;
             const decision: Decision = { name, ok, retryAfter, ms: performance.now() - began, ...more };
             quietly(() => this.#onDecision?.(decision));
         };

@@ -3,6 +3,8 @@
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
+import { createRequire } from 'node:module';
+import { dirname } from 'node:path';
 import { after, before, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
@@ -462,4 +464,109 @@ test('a hold that can not be settled is reported, and the answer not lost; one u
     const middleware = budget(open, { limits: list, maxOutputTokens: 100 });
     const model = wrapLanguageModel({ model: new MockLanguageModelV4({ doGenerate: answer() }), middleware });
     assert.equal((await generateText({ model, ...ask })).text, 'Paris.');
+});
+
+/** The stream's parts, read; throws its error. */
+const drained = async (stream) => {
+    const found = [];
+    for await (const part of stream) found.push(part.type);
+    return found;
+};
+const streaming = (chunks) => async () => ({ stream: simulateReadableStream({ chunks, chunkDelayInMs: null }) });
+
+test('what was reported is not unreported', async () => {
+    const { list, used } = axes();
+    const unreported = () => assert.fail('it was reported');
+    const model = modelOf({ doStream: streaming(parts()) }, list, { unreported });
+    assert.equal((await drained((await model.doStream({ prompt: [] })).stream)).at(-1), 'finish');
+    const { stream } = await model.doStream({ prompt: [] });
+    const reader = stream.getReader();
+    while ((await reader.read()).value.type !== 'finish');
+    await reader.cancel();
+    assert.deepEqual(await used(), cost(24, 60, 2));
+});
+
+test('a function of the application that throws: all that was held is settled, and the call ends as it would', async () => {
+    const mine = new Error('mine');
+    const fails = () => {
+        throw mine;
+    };
+    const bug = new Error('bug');
+    const buggy = () => {
+        throw bug;
+    };
+    const heard = [];
+    const onUnsettled = ({ used, error }) => heard.push([used, error.message]);
+    const told = (message) => assert.deepEqual(heard.splice(0), [[undefined, message]]);
+
+    // A call without a report.
+    const lost = axes();
+    const options = { unreported: buggy, onUnsettled, ttl: 300 };
+    const failing = modelOf({ doGenerate: fails, doStream: fails }, lost.list, options);
+    assert.equal(await thrown(failing.doGenerate({ prompt: [] })), mine);
+    told('bug');
+    assert.equal(await thrown(failing.doStream({ prompt: [] })), mine);
+    told('bug');
+    assert.deepEqual(await lost.used(), cost(100, 200, 2));
+
+    // A price that there is not for what was reported.
+    for (const [price, message] of [
+        [({ report }) => (report ? buggy() : 1), 'bug'],
+        [({ report }) => (report ? undefined : 1), 'the count of "requests" is undefined'],
+        [({ report }) => (report ? NaN : 1), 'the count of "requests" is NaN'],
+        [({ report }) => (report ? -1 : 1), 'the count of "requests" is -1'],
+    ]) {
+        const { list, used } = axes();
+        list[1].count = price;
+        const model = modelOf({ doGenerate: answer(), doStream: streaming(parts()) }, list, { onUnsettled });
+        assert.equal((await generateText({ model, ...ask })).text, 'Paris.');
+        told(message);
+        assert.equal((await read(streamText({ model, ...ask }))).text, 'Paris.');
+        told(message);
+        assert.deepEqual(await used(), cost(100, 200, 2));
+    }
+});
+
+test('a stream that the middleware can not read is ended at the model, too', async () => {
+    const { list, used } = axes();
+    let ended;
+    const stream = new ReadableStream({
+        start: (controller) => controller.enqueue({ type: 'text-delta', id: '1', delta: 7 }),
+        cancel: (reason) => (ended = reason),
+    });
+    const model = modelOf({ doStream: async () => ({ stream }) }, list);
+    const error = await thrown(drained((await model.doStream({ prompt: [] })).stream));
+    assert.equal(ended, error);
+    assert.deepEqual(await used(), cost(50, 100));
+});
+
+test('a denial is one whichever copy of the package it is of', async () => {
+    const require = createRequire(import.meta.url);
+    const file = require.resolve('postgres-rate-limit');
+    for (const path of Object.keys(require.cache)) if (dirname(path) === dirname(file)) delete require.cache[path];
+    const copy = require(file);
+    assert.notEqual(copy.RateLimitError, RateLimitError);
+    const { key, list } = axes();
+    await limiter.limit('user', { key, count: 99_900 });
+    const middleware = budget(new copy.RateLimiter(LIMITS, { db: pool }), { limits: list, maxOutputTokens: 100 });
+    const model = wrapLanguageModel({ model: new MockLanguageModelV4({ doGenerate: answer() }), middleware });
+    const denial = await thrown(generateText({ model, ...ask }));
+    assert.ok(APICallError.isInstance(denial) && denial.statusCode === 429, denial.stack);
+});
+
+test('a hold is heard of once, however often it is extended', async () => {
+    const { key, list } = axes();
+    const heard = [];
+    const hearing = new RateLimiter(LIMITS, { db: pool, onDecision: ({ name }) => heard.push(name) });
+    let finish;
+    const doGenerate = () => new Promise((resolve) => (finish = () => resolve(answer())));
+    const middleware = budget(hearing, { limits: list, maxOutputTokens: 100, ttl: 300 });
+    const model = wrapLanguageModel({ model: new MockLanguageModelV4({ doGenerate }), middleware });
+    const working = generateText({ model, ...ask });
+    while (!finish) await sleep(5);
+    const first = await expiry(key);
+    while ((await expiry(key)) === first) await sleep(20);
+    finish();
+    await working;
+    assert.deepEqual(heard.sort(), list.map(({ name }) => name).sort());
 });
