@@ -25,7 +25,10 @@ export function useRateLimit(source: (() => Promise<Value>) | RateLimitWatch, op
     return { ...snapshot, refresh };
 }
 
-/** Whole seconds until a time by this browser's clock; renders again with each. 0: it has come, or there is none. */
+/**
+ * Whole seconds until a time by this browser's clock; renders again with each. 0: it has come, or
+ * there is none; also on a server, whose clock is another, and until the page is hydrated.
+ */
 export function useCountdown(until: number | null | undefined): number {
     const left = useCallback(() => Math.max((until ?? 0) - Date.now(), 0), [until]);
     const seconds = () => Math.ceil(left() / 1000);
@@ -41,5 +44,5 @@ export function useCountdown(until: number | null | undefined): number {
         },
         [left],
     );
-    return useSyncExternalStore(subscribe, seconds, seconds);
+    return useSyncExternalStore(subscribe, seconds, () => 0);
 }

@@ -55,7 +55,13 @@ export function watchRateLimit(
 
     function show(changes: Partial<Snapshot>) {
         snapshot = { ...snapshot, ...changes };
-        listeners.forEach((listener) => listener());
+        for (const listener of listeners) {
+            try {
+                listener();
+            } catch (error) {
+                ((globalThis as any).reportError ?? console.error)(error);
+            }
+        }
     }
 
     function schedule() {
@@ -102,14 +108,15 @@ export function watchRateLimit(
             const value = await getValue();
             if (attempt !== latest) return;
             if (!value?.config?.kind || !value.now) throw new TypeError('this is no value of rl_value');
+            isAsking = false; // a listener may ask again
             accept(value, began);
         } catch (error) {
             if (attempt !== latest) return;
+            isAsking = false;
             failures += 1;
             askAt = Date.now() + Math.min(PAUSE * 2 ** failures, LONGEST_PAUSE);
             show({ error });
         }
-        isAsking = false;
         schedule();
     }
 

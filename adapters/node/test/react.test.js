@@ -11,7 +11,7 @@ for (const [name, value] of Object.entries({ window, document: window.document, 
     Object.defineProperty(globalThis, name, { value, configurable: true });
 globalThis.IS_REACT_ACT_ENVIRONMENT = true;
 const { act, createElement, StrictMode } = await import('react');
-const { createRoot } = await import('react-dom/client');
+const { createRoot, hydrateRoot } = await import('react-dom/client');
 const { renderToString } = await import('react-dom/server');
 const { useCountdown, useRateLimit, watchRateLimit } = await import('postgres-rate-limit/react');
 
@@ -143,4 +143,17 @@ test('what is no longer shown asks nothing', async () => {
 test('on a server nothing is known, and nothing asked', () => {
     assert.equal(renderToString(createElement(Button)), '<button disabled="">Send</button>');
     assert.equal(calls, 0);
+});
+
+test('a time that the server has rendered is hydrated without a difference', async () => {
+    const Seconds = ({ until }) => createElement('b', null, useCountdown(until));
+    const element = createElement(Seconds, { until: NOW + 1500 });
+    const page = document.createElement('div');
+    page.innerHTML = renderToString(element);
+    assert.equal(page.textContent, '0');
+    mock.timers.tick(800);
+    const onRecoverableError = (error) => complaints.push(error);
+    const hydrated = await act(async () => hydrateRoot(page, element, { onRecoverableError }));
+    assert.equal(page.textContent, '1');
+    await act(() => hydrated.unmount());
 });

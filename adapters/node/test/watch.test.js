@@ -253,3 +253,41 @@ test('a block, an exempt key, a dry run, a kind of a later version', () => {
     assert.deepEqual(calculate(dry, at), { ok: true, retryAt: null, remaining: 10 / 60 });
     for (const count of [-1, NaN]) assert.throws(() => calculate(empty, at, count), RangeError);
 });
+
+test('a listener that throws is reported, and harms neither the others nor the watch', async (context) => {
+    const reported = context.mock.method(console, 'error', () => {});
+    const error = new Error('of a listener');
+    const watch = watchRateLimit(getValue);
+    watch.subscribe(() => {
+        throw error;
+    });
+    let heard = 0;
+    watch.subscribe(() => (heard += 1));
+    await settled();
+    assert.deepEqual([watch.getSnapshot().error, watch.getSnapshot().status.ok, heard], [undefined, false, 1]);
+    await pass(6000);
+    assert.deepEqual([server.calls, heard], [2, 3]);
+    server.answer = () => {
+        throw new Error('no network');
+    };
+    await watch.refresh();
+    assert.deepEqual([String(watch.getSnapshot().error), heard], ['Error: no network', 4]);
+    assert.deepEqual(
+        reported.mock.calls.map(({ arguments: [first] }) => first),
+        Array(4).fill(error),
+    );
+});
+
+test('a listener may ask again, and nobody asks meanwhile', async () => {
+    const watch = watchRateLimit(getValue);
+    const end = watch.subscribe(() => {
+        server.answer = () => new Promise(() => {});
+        watch.refresh();
+    });
+    await settled();
+    assert.equal(server.calls, 2);
+    end();
+    watch.subscribe(() => {});
+    await settled();
+    assert.equal(server.calls, 2);
+});
