@@ -47,11 +47,13 @@ offer the extension, npx postgres-rate-limit install. If they are in a schema of
 /** A schema, as SQL writes it before a name. */
 export const prefix = (schema: string) => `"${schema.replaceAll('"', '""')}".`;
 
-/** Runs the statements, in a schema that is given or that is found once. */
+/** Runs the statements, in a schema that is given, or that is found: again after an error by which it has moved. */
 export class Calls {
     #prefix: string | undefined;
+    readonly #isGiven: boolean;
 
     constructor(schema?: string) {
+        this.#isGiven = schema !== undefined;
         if (schema !== undefined) this.#prefix = prefix(schema);
     }
 
@@ -62,6 +64,7 @@ export class Calls {
         try {
             return await rowsOf(db, text, values, timeout);
         } catch (error) {
+            if (!this.#isGiven && databaseError(error, '42883', '3F000')) this.#prefix = undefined;
             throw explained(error, call);
         }
     }

@@ -45,20 +45,22 @@ export const FREE = `${TIMES}, remaining, capacity`;
 export const RESULT = `${FREE}, date_part('epoch', reset_at) AS reset`;
 
 export const number = (value: unknown): number | null => (value === null || value === undefined ? null : Number(value));
-export const milliseconds = (seconds: unknown): number | null =>
-    number(seconds) === null ? null : Math.round(Number(seconds) * 1000);
-export function date(seconds: unknown): Date | null {
-    const since = milliseconds(seconds);
-    return since === null ? null : new Date(since);
-}
+/** Rounded up: none may come back too early. Less than a microsecond is noise of the float8. */
+const up = (seconds: unknown): number => Math.ceil(Number(seconds) * 1000 - 0.0005);
+export const milliseconds = (seconds: unknown): number | null => (number(seconds) === null ? null : up(seconds));
+/** The time when something can pass, or is full. */
+const at = (seconds: unknown): Date | null => (number(seconds) === null ? null : new Date(up(seconds)));
+/** The time when something expires, rounded down. */
+export const date = (seconds: unknown): Date | null =>
+    number(seconds) === null ? null : new Date(Math.floor(Number(seconds) * 1000 + 0.0005));
 
 export const resultOf = (row: any): Result => ({
     ok: row.ok,
     retryAfter: milliseconds(row.wait),
-    retryAt: date(row.at),
+    retryAt: at(row.at),
     remaining: number(row.remaining),
     capacity: number(row.capacity),
-    resetAt: date(row.reset),
+    resetAt: at(row.reset),
     ...errorOf(row),
 });
 /** Of a row that stands for an answer of the database; absent, as a rule. */

@@ -9,6 +9,7 @@ import {
     DAY,
     fixedWindow,
     HOUR,
+    install,
     isRateLimitError,
     MINUTE,
     RateLimiter,
@@ -632,4 +633,48 @@ test('a connection that is lost is the error of the driver, and admits nothing',
     await client.end().catch(() => {});
     const nowhere = make({ db: new pg.Pool({ host: '/nowhere' }) });
     await assert.rejects(nowhere.limit('send'), { code: 'ENOENT' });
+});
+
+test('waits and times are rounded up to a millisecond, and those of an expiry down', async () => {
+    const at = 1_700_000_000;
+    const row = { ok: false, remaining: 0, capacity: 3, lease: 'a', hold: 'a', held: 0 };
+    const answering = (more) => make({ schema: 'public', db: { query: async () => [{ ...row, ...more }] } });
+    for (const [wait, milliseconds] of [
+        [0.333334, 334],
+        [0.0003, 1],
+        [0.333, 333],
+        [6, 6000],
+        [86_399.999, 86_399_999],
+    ]) {
+        const answer = await answering({ wait, at: at + wait, reset: at + wait }).limit('send');
+        assert.equal(answer.retryAfter, milliseconds);
+        assert.equal(answer.retryAt.getTime(), at * 1000 + milliseconds);
+        assert.equal(answer.resetAt.getTime(), at * 1000 + milliseconds);
+        const lease = await answering({ ok: true, expires: at + wait }).acquire('exports');
+        assert.equal(lease.expiresAt.getTime(), at * 1000 + Math.floor(wait * 1000));
+    }
+});
+
+test('a limiter that moves to another schema is found there after one error', async (context) => {
+    const name = `${NAME}_moves`;
+    const [from, to] = [onFile ? 'ratelimit' : 'public', 'moved'];
+    const moving = await limits(name);
+    const options = { database: name, user: 'postgres', options: `-c search_path=${from},${to}` };
+    const own = new pg.Pool(options);
+    context.after(async () => {
+        await own.end();
+        await moving.end();
+    });
+    const [found, given] = [make({ db: own }), make({ db: own, schema: from })];
+    for (const limiter of [found, given]) assert.equal((await limiter.limit('send')).ok, true);
+    await run(
+        'postgres',
+        name,
+        onFile ? 'DROP SCHEMA ratelimit CASCADE' : 'DROP EXTENSION ratelimit',
+        `CREATE SCHEMA ${to}`,
+        onFile ? (client) => install(client, { schema: to }) : `CREATE EXTENSION ratelimit SCHEMA ${to}`,
+    );
+    for (const limiter of [found, given]) await assert.rejects(limiter.limit('send'), /ratelimit/);
+    assert.equal((await found.limit('send')).ok, true);
+    await assert.rejects(given.limit('send'), /ratelimit/, 'one that was given is that');
 });
