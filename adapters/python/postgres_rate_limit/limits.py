@@ -13,7 +13,6 @@ import select
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Union
 from urllib.parse import unquote
 
@@ -30,6 +29,7 @@ from postgres_rate_limit._databases import address_of, until
 from postgres_rate_limit._denials import Denials, Remembering
 from postgres_rate_limit._failing import OnError, Question, checked, not_now
 from postgres_rate_limit._steps import drive, drive_async
+from postgres_rate_limit._stores import stored_key
 
 __all__ = ["AsyncRateLimitStorage", "RateLimitStorage"]
 
@@ -71,17 +71,6 @@ _KINDS = {
     _MOVING: {"kind": "sliding log"},
     _SLIDING: {"kind": "sliding window"},
 }
-
-
-def _stored(key: str) -> str:
-    """The key as the extension takes it: one that is too long, or that is no text there, by its hash."""
-    try:
-        if len(key.encode()) <= 1024 and "\0" not in key and not key.startswith("sha256:"):
-            return key
-    except UnicodeEncodeError:
-        pass
-    # A key that looks like a hash is hashed, too, so none can collide with that of another key.
-    return "sha256:" + sha256(key.encode(errors="surrogatepass")).hexdigest()
 
 
 def _impatient(connection_class: type[Any], timeout: float) -> type[Any]:
@@ -335,7 +324,7 @@ class _Shared:
         remembered: bool = True,
     ) -> _Call[T]:
         config = json.dumps({**_KINDS[strategy], "rate": rate, "period": expiry * 1000, "store": self.store})
-        values: dict[str, Any] = {"name": f"{self.name}:{strategy}", "key": _stored(key), "config": config}
+        values: dict[str, Any] = {"name": f"{self.name}:{strategy}", "key": stored_key(key), "config": config}
         values["names"] = [f"{self.name}:{each}" for each in _STRATEGIES]
         if sql == _TAKE:
             values["amount"] = amount

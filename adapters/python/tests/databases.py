@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 
 import asyncpg
@@ -21,9 +22,41 @@ DJANGO = {
     "USER": os.environ.get("PGUSER"),
     "NAME": os.environ.get("PGDATABASE"),
 }
-settings.configure(DATABASES={"default": DJANGO}, ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__)
+settings.configure(
+    DATABASES={"default": DJANGO, "limits": {**DJANGO}},
+    ALLOWED_HOSTS=["*"],
+    ROOT_URLCONF=__name__,
+    REST_FRAMEWORK={"UNAUTHENTICATED_USER": None, "DEFAULT_AUTHENTICATION_CLASSES": []},
+)
 django.setup()
 urlpatterns = []  # the tests fill it
+
+
+def get_from_django(view, times=1, threads=1, **headers):
+    """The answers to requests, as a server gets them: in threads that keep their connections for them."""
+    from django.db import close_old_connections, connections
+    from django.test import Client
+    from django.urls import clear_url_caches, path
+
+    urlpatterns[:] = [path("", view)]
+    clear_url_caches()
+
+    def get(_):
+        close_old_connections()
+        try:
+            return Client(raise_request_exception=False).get("/", headers=headers)
+        finally:
+            close_old_connections() if threads == 1 else connections.close_all()
+
+    if threads == 1:
+        return [get(each) for each in range(times)]
+    with ThreadPoolExecutor(threads) as executor:
+        return list(executor.map(get, range(times)))
+
+
+def codes(answers):
+    return [answer.status_code for answer in answers]
+
 
 class GaveUp(Exception):
     """What a transaction is rolled back by."""

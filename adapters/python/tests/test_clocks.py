@@ -8,9 +8,10 @@ from datetime import datetime, timezone
 
 import pytest
 from conftest import FIXED, MOVING, SLIDING, STORES, every, real_time
+from databases import codes, get_from_django
 from limits import parse
 from limits.storage import storage_from_string
-from test_frameworks import flask_app, get_from_fastapi, get_from_flask, slowapi_app
+from test_frameworks import STORES_OF_DJANGO, flask_app, get_from_fastapi, get_from_flask, slowapi_app, throttled
 
 APART = (-3600, -10, 0, 10, 3600)
 # A window of a second, which begins at multiples of its length, has ended then.
@@ -133,6 +134,18 @@ def test_the_headers(application, database, name, create_app, get, strategy, sto
                 (denied,) = get(app, 1)
                 assert (denied.status_code, seconds(denied) in (expected, expected + 1)) == (429, True), denied.headers
     storage.pool.close()
+
+
+@pytest.mark.parametrize("create", STORES_OF_DJANGO)
+def test_django_counts_by_the_clock_of_the_database(application, create, name):
+    for application.ahead in (-10, 10):
+        view = create(2, f"{name} {application.ahead}")
+        assert codes(get_from_django(view, 2)) == [200, 200]
+        application.ahead *= -1
+        (denied,) = get_from_django(view)
+        assert denied.status_code == 429
+        if create is throttled:
+            assert int(denied.headers["Retry-After"]) == pytest.approx(3600, abs=5)
 
 
 def test_a_key_that_is_blocked_is_told_when_that_ends(application, database, create, name):

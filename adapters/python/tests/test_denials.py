@@ -5,9 +5,11 @@ import time
 import psycopg
 import pytest
 from conftest import FIXED, MOVING, SLIDING, window_with_room
-from databases import ASYNC_ALONE, TRANSACTIONS, GaveUp
+from databases import ASYNC_ALONE, TRANSACTIONS, GaveUp, codes, get_from_django
 from limits import parse
 from psycopg_pool import ConnectionPool
+from test_failing import django_goes_to_the_environment
+from test_frameworks import atomic_requests, throttled
 
 from postgres_rate_limit import HOUR, AsyncRateLimiter, RateLimiter, fixed_window, token_bucket
 from postgres_rate_limit._denials import Denials
@@ -145,3 +147,17 @@ def test_a_storage_remembers(strategy, create, limiter, requests):
     assert limits.hit(item, "a")
     storage.reset()
     assert limits.hit(item, "a", cost=3)
+
+
+@pytest.mark.parametrize("kind", ["sliding log", "fixed window"])
+def test_a_throttle_of_django_remembers(kind, name, requests):
+    with django_goes_to_the_environment(CONN_MAX_AGE=None):
+        view = throttled(2, name, kind=kind, remember_denials=LONG)
+        first = get_from_django(view, 3)
+        requests()
+        again = get_from_django(view, 3)
+        assert codes(first) == [200, 200, 429] and codes(again) == [429] * 3 and requests() == 0
+        assert int(again[2].headers["Retry-After"]) == pytest.approx(int(first[2].headers["Retry-After"]), abs=10)
+        assert codes(get_from_django(view, **{"x-forwarded-for": "other"})) == [200] and requests() > 0
+        with atomic_requests():
+            assert codes(get_from_django(view)) == [429] and requests() > 0, "in a transaction the database is asked"

@@ -10,11 +10,19 @@ import httpx
 import psycopg
 import pytest
 from conftest import FIXED, MOVING, ON_FILE, SLIDING
-from databases import ALONE, ASYNC_ALONE, ASYNC_TRANSACTIONS, TRANSACTIONS
+from databases import ALONE, ASYNC_ALONE, ASYNC_TRANSACTIONS, TRANSACTIONS, codes, get_from_django
+from django.db import connections
 from examples import failing
 from limits import parse
 from limits.errors import ConfigurationError
-from test_frameworks import flask_app, get_from_fastapi, get_from_flask, slowapi_app
+from test_frameworks import (
+    STORES_OF_DJANGO,
+    atomic_requests,
+    flask_app,
+    get_from_fastapi,
+    get_from_flask,
+    slowapi_app,
+)
 
 from postgres_rate_limit import (
     HOUR,
@@ -72,19 +80,18 @@ def opened(kind, **options):
 
 
 @contextmanager
-def django_goes_to_the_environment():
-    from django.db import connection
-
-    before = dict(connection.settings_dict)
-    connection.close()
-    connection.settings_dict |= {
-        "HOST": os.environ["PGHOST"], "PORT": os.environ["PGPORT"], "NAME": os.environ["PGDATABASE"]
-    }
+def django_goes_to_the_environment(**settings):
+    there = {"HOST": os.environ["PGHOST"], "PORT": os.environ["PGPORT"], "NAME": os.environ["PGDATABASE"], **settings}
+    before = [dict(connection.settings_dict) for connection in connections.all()]
+    for connection in connections.all():
+        connection.close()
+        connection.settings_dict |= there
     try:
         yield
     finally:
-        connection.close()
-        connection.settings_dict |= before
+        for connection, settings in zip(connections.all(), before):
+            connection.close()
+            connection.settings_dict |= settings
 
 
 def open_answers(client, name, slots):
@@ -333,6 +340,40 @@ def test_ours_decides_before_the_switch_of_a_middleware(framework, name, proxy):
     with pytest.raises(psycopg.OperationalError):
         get(closed, 1)
     storage.pool.close(), other.pool.close()
+
+
+@pytest.mark.parametrize("create", STORES_OF_DJANGO)
+def test_a_store_of_django(create, name, proxy):
+    unchecked = []
+    opened = create(2, name, on_error="open", on_unchecked=unchecked.append, timeout=TIMEOUT)
+    closed = create(2, name)
+
+    def denies():
+        """The open one, when it is answered in time."""
+        while codes(get_from_django(opened)) == [200]:
+            assert len(unchecked) < 100
+        return True
+
+    with django_goes_to_the_environment(CONN_MAX_AGE=None):
+        assert codes(get_from_django(closed, 3)) == [200, 200, 429] and denies()
+        # A connection is lost: one request knows it, and none that looks at its connection first.
+        unchecked.clear()
+        proxy.cut()
+        assert codes(get_from_django(opened)) == [200] and unchecked and denies()
+        proxy.cut()
+        assert codes(get_from_django(closed, 2)) == [500, 429]
+    with django_goes_to_the_environment(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=True):
+        get_from_django(closed)
+        proxy.cut()
+        assert codes(get_from_django(closed, 2)) == [429, 429] and denies()
+        proxy.hangs, begun = True, time.monotonic()
+        assert codes(get_from_django(opened)) == [200] and time.monotonic() < begun + 10
+        proxy.hangs = False
+        assert denies()
+        proxy.close()
+        assert codes(get_from_django(opened)) == [200] and codes(get_from_django(closed)) == [500]
+        with atomic_requests():
+            assert codes(get_from_django(opened)) == [500], "nothing fails open in a transaction of the application's"
 
 
 def test_a_def_route_of_slowapi_does_not_block_the_others(name):

@@ -3,7 +3,9 @@
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 
+import databases  # noqa: F401  configures Django
 import fastapi
 import flask
 import flask_limiter
@@ -11,12 +13,23 @@ import flask_limiter.util
 import httpx
 import psycopg
 import pytest
+import rest_framework.exceptions
+import rest_framework.response
+import rest_framework.views
 import slowapi
 import slowapi.errors
 import slowapi.middleware
 import slowapi.util
 from conftest import every, window_with_room
+from databases import DJANGO, codes, get_from_django
+from django.db import connections
+from django.test import override_settings
+from django.utils.module_loading import import_string
 from limits.errors import ConfigurationError
+from test_readme import blocks
+
+import postgres_rate_limit.rest_framework
+from postgres_rate_limit import HOUR, RateLimiter, sliding_log
 
 URI = "postgresql+ratelimit://"
 GONE = "postgresql+ratelimit://?host=/nowhere"
@@ -78,6 +91,37 @@ def get_from_fastapi(app, times):
     return asyncio.run(get())
 
 
+def throttled(limit, name, fails=False, **options):
+    """A view of Django REST framework."""
+
+    class Throttle(postgres_rate_limit.rest_framework.AnonRateThrottle):
+        rate = f"{limit}/hour"
+
+    class View(rest_framework.views.APIView):
+        throttle_classes = [Throttle]
+
+        def get(self, request):
+            if fails:
+                raise rest_framework.exceptions.PermissionDenied
+            return rest_framework.response.Response("hello")
+
+    Throttle.options = {"name": name, **options}
+    return View.as_view()
+
+
+STORES_OF_DJANGO = [throttled]
+
+
+@contextmanager
+def atomic_requests():
+    settings = connections["default"].settings_dict
+    settings["ATOMIC_REQUESTS"] = True
+    try:
+        yield
+    finally:
+        settings["ATOMIC_REQUESTS"] = False
+
+
 @pytest.fixture(params=["Flask", "FastAPI"])
 def framework(request, opened):
     """What creates an application and its limiter, and what gets answers of one."""
@@ -112,6 +156,77 @@ def test_of_100_requests_at_once_exactly_the_limit_passes(framework, name, strat
     limiter.reset()
     (again,) = get(app, 1)
     assert (again.status_code, again.headers["X-RateLimit-Remaining"]) == (200, "9")
+
+
+@pytest.mark.parametrize("create", STORES_OF_DJANGO)
+def test_of_100_requests_at_once_to_django_exactly_the_limit_passes(create, name):
+    view = create(10, name)
+    answers = codes(get_from_django(view, 100, threads=16))
+    assert (answers.count(200), answers.count(429)) == (10, 90)
+
+
+@pytest.mark.parametrize("create", STORES_OF_DJANGO)
+def test_a_request_that_fails_is_counted_outside_of_its_transaction_only(create, name):
+    with atomic_requests():
+        assert codes(get_from_django(create(2, name, fails=True), 5)) == [403] * 5, "a rollback returns what it took"
+        assert codes(get_from_django(create(2, name, fails=True, using="limits"), 5)) == [403] * 2 + [429] * 3
+        assert codes(get_from_django(create(2, f"other {name}"), 5)) == [200] * 2 + [429] * 3
+    assert codes(get_from_django(create(2, f"third {name}", fails=True), 5)) == [403] * 2 + [429] * 3
+
+
+@pytest.mark.parametrize("options", [{"kind": "sliding log"}, {"kind": "fixed window"}, {"kind": "token bucket"}])
+def test_a_throttle_says_how_long_to_wait(options, name):
+    view = throttled(2, name, **options)
+    answers = get_from_django(view, 3)
+    left = 1800 if options["kind"] == "token bucket" else 3600
+    assert codes(answers) == [200, 200, 429]
+    assert int(answers[2].headers["Retry-After"]) == pytest.approx(left, abs=10)
+    # A client that sends a long header has a limit, too.
+    long = {"x-forwarded-for": "1" * 1100}
+    assert codes(get_from_django(view, 3, **long)) == [200, 200, 429]
+    (never,) = get_from_django(throttled(0, name, **options))
+    assert never.status_code == 429 and "Retry-After" not in never.headers
+
+
+def test_throttles_that_are_denied_together_in_a_transaction_take_nothing(name):
+    """Each of a view's throttles is asked, also after a denial."""
+
+    class Wide(postgres_rate_limit.rest_framework.AnonRateThrottle):
+        rate, scope, options = "5/hour", "wide", {"name": name}
+
+    class Narrow(Wide):
+        rate, scope = "1/hour", "narrow"
+
+    class View(rest_framework.views.APIView):
+        throttle_classes = [Wide, Narrow]
+
+        def get(self, request):
+            return rest_framework.response.Response("hello")
+
+    limiter = RateLimiter({name: sliding_log(5, HOUR)}, db=connections["default"])
+    for atomic, left in ((True, 4), (False, 1)):
+        with atomic_requests() if atomic else nullcontext():
+            assert codes(get_from_django(View.as_view(), 4)) == [200] * atomic + [429] * (4 - atomic)
+        assert limiter.check(name, "throttle_wide_127.0.0.1").remaining == pytest.approx(left if atomic else 0)
+
+
+def test_the_options_of_all_throttles_are_a_setting(name):
+    view = throttled(1, name)
+    for options, passed in (({"using": "default"}, 1), ({"kind": "fixed windows"}, 0)):
+        with override_settings(POSTGRES_RATE_LIMIT={"name": "not this", **options}):
+            assert codes(get_from_django(view)) == [200 if passed else 500]
+
+
+def test_the_settings_of_the_readme(name):
+    settings = {"DATABASES": {"default": DJANGO}}
+    exec(next(block for block in blocks("python") if "DEFAULT_THROTTLE_CLASSES" in block), settings)
+    classes = [import_string(path) for path in settings["REST_FRAMEWORK"]["DEFAULT_THROTTLE_CLASSES"]]
+    assert classes == [
+        postgres_rate_limit.rest_framework.AnonRateThrottle, postgres_rate_limit.rest_framework.UserRateThrottle
+    ]
+    assert settings["DATABASES"]["limits"]["NAME"] == DJANGO["NAME"]
+    with override_settings(POSTGRES_RATE_LIMIT={**settings["POSTGRES_RATE_LIMIT"], "name": name}):
+        assert codes(get_from_django(throttled(1, name), 2)) == [200, 429]
 
 
 def test_what_a_request_costs_is_taken(opened, name):

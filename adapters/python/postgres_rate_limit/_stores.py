@@ -1,0 +1,42 @@
+"""What the stores of frameworks share that stand on the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any
+
+from postgres_rate_limit._client import RateLimiter
+from postgres_rate_limit._results import Decision
+
+OnUnchecked = Callable[[BaseException], object]
+
+
+def stored_key(key: str) -> str:
+    """The key as the extension takes it: one that is too long, or that is no text there, by its hash."""
+    try:
+        if len(key.encode()) <= 1024 and "\0" not in key and not key.startswith("sha256:"):
+            return key
+    except UnicodeEncodeError:
+        pass
+    # A key that looks like a hash is hashed, too, so none can collide with that of another key.
+    return "sha256:" + sha256(key.encode(errors="surrogatepass")).hexdigest()
+
+
+def checked_name(name: Any) -> str:
+    if not (isinstance(name, str) and 1 <= len(name.encode()) <= 150):
+        raise ValueError(f"name is {name!r}; allowed: 1 to 150 bytes")
+    return name
+
+
+def _heard(on_unchecked: OnUnchecked | None) -> Callable[[Decision], object] | None:
+    """Without on_unchecked the client logs a warning."""
+    if on_unchecked is None:
+        return None
+    told = on_unchecked
+    return lambda decision: told(decision.error) if decision.ok and decision.error else None
+
+
+def limiter_of(db: object, on_unchecked: OnUnchecked | None = None, **options: Any) -> RateLimiter:
+    """A client whose calls bring their configs; options: its own."""
+    return RateLimiter({}, db=db, on_decision=_heard(on_unchecked), **options)

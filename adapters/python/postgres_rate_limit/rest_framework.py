@@ -1,0 +1,105 @@
+"""Throttles of Django REST framework that count in PostgreSQL, by the extension ratelimit: exactly, and with the exact
+time that a denied request has to wait.
+
+The setting POSTGRES_RATE_LIMIT has their options, and a class's attribute options those that differ for it:
+
+using: the alias in DATABASES of the connection that counts. Default: "default". Where ATOMIC_REQUESTS is on, the calls are
+    in the request's transaction, and a request that fails isn't counted: name an alias without it.
+name: of the limits; throttles with the same name, scope and client count together. Default: "rest_framework".
+kind: "sliding log", as the framework counts, for at most 10,000 requests a period, or "sliding window", "fixed window",
+    "token bucket". Default: "sliding log".
+store: "memory": in the server's shared memory; not for a sliding log. Default: "table".
+on_error: "open" lets a request pass if the database can't answer it now, or not in time. Default: "closed".
+on_unchecked: is called with the error of such a request. Default: it is logged, as a warning.
+timeout: seconds after which a call fails and its connection is closed. Default: with "open" 5, or else none.
+remember_denials: what was denied is denied without a call of the database, for a second at most; a dict with max and
+    seconds says how many denials and how long. Default: False.
+schema: of the functions. Default: it is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from django.conf import settings  # type: ignore[import-untyped]
+from django.core.signals import setting_changed  # type: ignore[import-untyped]
+from django.db import connections  # type: ignore[import-untyped]
+from django.utils.connection import ConnectionProxy  # type: ignore[import-untyped]
+from rest_framework import throttling  # type: ignore[import-untyped]
+
+from postgres_rate_limit._client import RateLimiter
+from postgres_rate_limit._results import Result
+from postgres_rate_limit._stores import checked_name, limiter_of, stored_key
+
+__all__ = ["AnonRateThrottle", "RateLimitThrottle", "ScopedRateThrottle", "UserRateThrottle"]
+
+
+class _Made(NamedTuple):
+    limiter: RateLimiter
+    name: str
+    config: dict[str, Any]
+
+
+# By the class, since a throttle is made for each request.
+_made: dict[type, _Made] = {}
+
+
+def _changed(*, setting: str, **others: Any) -> None:
+    if setting == "POSTGRES_RATE_LIMIT":
+        _made.clear()
+
+
+setting_changed.connect(_changed)
+
+
+def _make(
+    using: str = "default",
+    name: str = "rest_framework",
+    kind: str = "sliding log",
+    store: str = "table",
+    **options: Any,
+) -> _Made:
+    config = {"kind": kind, "store": store}
+    if kind == "fixed window":
+        config["start"] = "first request"
+    return _Made(limiter_of(ConnectionProxy(connections, using), **options), checked_name(name), config)
+
+
+class RateLimitThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]
+    """The base of those below, and of one with a get_cache_key of its own, as SimpleRateThrottle is."""
+
+    num_requests: Any
+    duration: Any
+    options: ClassVar[Mapping[str, Any]] = {}
+    result: Result | None = None
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        if self.rate is None:
+            return True
+        self.key = self.get_cache_key(request, view)
+        if self.key is None:
+            return True
+        if self.num_requests < 1:
+            return False
+        made = _made.get(type(self))
+        if made is None:
+            made = _made[type(self)] = _make(**{**getattr(settings, "POSTGRES_RATE_LIMIT", {}), **self.options})
+        config = {**made.config, "rate": self.num_requests, "period": self.duration * 1000}
+        self.result = made.limiter.limit(made.name, stored_key(self.key), config=config)
+        return self.result.ok
+
+    def wait(self) -> float | None:
+        return None if self.result is None else self.result.retry_after
+
+
+class AnonRateThrottle(throttling.AnonRateThrottle, RateLimitThrottle):  # type: ignore[misc]
+    """The framework's, counted in PostgreSQL."""
+
+
+class UserRateThrottle(throttling.UserRateThrottle, RateLimitThrottle):  # type: ignore[misc]
+    """The framework's, counted in PostgreSQL."""
+
+
+class ScopedRateThrottle(throttling.ScopedRateThrottle, RateLimitThrottle):  # type: ignore[misc]
+    """The framework's, counted in PostgreSQL."""
