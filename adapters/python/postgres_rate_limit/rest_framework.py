@@ -3,8 +3,8 @@ time that a denied request has to wait.
 
 The setting POSTGRES_RATE_LIMIT has their options, and a class's attribute options those that differ for it:
 
-using: the alias in DATABASES of the connection that counts. Default: "default". Where ATOMIC_REQUESTS is on, the calls are
-    in the request's transaction, and a request that fails isn't counted: name an alias without it.
+using: the alias in DATABASES of the connection that counts. Default: "default". Where ATOMIC_REQUESTS is on, the calls
+    are in the request's transaction, and a request that fails isn't counted: name an alias without it.
 name: of the limits; throttles with the same name, scope and client count together. Default: "rest_framework".
 kind: "sliding log", as the framework counts, for at most 10,000 requests a period, or "sliding window", "fixed window",
     "token bucket". Default: "sliding log".

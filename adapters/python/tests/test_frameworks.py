@@ -4,8 +4,10 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from uuid import uuid4
 
 import databases  # noqa: F401  configures Django
+import django_ratelimit.decorators
 import fastapi
 import flask
 import flask_limiter
@@ -22,7 +24,11 @@ import slowapi.middleware
 import slowapi.util
 from conftest import every, window_with_room
 from databases import DJANGO, codes, get_from_django
+from django.conf import settings
+from django.core.cache import CacheKeyWarning, caches
+from django.core.exceptions import PermissionDenied
 from django.db import connections
+from django.http import HttpResponse
 from django.test import override_settings
 from django.utils.module_loading import import_string
 from limits.errors import ConfigurationError
@@ -109,7 +115,35 @@ def throttled(limit, name, fails=False, **options):
     return View.as_view()
 
 
-STORES_OF_DJANGO = [throttled]
+def cache(name, using="default", **options):
+    alias = uuid4().hex
+    caches.settings[alias] = {
+        "BACKEND": "postgres_rate_limit.django_cache.RateLimitCache", "LOCATION": using, "KEY_PREFIX": "", "VERSION": 1,
+        "TIMEOUT": 300, "OPTIONS": {"name": name, **options},
+    }
+    return alias
+
+
+def counted(limit, name, fails=False, **options):
+    """A view with django-ratelimit."""
+    alias = cache(name, **options)
+
+    @django_ratelimit.decorators.ratelimit(key="ip", rate=f"{limit}/d", group=name, block=False)
+    def view(request):
+        if request.limited:
+            return HttpResponse(status=429)
+        if fails:
+            raise PermissionDenied
+        return HttpResponse("hello")
+
+    def on_its_cache(request):
+        settings.RATELIMIT_USE_CACHE = alias
+        return view(request)
+
+    return on_its_cache
+
+
+STORES_OF_DJANGO = [throttled, counted]
 
 
 @contextmanager
@@ -218,15 +252,78 @@ def test_the_options_of_all_throttles_are_a_setting(name):
 
 
 def test_the_settings_of_the_readme(name):
-    settings = {"DATABASES": {"default": DJANGO}}
-    exec(next(block for block in blocks("python") if "DEFAULT_THROTTLE_CLASSES" in block), settings)
-    classes = [import_string(path) for path in settings["REST_FRAMEWORK"]["DEFAULT_THROTTLE_CLASSES"]]
+    written = {"DATABASES": {"default": DJANGO}, "CACHES": {"default": {"BACKEND": "none"}}}
+    exec(next(block for block in blocks("python") if "DEFAULT_THROTTLE_CLASSES" in block), written)
+    classes = [import_string(path) for path in written["REST_FRAMEWORK"]["DEFAULT_THROTTLE_CLASSES"]]
     assert classes == [
         postgres_rate_limit.rest_framework.AnonRateThrottle, postgres_rate_limit.rest_framework.UserRateThrottle
     ]
-    assert settings["DATABASES"]["limits"]["NAME"] == DJANGO["NAME"]
-    with override_settings(POSTGRES_RATE_LIMIT={**settings["POSTGRES_RATE_LIMIT"], "name": name}):
+    assert written["DATABASES"]["limits"]["NAME"] == DJANGO["NAME"]
+    with override_settings(POSTGRES_RATE_LIMIT={**written["POSTGRES_RATE_LIMIT"], "name": name}):
         assert codes(get_from_django(throttled(1, name), 2)) == [200, 429]
+    exec(next(block for block in blocks("python") if "CACHES" in block), written)
+    exec(next(block for block in blocks("python") if "may_log_in" in block), written)
+    cached = {**written["CACHES"]["limits"], "OPTIONS": {"name": name}}
+    with override_settings(CACHES={**written["CACHES"], "limits": cached}):
+        assert caches["limits"].add("a", 1) and caches["limits"].incr("a") == 2
+        assert [written["may_log_in"](7) for _ in range(7)] == [True] * 5 + [False] * 2
+
+
+def test_a_cache_has_whole_numbers_until_their_time_out(name):
+    numbers = caches[cache(name)]
+    assert numbers.get("a") is None and numbers.get("a", 7) == 7 and not numbers.has_key("a")
+    with pytest.raises(ValueError, match="Key 'a' not found"):
+        numbers.incr("a")
+    assert numbers.add("a", 0, 60) and numbers.get("a", 7) == 0
+    assert not numbers.add("a", 1, 60) and not numbers.add("a", 1, 3600) and numbers.get("a") == 0
+    assert (numbers.incr("a"), numbers.incr("a", 5), numbers.decr("a", 8), numbers.get("a")) == (1, 6, -2, -2)
+    assert numbers.get_or_set("b", 4) == 4 and numbers.incr_version("b") == 2 and numbers.get("b", version=2) == 4
+    assert numbers.incr("a", 10**7) == -2 and numbers.decr("a", 10**7) == -2, "beyond what it keeps it stops"
+    numbers.set("a", 8_999_999, None)
+    assert numbers.incr("a") == 8_999_999 and not numbers.add("a", 1)
+    numbers.set_many({"a": 1, "c": 2}, 1)
+    numbers.add("d", 3, 1)
+    assert numbers.get_many(["a", "c", "d"]) == {"a": 1, "c": 2, "d": 3} and numbers.incr("d") == 4
+    deadline = time.monotonic() + 60
+    while numbers.get_many(["a", "c", "d"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with pytest.raises(ValueError):
+        numbers.incr("d")
+    # Another time-out, whether the one before was longer or shorter.
+    assert numbers.add("a", 5, 3600) and numbers.incr("a") == 6 and numbers.add("d", 0, None)
+    assert numbers.delete("a") and not numbers.delete("a") and numbers.get("a") is None
+    numbers.set("d", 1, 0)
+    assert numbers.add("a", 1, 0) and numbers.get("a") is numbers.get("d") is None
+    long = "é" * 1200
+    with pytest.warns(CacheKeyWarning):
+        assert numbers.add(long, 2) and numbers.incr(long) == 3
+    numbers.clear()
+    assert numbers.get("b", version=2) is None
+    for value in ("1", 1.5, True, None, 9_000_000):
+        with pytest.raises(TypeError, match="value is .*; allowed: a whole number from -1,000,000 to 8,999,999"):
+            numbers.set("a", value)
+    for options in ({"remember_denials": True}, {"on_error": "ajar"}, {"name": ""}):
+        with pytest.raises((TypeError, ValueError)):
+            caches[cache(**{"name": name, **options})]
+
+
+async def test_a_cache_counts_with_await(name):
+    numbers = caches[cache(name)]
+    assert await numbers.aadd("a", 1) and await numbers.aincr("a") == 2 and await numbers.aget("a") == 2
+
+
+def test_each_of_100_calls_of_a_cache_at_once_has_a_number_of_its_own(name):
+    alias = cache(name)
+
+    def count(_):
+        try:
+            return 1 if caches[alias].add("a", 1, 60) else caches[alias].incr("a")
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(16) as threads:
+        assert sorted(threads.map(count, range(100))) == list(range(1, 101))
 
 
 def test_what_a_request_costs_is_taken(opened, name):

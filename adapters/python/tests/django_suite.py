@@ -1,8 +1,10 @@
-"""A plugin of pytest that runs the tests of Django REST framework's throttles on ours, by the clock that they set."""
+"""A plugin of pytest that runs the tests of Django REST framework's throttles on ours, by the clock that they set, and
+those of django-ratelimit on our cache."""
 
 import os
 
 import django
+import pytest
 from django.conf import settings
 
 settings.configure(
@@ -17,7 +19,8 @@ settings.configure(
             "USER": "postgres",
         },
     },
-    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "rest_framework"],
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "rest_framework", "django_ratelimit"],
+    CACHES={"default": {"BACKEND": "postgres_rate_limit.django_cache.RateLimitCache", "LOCATION": "limits"}},
     DEFAULT_AUTO_FIELD="django.db.models.AutoField",
     POSTGRES_RATE_LIMIT={"using": "limits"},
 )
@@ -34,6 +37,12 @@ import postgres_rate_limit.rest_framework as ours  # noqa: E402
 EXCEPT = {
     "test_wait_returns_correct_waiting_time_without_history": "the history is in the database",
     "test_wait_returns_none_if_there_are_no_available_requests": "the history is in the database",
+    "test_cache_timeout": "concerns another cache",
+    "test_fail_open_setting": "concerns another cache",
+    "test_is_ratelimited_cache_connection_error_with_increment": "concerns another cache",
+    "test_is_ratelimited_cache_connection_error_with_increment_redis": "concerns another cache",
+    "test_is_ratelimited_cache_connection_error_without_increment": "concerns another cache",
+    "test_limit_on_cache_connection_error": "concerns another cache",
 }
 START = 1_800_000_000
 TestCase.databases = "__all__"  # each test is rolled back, in both
@@ -60,3 +69,6 @@ def pytest_collection_modifyitems(config, items):
     ours = [item for item in items if item.name not in EXCEPT]
     config.hook.pytest_deselected(items=[item for item in items if item not in ours])
     items[:] = ours
+    for item in ours:
+        if item.path.name == "tests.py":
+            item.add_marker(pytest.mark.flaky(max_runs=3))  # a window of django-ratelimit may end amid a test
