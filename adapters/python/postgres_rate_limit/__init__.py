@@ -4,8 +4,8 @@
     if not limiter.limit("sendMessage", user, db=connection): …
 
 The modules: limits counts the limits of the package limits, and rest_framework those of Django REST framework;
-django_cache is a cache that counts; budget, openai, langchain and litellm hold what calls to models may cost; testing
-has fixtures of pytest.
+django_cache is a cache that counts, and pyrate_limiter has buckets; budget, openai, langchain and litellm hold what
+calls to models may cost; testing has fixtures of pytest.
 """
 
 from postgres_rate_limit._calls import HeaderStyle, Key, Request

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any
 
-from postgres_rate_limit._client import RateLimiter
+from postgres_rate_limit._client import AsyncRateLimiter, RateLimiter
+from postgres_rate_limit._configs import Config
 from postgres_rate_limit._results import Decision
 
 OnUnchecked = Callable[[BaseException], object]
@@ -37,6 +38,14 @@ def _heard(on_unchecked: OnUnchecked | None) -> Callable[[Decision], object] | N
     return lambda decision: told(decision.error) if decision.ok and decision.error else None
 
 
-def limiter_of(db: object, on_unchecked: OnUnchecked | None = None, **options: Any) -> RateLimiter:
-    """A client whose calls bring their configs; options: its own."""
-    return RateLimiter({}, db=db, on_decision=_heard(on_unchecked), **options)
+def limiter_of(
+    db: object, on_unchecked: OnUnchecked | None = None, limits: Mapping[str, Config] | None = None, **options: Any
+) -> RateLimiter:
+    """Without limits, calls bring their configs. options: the client's own."""
+    return RateLimiter(limits or {}, db=db, on_decision=_heard(on_unchecked), **options)
+
+
+def async_limiter_of(
+    db: object, on_unchecked: OnUnchecked | None = None, limits: Mapping[str, Config] | None = None, **options: Any
+) -> AsyncRateLimiter:
+    return AsyncRateLimiter(limits or {}, db=db, on_decision=_heard(on_unchecked), **options)

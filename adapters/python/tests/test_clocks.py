@@ -11,7 +11,15 @@ from conftest import FIXED, MOVING, SLIDING, STORES, every, real_time
 from databases import codes, get_from_django
 from limits import parse
 from limits.storage import storage_from_string
-from test_frameworks import STORES_OF_DJANGO, flask_app, get_from_fastapi, get_from_flask, slowapi_app, throttled
+from test_frameworks import (
+    STORES_OF_DJANGO,
+    fastapi_limited,
+    flask_app,
+    get_from_fastapi,
+    get_from_flask,
+    slowapi_app,
+    throttled,
+)
 
 APART = (-3600, -10, 0, 10, 3600)
 # A window of a second, which begins at multiples of its length, has ended then.
@@ -146,6 +154,14 @@ def test_django_counts_by_the_clock_of_the_database(application, create, name):
         assert denied.status_code == 429
         if create is throttled:
             assert int(denied.headers["Retry-After"]) == pytest.approx(3600, abs=5)
+
+
+async def test_fastapi_limiter_counts_by_the_clock_of_the_database(application, name):
+    async with fastapi_limited(2, name) as get:
+        answers = []
+        for application.ahead in (-10, 10, -10):
+            answers += await get()
+        assert answers == [200, 200, 429]
 
 
 def test_a_key_that_is_blocked_is_told_when_that_ends(application, database, create, name):

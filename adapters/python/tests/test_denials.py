@@ -9,7 +9,7 @@ from databases import ASYNC_ALONE, TRANSACTIONS, GaveUp, codes, get_from_django
 from limits import parse
 from psycopg_pool import ConnectionPool
 from test_failing import django_goes_to_the_environment
-from test_frameworks import atomic_requests, throttled
+from test_frameworks import atomic_requests, fastapi_limited, throttled
 
 from postgres_rate_limit import HOUR, AsyncRateLimiter, RateLimiter, fixed_window, token_bucket
 from postgres_rate_limit._denials import Denials
@@ -161,3 +161,11 @@ def test_a_throttle_of_django_remembers(kind, name, requests):
         assert codes(get_from_django(view, **{"x-forwarded-for": "other"})) == [200] and requests() > 0
         with atomic_requests():
             assert codes(get_from_django(view)) == [429] and requests() > 0, "in a transaction the database is asked"
+
+
+async def test_fastapi_limiter_remembers(name, requests):
+    async with fastapi_limited(2, name, remember_denials=LONG) as get:
+        assert sorted(await get(3)) == [200, 200, 429]
+        requests()
+        assert await get(5) == [429] * 5 and requests() == 0
+        assert await get(1, "b") == [200] and requests() > 0

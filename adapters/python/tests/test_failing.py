@@ -18,6 +18,7 @@ from limits.errors import ConfigurationError
 from test_frameworks import (
     STORES_OF_DJANGO,
     atomic_requests,
+    fastapi_limited,
     flask_app,
     get_from_fastapi,
     get_from_flask,
@@ -374,6 +375,34 @@ def test_a_store_of_django(create, name, proxy):
         assert codes(get_from_django(opened)) == [200] and codes(get_from_django(closed)) == [500]
         with atomic_requests():
             assert codes(get_from_django(opened)) == [500], "nothing fails open in a transaction of the application's"
+
+
+async def test_fastapi_limiter(name, proxy):
+    unchecked = []
+    how = {"on_error": "open", "on_unchecked": unchecked.append, "timeout": TIMEOUT}
+    async with fastapi_limited(2, name, **how) as opened, fastapi_limited(2, name, timeout=TIMEOUT) as closed:
+
+        async def settled(get):
+            """The answer when there is a connection again."""
+            seen = len(unchecked)
+            while (code := await get()) == [500] or len(unchecked) > seen:
+                seen = len(unchecked)
+            return code
+
+        codes = [await settled(opened), await settled(opened), await settled(opened), await settled(closed)]
+        assert codes == [[200], [200], [429], [429]]
+        unchecked.clear()
+        for get, lost in ((opened, 200), (closed, 500)):
+            proxy.cut()
+            assert await get() == [lost]
+            assert await settled(get) == [429]
+        assert unchecked
+        proxy.hangs = True
+        assert await opened() == [200] and await closed() == [500]
+        proxy.hangs = False
+        assert await settled(opened) == [429]
+        proxy.close()
+        assert await opened() == [200] and await closed() == [500]
 
 
 def test_a_def_route_of_slowapi_does_not_block_the_others(name):

@@ -3,17 +3,19 @@
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from uuid import uuid4
 
 import databases  # noqa: F401  configures Django
 import django_ratelimit.decorators
 import fastapi
+import fastapi_limiter.depends
 import flask
 import flask_limiter
 import flask_limiter.util
 import httpx
 import psycopg
+import pyrate_limiter
 import pytest
 import rest_framework.exceptions
 import rest_framework.response
@@ -32,10 +34,13 @@ from django.http import HttpResponse
 from django.test import override_settings
 from django.utils.module_loading import import_string
 from limits.errors import ConfigurationError
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from pyrate_limiter import Duration, Rate, RateItem
 from test_readme import blocks
 
 import postgres_rate_limit.rest_framework
 from postgres_rate_limit import HOUR, RateLimiter, sliding_log
+from postgres_rate_limit.pyrate_limiter import AsyncRateLimitBucket, KeyedBuckets, RateLimitBucket
 
 URI = "postgresql+ratelimit://"
 GONE = "postgresql+ratelimit://?host=/nowhere"
@@ -144,6 +149,32 @@ def counted(limit, name, fails=False, **options):
 
 
 STORES_OF_DJANGO = [throttled, counted]
+
+
+@asynccontextmanager
+async def fastapi_limited(limit, name, **options):
+    """What gets codes of an application with fastapi-limiter, each client's, of its own event loop."""
+    async with AsyncConnectionPool(min_size=1, open=False, timeout=5) as pool:
+        bucket = AsyncRateLimitBucket([Rate(limit, Duration.HOUR)], pool, name=name, **options)
+        limiter = pyrate_limiter.Limiter(KeyedBuckets(bucket))
+
+        async def by_header(request):
+            return request.headers.get("client", "")
+
+        app = fastapi.FastAPI()
+        limit_of = fastapi_limiter.depends.RateLimiter(limiter, identifier=by_header)
+
+        @app.get("/", dependencies=[fastapi.Depends(limit_of)])
+        async def hello():
+            return "hello"
+
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://app") as client:
+
+            async def get(times=1, of="a"):
+                return codes(await asyncio.gather(*(client.get("/", headers={"client": of}) for _ in range(times))))
+
+            yield get
 
 
 @contextmanager
@@ -263,6 +294,7 @@ def test_the_settings_of_the_readme(name):
         assert codes(get_from_django(throttled(1, name), 2)) == [200, 429]
     exec(next(block for block in blocks("python") if "CACHES" in block), written)
     exec(next(block for block in blocks("python") if "may_log_in" in block), written)
+    exec(next(block for block in blocks("python") if "KeyedBuckets" in block), {})
     cached = {**written["CACHES"]["limits"], "OPTIONS": {"name": name}}
     with override_settings(CACHES={**written["CACHES"], "limits": cached}):
         assert caches["limits"].add("a", 1) and caches["limits"].incr("a") == 2
@@ -324,6 +356,41 @@ def test_each_of_100_calls_of_a_cache_at_once_has_a_number_of_its_own(name):
 
     with ThreadPoolExecutor(16) as threads:
         assert sorted(threads.map(count, range(100))) == list(range(1, 101))
+
+
+async def test_of_100_requests_at_once_to_fastapi_limiter_exactly_the_limit_passes(name):
+    async with fastapi_limited(10, name) as get, fastapi_limited(10, name) as another:
+        answers = sum(await asyncio.gather(get(50), another(50)), [])
+        assert (answers.count(200), answers.count(429)) == (10, 90)
+        assert await get(1, "b") == [200]
+
+
+@pytest.mark.parametrize("kind", ["sliding log", "fixed window", "sliding window"])
+def test_a_bucket_takes_from_all_of_its_rates_or_none(kind, name):
+    with ConnectionPool(min_size=1) as pool:
+        rates = [Rate(3, Duration.HOUR), Rate(5, Duration.DAY)]
+        bucket = RateLimitBucket(rates, pool, "a", name=name, kind=kind)
+        limiter = pyrate_limiter.Limiter(bucket)
+        assert [limiter.try_acquire("any", 2, blocking=False) for _ in range(2)] == [True, False]
+        assert bucket.failing_rate is rates[0] and bucket.count() == 2
+        item = RateItem("any", bucket.now(), 2)
+        assert not bucket.put(item) and 0 < bucket.waiting(item) <= 2 * 3_600_000
+        assert not bucket.put(RateItem("any", bucket.now(), 4)) and bucket.waiting(RateItem("any", 0, 4)) == -1
+        assert bucket.put(RateItem("any", bucket.now(), 0)) and bucket.failing_rate is None
+        assert limiter.try_acquire("other", blocking=False) and not limiter.try_acquire("other", blocking=False)
+        assert bucket.of("b").put(item) and bucket.of("b").count() == 2
+        if kind == "sliding log":
+            assert bucket.peek(3) is None and bucket.peek(2).timestamp == pytest.approx(bucket.now(), abs=60_000)
+        bucket.flush()
+        assert bucket.count() == 0 and bucket.put(item) and bucket.leak() == 0
+
+
+def test_a_limiter_waits_until_an_item_passes(name):
+    with ConnectionPool(min_size=1) as pool:
+        bucket = RateLimitBucket([Rate(1, 200)], pool, name=name, remember_denials=True)
+        began = time.monotonic()
+        assert all(pyrate_limiter.Limiter(bucket).try_acquire("a") for _ in range(3))
+        assert 0.4 <= time.monotonic() - began < 60
 
 
 def test_what_a_request_costs_is_taken(opened, name):
