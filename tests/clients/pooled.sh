@@ -26,7 +26,7 @@ pooled() (
 [pgbouncer]
 pool_mode = transaction
 default_pool_size = 4
-max_client_conn = 40
+max_client_conn = 200
 max_prepared_statements = $1
 query_wait_timeout = 30
 unix_socket_dir = $folder
