@@ -1,5 +1,5 @@
-"""Budgets of calls to language models, on any of several limits at once: an estimate is held before the call, and settled
-with the usage that the model reports. Knows no model: openai, langchain and litellm next to it make the calls.
+"""Budgets of calls to language models, on any of several limits at once: an estimate is held before the call, and
+settled with the usage that the model reports. Knows no model: openai, langchain and litellm next to it make the calls.
 
     budget = Budget(limiter, [
         {"name": "generations", "key": "acme"},
@@ -49,8 +49,8 @@ class _Named(TypedDict):
 
 
 class Limit(_Named, total=False):
-    """A limit that a call takes from. count: 1, such as for requests and slots, tokens, or a price. It is computed twice,
-    of the estimate and of the usage."""
+    """A limit that a call takes from. count: 1, such as for requests and slots, tokens, or a price. It is computed
+    twice, of the estimate and of the usage."""
 
     key: Key
     count: Count
@@ -62,8 +62,12 @@ Limits = Union[Iterable[Limit], Callable[[Mapping[str, Any]], Iterable[Limit]]]
 
 def estimate_input(request: Mapping[str, Any]) -> int:
     """A token for three bytes of what is sent as text, which is more than most texts have."""
-    sent = [request[each] for each in ("messages", "prompt", "tools") if request.get(each)]
+    sent = [request[each] for each in _SENT if request.get(each)]
     return ceil(len(json.dumps(sent, ensure_ascii=False, default=str).encode()) / 3)
+
+
+# The fields in which requests have what the model reads.
+_SENT = ("messages", "instructions", "input", "prompt", "tools")
 
 
 class Budget(Generic[L]):
@@ -126,7 +130,7 @@ class ModelCall:
 
     def __init__(self, limits: list[Limit], estimate: Usage, interval: float) -> None:
         self._limits, self.estimate = limits, estimate
-        self._interval, self._next = interval, time.monotonic() + interval
+        self.interval, self._next = interval, time.monotonic() + interval
 
     @property
     def requests(self) -> list[Request]:
@@ -161,7 +165,7 @@ class ModelCall:
         now = time.monotonic()
         if now < self._next:
             return False
-        self._next = now + self._interval
+        self._next = now + self.interval
         return True
 
 

@@ -1,31 +1,43 @@
-"""Budgets of asynchronous calls by LiteLLM: acompletion, and those of its Router.
+"""Budgets of asynchronous calls by LiteLLM: acompletion, and that of its Router.
 
-    litellm.callbacks.append(BudgetLogger(Budget(limiter, limits, on_expiry="charge")))
+    litellm.callbacks.append(BudgetLogger(Budget(limiter, limits)))
 
-A denial raises RateLimitExceeded, and nothing is sent. LiteLLM reports no stream that its user ends: its hold expires.
+A denial raises RateLimitExceeded, and nothing is sent.
 """
 
 from __future__ import annotations
 
+import asyncio
+import weakref
+from asyncio import AbstractEventLoop, Future, Task
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from litellm.integrations.custom_logger import CustomLogger
 
-from postgres_rate_limit._client import AsyncHoldAll, AsyncRateLimiter
+from postgres_rate_limit._client import AsyncHoldAll, AsyncRateLimiter, log
+from postgres_rate_limit._results import innermost
 from postgres_rate_limit.budget import Budget, ModelCall
 
 __all__ = ["BudgetLogger"]
 
 
+class _Running(NamedTuple):
+    call: ModelCall
+    hold: AsyncHoldAll
+    ended: Future[BaseException | None]
+    settles: Task[None]
+
+
 class BudgetLogger(CustomLogger):
-    """Holds the estimate of each attempt of a call, and settles its usage. The function of its limits gets the arguments
-    of the call, with its user and metadata. litellm_call_id is the id of the hold."""
+    """Holds the estimate of each attempt of a call, and settles its usage. The function of its limits gets the
+    arguments of the call, with its user and metadata. litellm_call_id is the id of the hold."""
 
     def __init__(self, budget: Budget[AsyncRateLimiter[Any]]) -> None:
         super().__init__()
         self._budget = budget
-        self._calls: dict[str, tuple[AsyncHoldAll, ModelCall]] = {}
+        self._calls: dict[str, _Running] = {}
 
     async def async_pre_call_deployment_hook(self, kwargs: Any, call_type: Any) -> dict[str, Any] | None:
         if getattr(call_type, "value", call_type) != "acompletion":
@@ -34,7 +46,13 @@ class BudgetLogger(CustomLogger):
         call = self._budget.call(kwargs)
         hold = await self._budget.hold_async(call, id)
         await hold.__aenter__()
-        self._calls[id] = hold, call
+        if before := self._calls.pop(id, None):
+            before.settles.cancel()  # the hold is this call's now
+        loop = asyncio.get_running_loop()
+        ended: Future[BaseException | None] = loop.create_future()
+        self._calls[id] = _Running(call, hold, ended, loop.create_task(self._settle(id, call, hold, ended)))
+        # LiteLLM doesn't report that a stream is left, or a call cancelled; it only forgets it.
+        weakref.finalize(kwargs["litellm_logging_obj"], _forgotten, loop, ended).atexit = False
         if not kwargs.get("stream"):
             return None
         # Otherwise LiteLLM would count the tokens itself.
@@ -57,15 +75,37 @@ class BudgetLogger(CustomLogger):
         await self._end(kwargs, None, kwargs.get("exception"))
 
     async def _end(self, kwargs: Mapping[str, Any], response: Any, error: BaseException | None) -> None:
-        found = self._calls.pop(kwargs.get("litellm_call_id", ""), None)
-        if found is None:
+        running = self._calls.get(kwargs.get("litellm_call_id", ""))
+        if running is None or running.ended.done():
             return
-        hold, call = found
         usage = getattr(response, "usage", None)
         if kwargs.get("cache_hit"):
-            hold.used = 0
+            running.hold.used = 0
         elif error is not None:
-            hold.used = call.failed(error, None)
+            running.hold.used = running.call.failed(error, None)
         elif usage is not None:
-            hold.used = call.used(usage.prompt_tokens, usage.completion_tokens)
+            running.hold.used = running.call.used(usage.prompt_tokens, usage.completion_tokens)
+        running.ended.set_result(error)
+        await asyncio.shield(running.settles)
+
+    async def _settle(self, id: str, call: ModelCall, hold: AsyncHoldAll, ended: Future[BaseException | None]) -> None:
+        """Extends the hold until the call ends, since LiteLLM reports no chunks; then settles it."""
+        while not (await asyncio.wait([ended], timeout=call.interval))[0]:
+            try:
+                await hold.extend()
+            except Exception as failure:
+                log.warning("a hold was not extended: %r", innermost(failure))
+        del self._calls[id]
+        error = ended.result()
         await hold.__aexit__(None if error is None else type(error), error, None)
+
+
+def _forgotten(loop: AbstractEventLoop, ended: Future[BaseException | None]) -> None:
+    """Runs in any thread."""
+
+    def end() -> None:
+        if not ended.done():
+            ended.set_result(asyncio.CancelledError())
+
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(end)

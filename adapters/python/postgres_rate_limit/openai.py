@@ -1,5 +1,7 @@
 """Budgets around the client of OpenAI, and of the many services that speak its protocol.
 
+    responses = budgeted(client.responses, budget)
+    responses.create(model="gpt-5", input="…", max_output_tokens=500)
     completions = budgeted(client.chat.completions, budget)
     completions.create(model="gpt-5", messages=[…], max_completion_tokens=500)
 
@@ -13,58 +15,61 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from openai.resources.chat.completions import AsyncCompletions, Completions
+from openai.resources.responses import AsyncResponses, Responses
 
 from postgres_rate_limit.budget import Budget, ModelCall
 
 __all__ = ["budgeted"]
 
-C = TypeVar("C", Completions, AsyncCompletions)
+C = TypeVar("C", Completions, AsyncCompletions, Responses, AsyncResponses)
 
 
-def budgeted(completions: C, budget: Budget[Any]) -> C:
+def budgeted(calls: C, budget: Budget[Any]) -> C:
     """The same, with create only, which also takes hold_id: a call that is repeated with the id of one that isn't
     settled yet holds nothing twice. Asynchronous with an AsyncRateLimiter, and only then."""
-    made: Any = (
-        _AsyncBudgeted(completions, budget)
-        if isinstance(completions, AsyncCompletions)
-        else _Budgeted(completions, budget)
-    )
+    is_async = isinstance(calls, (AsyncCompletions, AsyncResponses))
+    made: Any = _AsyncBudgeted(calls, budget) if is_async else _Budgeted(calls, budget)
     return cast(C, made)
 
 
 class _Asked:
     """A request, and what of its answer the caller sees."""
 
-    def __init__(self, budget: Budget[Any], request: dict[str, Any]) -> None:
+    def __init__(self, budget: Budget[Any], calls: Any, request: dict[str, Any]) -> None:
         self.call: ModelCall = budget.call(request)
         self.request = request
+        self.is_chat = isinstance(calls, (Completions, AsyncCompletions))
         self.hides_usage = False
-        if request.get("stream"):
+        if request.get("stream") and self.is_chat:
             options = request.get("stream_options") or {}
             self.hides_usage = not options.get("include_usage")
             self.request = {**request, "stream_options": {**options, "include_usage": True}}
 
     def used(self, answer: Any) -> dict[str, float] | None:
-        """What the model reports, if it does."""
-        usage = answer.usage
-        return usage and self.call.used(usage.prompt_tokens, usage.completion_tokens)
+        """What the model reports, if it does: of a stream of Responses, the events that have the response."""
+        usage = getattr(getattr(answer, "response", answer), "usage", None)
+        if usage is None:
+            return None
+        if self.is_chat:
+            return self.call.used(usage.prompt_tokens, usage.completion_tokens)
+        return self.call.used(usage.input_tokens, usage.output_tokens)
 
     def shows(self, chunk: Any) -> bool:
         return not self.hides_usage or bool(chunk.choices)
 
 
 class _Budgeted:
-    def __init__(self, completions: Completions, budget: Budget[Any]) -> None:
-        self._completions: Any = completions
+    def __init__(self, calls: Any, budget: Budget[Any]) -> None:
+        self._calls = calls
         self._budget = budget
 
     def create(self, *, hold_id: str | None = None, **request: Any) -> Any:
-        asked = _Asked(self._budget, request)
+        asked = _Asked(self._budget, self._calls, request)
         if request.get("stream"):
             return _Stream(self._stream(asked, hold_id))
         with self._budget.hold(asked.call, hold_id) as hold:
             try:
-                answer = self._completions.create(**asked.request)
+                answer = self._calls.create(**asked.request)
             except BaseException as error:
                 hold.used = asked.call.failed(error, None)
                 raise
@@ -74,7 +79,7 @@ class _Budgeted:
     def _stream(self, asked: _Asked, hold_id: str | None) -> Generator[Any, None, None]:
         with self._budget.hold(asked.call, hold_id) as hold:
             try:
-                with self._completions.create(**asked.request) as stream:
+                with self._calls.create(**asked.request) as stream:
                     yield  # it is open
                     for chunk in stream:
                         hold.used = asked.used(chunk) or hold.used
@@ -113,19 +118,19 @@ class _Stream:
 
 
 class _AsyncBudgeted:
-    def __init__(self, completions: AsyncCompletions, budget: Budget[Any]) -> None:
-        self._completions: Any = completions
+    def __init__(self, calls: Any, budget: Budget[Any]) -> None:
+        self._calls = calls
         self._budget = budget
 
     async def create(self, *, hold_id: str | None = None, **request: Any) -> Any:
-        asked = _Asked(self._budget, request)
+        asked = _Asked(self._budget, self._calls, request)
         if request.get("stream"):
             chunks = self._stream(asked, hold_id)
             await chunks.__anext__()
             return _AsyncStream(chunks)
         async with self._budget.hold_async(asked.call, hold_id) as hold:
             try:
-                answer = await self._completions.create(**asked.request)
+                answer = await self._calls.create(**asked.request)
             except BaseException as error:
                 hold.used = asked.call.failed(error, None)
                 raise
@@ -135,7 +140,7 @@ class _AsyncBudgeted:
     async def _stream(self, asked: _Asked, hold_id: str | None) -> AsyncGenerator[Any, None]:
         async with self._budget.hold_async(asked.call, hold_id) as hold:
             try:
-                async with await self._completions.create(**asked.request) as stream:
+                async with await self._calls.create(**asked.request) as stream:
                     yield
                     async for chunk in stream:
                         hold.used = asked.used(chunk) or hold.used

@@ -1,5 +1,6 @@
-"""A server that speaks the protocol of OpenAI, and reports a usage of 20 and 10 tokens. The name of the model says what
-it does: answer, refuse (400), fail (504), break (ends in the middle), slow (waits in the middle until it is released)."""
+"""A server that speaks the protocols of OpenAI, chat completions and responses, and reports a usage of 20 and 10
+tokens. The name of the model says what it does: answer, refuse (400), fail (504), break (ends in the middle), slow
+(waits in the middle until it is released)."""
 
 import json
 import threading
@@ -20,9 +21,13 @@ class Model(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(asked)
         status = {"refuse": 400, "fail": 504}.get(asked["model"], 200)
+        if asked["model"] == "slow" and not asked.get("stream"):
+            RELEASED.wait(60)
         try:
             if status != 200:
                 self.answer(status, {"error": {"message": asked["model"]}})
+            elif self.path.endswith("/responses"):
+                self.respond(asked)
             elif asked.get("stream"):
                 self.stream(asked)
             else:
@@ -30,7 +35,7 @@ class Model(BaseHTTPRequestHandler):
                 choice = {"index": 0, "message": message, "finish_reason": "stop"}
                 self.answer(200, self.object(asked, "chat.completion", [choice], USAGE))
         except OSError:
-            pass  # it has gone
+            pass  # the client has gone, or is left
 
     def object(self, asked, kind, choices, usage):
         return {"id": "1", "object": kind, "created": 1, "model": asked["model"], "choices": choices, "usage": usage}
@@ -43,18 +48,40 @@ class Model(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text)
 
-    def stream(self, asked):
+    def respond(self, asked):
+        text = {"type": "output_text", "text": "Paris.", "annotations": []}
+        output = [{"id": "1", "type": "message", "status": "completed", "role": "assistant", "content": [text]}]
+        response = {"id": "1", "object": "response", "created_at": 1, "model": asked["model"], "output": output}
+        usage = {"input_tokens": 20, "output_tokens": 10, "total_tokens": 30}
+        if not asked.get("stream"):
+            self.answer(200, {**response, "status": "completed", "usage": usage})
+            return
+        self.begin()
+        self.chunk({"type": "response.created", "response": {**response, "status": "in_progress", "output": []}})
+        for word in self.words(asked):
+            self.chunk({"type": "response.output_text.delta", "delta": word})
+        self.chunk({"type": "response.completed", "response": {**response, "status": "completed", "usage": usage}})
+        self.write(b"")
+
+    def begin(self):
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+
+    def words(self, asked):
         for n, word in enumerate(("Par", "is", ".")):
             if n == 2 and asked["model"] == "break":
                 self.close_connection = True
-                return
+                raise ConnectionAbortedError
             if n == 2 and asked["model"] == "slow":
                 RELEASED.wait(60)
-            delta = {"index": 0, "delta": {"content": word}, "finish_reason": "stop" if n == 2 else None}
+            yield word
+
+    def stream(self, asked):
+        self.begin()
+        for word in self.words(asked):
+            delta = {"index": 0, "delta": {"content": word}, "finish_reason": "stop" if word == "." else None}
             self.chunk(self.object(asked, "chat.completion.chunk", [delta], None))
         if (asked.get("stream_options") or {}).get("include_usage"):
             self.chunk(self.object(asked, "chat.completion.chunk", [], USAGE))

@@ -7,7 +7,9 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from uuid import UUID
 
 import openai
 import pytest
@@ -40,6 +42,10 @@ HELLO = [{"role": "user", "content": "hello"}]
 # It reports 20 and 10 tokens; at prices of 3 and 15 these are 210.
 ONE = {"slots": 0, "requests": 1, "tokens": 30, "usd": 210}
 NONE = dict.fromkeys(ONE, 0)
+
+
+def ignore(text):
+    pass
 
 
 def window(rate):
@@ -84,24 +90,55 @@ def server():
         yield server
 
 
-class Sync:
-    """The client of OpenAI."""
+class Chat:
+    """The chat completions of OpenAI."""
+
+    @staticmethod
+    def calls(client):
+        return client.chat.completions
+
+    @staticmethod
+    def request(model, id, **others):
+        return {"model": model, "messages": HELLO, "hold_id": id, **others}
+
+    text = staticmethod(lambda answer: answer.choices[0].message.content)
+    word = staticmethod(lambda chunk: chunk.choices[0].delta.content)
+
+
+class Response:
+    """The responses of OpenAI."""
+
+    @staticmethod
+    def calls(client):
+        return client.responses
+
+    @staticmethod
+    def request(model, id, **others):
+        return {"model": model, "input": "hello", "hold_id": id, **others}
+
+    text = staticmethod(lambda answer: answer.output_text)
+    word = staticmethod(lambda event: getattr(event, "delta", ""))
+
+
+class Sync(Chat):
+    """Each client has ask and stream: id is that of the hold, and seen is called after each word with all that came."""
 
     def __init__(self, axes, server, **options):
         self.client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0)
-        self.completions = budgeted(self.client.chat.completions, axes.budget(**options))
+        self.budgeted = budgeted(self.calls(self.client), axes.budget(**options))
 
-    def ask(self, model="answer", **others):
-        return self.completions.create(model=model, messages=HELLO, **others).choices[0].message.content
+    def ask(self, model="answer", id=None):
+        return self.text(self.budgeted.create(**self.request(model, id)))
 
-    def stream(self, model="answer", stop=None, **others):
-        with self.completions.create(model=model, messages=HELLO, stream=True, **others) as chunks:
-            words = []
+    def stream(self, model="answer", stop=None, id=None, seen=ignore):
+        with self.budgeted.create(**self.request(model, id, stream=True)) as chunks:
+            text = ""
             for chunk in chunks:
-                words.append(chunk.choices[0].delta.content)
-                if len(words) == stop:
+                text += self.word(chunk)
+                seen(text)
+                if text == stop:
                     break
-        return "".join(words)
+        return text
 
     def at_once(self, calls):
         with ThreadPoolExecutor(25) as threads:
@@ -111,7 +148,11 @@ class Sync:
         self.client.close()
 
 
-class Async:
+class SyncResponses(Response, Sync):
+    pass
+
+
+class Async(Chat):
     """The same with await, behind the same methods."""
 
     def __init__(self, axes, server, **options):
@@ -123,24 +164,25 @@ class Async:
             self.client = openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0)
             limiter = AsyncRateLimiter(axes.configs, db=self.pool, on_decision=axes.told.append)
             budget = axes.budget(limiter, **options)
-            self.completions = budgeted(self.client.chat.completions, budget)
+            self.budgeted = budgeted(self.calls(self.client), budget)
 
         self.loop.run_until_complete(start())
 
     def new_loop(self):
         return asyncio.new_event_loop()
 
-    async def _ask(self, model="answer", **others):
-        return (await self.completions.create(model=model, messages=HELLO, **others)).choices[0].message.content
+    async def _ask(self, model="answer", id=None):
+        return self.text(await self.budgeted.create(**self.request(model, id)))
 
-    async def _stream(self, model="answer", stop=None, **others):
-        async with await self.completions.create(model=model, messages=HELLO, stream=True, **others) as chunks:
-            words = []
+    async def _stream(self, model="answer", stop=None, id=None, seen=ignore):
+        async with await self.budgeted.create(**self.request(model, id, stream=True)) as chunks:
+            text = ""
             async for chunk in chunks:
-                words.append(chunk.choices[0].delta.content)
-                if len(words) == stop:
+                text += self.word(chunk)
+                seen(text)
+                if text == stop:
                     break
-        return "".join(words)
+        return text
 
     def ask(self, *arguments, **others):
         return self.loop.run_until_complete(self._ask(*arguments, **others))
@@ -155,12 +197,19 @@ class Async:
 
         return self.loop.run_until_complete(run())
 
+    def until_logged(self, work):
+        return self.loop.run_until_complete(work)
+
     def close(self):
         async def end():
             await self.client.close()
             await self.pool.close()
 
         self.loop.run_until_complete(end())
+
+
+class AsyncResponses(Response, Async):
+    pass
 
 
 class FakeModel(BaseChatModel):
@@ -203,20 +252,24 @@ class FakeModel(BaseChatModel):
 
 class LangChain:
     def __init__(self, axes, server, **options):
-        self.config = {"callbacks": [BudgetHandler(axes.budget(**options))]}
+        self.callbacks = [BudgetHandler(axes.budget(**options))]
+
+    def config(self, id=None):
+        return {"callbacks": self.callbacks, "run_id": id and UUID(id)}
 
     def ask(self, model="answer"):
-        return FakeModel(what=model).invoke("hello", config=self.config).content
+        return FakeModel(what=model).invoke("hello", config=self.config()).content
 
-    def stream(self, model="answer", stop=None):
-        words = []
-        chunks = FakeModel(what=model).stream("hello", config=self.config)
+    def stream(self, model="answer", stop=None, id=None, seen=ignore):
+        text = ""
+        chunks = FakeModel(what=model).stream("hello", config=self.config(id))
         for chunk in chunks:
-            words.append(chunk.content)
-            if len(words) == stop:
+            text += chunk.content
+            seen(text)
+            if text == stop:
                 chunks.close()
                 break
-        return "".join(words)
+        return text
 
     def at_once(self, calls):
         with ThreadPoolExecutor(25) as threads:
@@ -228,18 +281,19 @@ class LangChain:
 
 class AsyncLangChain(LangChain):
     def ask(self, model="answer"):
-        return asyncio.run(FakeModel(what=model).ainvoke("hello", config=self.config)).content
+        return asyncio.run(FakeModel(what=model).ainvoke("hello", config=self.config())).content
 
-    def stream(self, model="answer", stop=None):
+    def stream(self, model="answer", stop=None, id=None, seen=ignore):
         async def run():
-            words = []
-            chunks = FakeModel(what=model).astream("hello", config=self.config)
+            text = ""
+            chunks = FakeModel(what=model).astream("hello", config=self.config(id))
             async for chunk in chunks:
-                words.append(chunk.content)
-                if len(words) == stop:
+                text += chunk.content
+                seen(text)
+                if text == stop:
                     await chunks.aclose()
                     break
-            return "".join(words)
+            return text
 
         return asyncio.run(run())
 
@@ -266,29 +320,35 @@ class LiteLLM(Async):
         self.lite = litellm
         limiter = AsyncRateLimiter(axes.configs, db=self.pool, on_decision=axes.told.append)
         litellm.logging_callback_manager._reset_all_callbacks()  # it keeps one logger of a class
-        litellm.callbacks = [BudgetLogger(axes.budget(limiter, **{"on_expiry": "charge", "ttl": 2, **options}))]
-        self.how = {"api_base": server.url, "api_key": "none", "messages": HELLO, "num_retries": 0, "max_retries": 0}
+        litellm.callbacks = [BudgetLogger(axes.budget(limiter, **options))]
+        self.how = {"api_base": server.url, "api_key": "none", "max_retries": 0}
         self.logged = litellm.callbacks[0]._calls
+        self.complete = self.calls_of(litellm)
 
-    async def _ask(self, model="answer"):
-        answer = await self.lite.acompletion(model=f"openai/{model}", **self.how)
-        return answer.choices[0].message.content
+    def calls_of(self, litellm):
+        return partial(litellm.acompletion, num_retries=0, **self.how)
 
-    async def _stream(self, model="answer", stop=None):
-        words = []
-        chunks = await self.lite.acompletion(model=f"openai/{model}", stream=True, **self.how)
+    def request(self, model, id, **others):
+        return {"model": f"openai/{model}", "messages": HELLO, **({"litellm_call_id": id} if id else {}), **others}
+
+    async def _ask(self, model="answer", id=None):
+        return self.text(await self.complete(**self.request(model, id)))
+
+    async def _stream(self, model="answer", stop=None, id=None, seen=ignore):
+        text = ""
+        chunks = await self.complete(**self.request(model, id, stream=True))
         async for chunk in chunks:
-            words.append(chunk.choices[0].delta.content or "")
-            if len(words) == stop:
-                await chunks.aclose()
-                return "".join(words)
-        return "".join(words)
+            text += self.word(chunk) or ""
+            seen(text)
+            if text == stop:
+                break
+        return text
 
-    def ask(self, *arguments):
-        return self.until_logged(self._ask(*arguments))
+    def ask(self, *arguments, **others):
+        return self.until_logged(self._ask(*arguments, **others))
 
     def stream(self, *arguments, **others):
-        return self.until_logged(self._stream(*arguments, **others), waits="stop" not in others)
+        return self.until_logged(self._stream(*arguments, **others))
 
     def at_once(self, calls):
         async def run():
@@ -297,14 +357,16 @@ class LiteLLM(Async):
 
         return self.until_logged(run())
 
-    def until_logged(self, work, waits=True):
+    def until_logged(self, work):
         """LiteLLM logs in the background."""
 
         async def run():
             try:
                 return await work
             finally:
-                while waits and self.logged:
+                deadline = time.monotonic() + 30
+                while self.logged:
+                    assert time.monotonic() < deadline
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(0.1)  # it is settled then
 
@@ -315,6 +377,18 @@ class LiteLLM(Async):
         super().close()
 
 
+class Router(LiteLLM):
+    """LiteLLM's choice of a deployment, and its retries: each attempt is a call."""
+
+    def calls_of(self, litellm):
+        return self.router([], num_retries=0).acompletion
+
+    def router(self, fallbacks, **options):
+        names = [f"openai/{name}" for name in ("answer", "refuse", "fail", "break", "slow")]
+        models = [{"model_name": name, "litellm_params": {"model": name, **self.how}} for name in names]
+        return self.lite.Router(models, fallbacks=fallbacks, retry_after=0, disable_cooldowns=True, **options)
+
+
 def caught(call):
     try:
         return call()
@@ -322,7 +396,10 @@ def caught(call):
         return error
 
 
-@pytest.fixture(params=[Sync, Async, LangChain, AsyncLangChain, LiteLLM])
+CLIENTS = [Sync, Async, SyncResponses, AsyncResponses, LangChain, AsyncLangChain, LiteLLM, Router]
+
+
+@pytest.fixture(params=CLIENTS)
 def made(request, name, pool, server):
     clients = []
 
@@ -334,11 +411,6 @@ def made(request, name, pool, server):
     yield make
     for client in clients:
         client.close()
-
-
-def estimated():
-    """What is held of a request: its messages, and 500 tokens."""
-    return estimate_input({"messages": HELLO}) + 500
 
 
 def test_an_answer_and_a_stream_use_what_is_reported(made, server):
@@ -396,10 +468,7 @@ def test_a_stream_that_breaks_or_that_the_user_ends_has_used_all(made):
         client.stream("break")
     broken = axes.gone()
     assert broken["slots"] == 0 and broken["requests"] == 1 and broken["tokens"] >= 500
-    assert client.stream("slow", stop=1) == "Par"
-    deadline = time.monotonic() + 60
-    while axes.gone()["slots"]:
-        assert time.monotonic() < deadline
+    assert client.stream("slow", stop="Par") == "Par"
     assert axes.gone() == {axis: 2 * count for axis, count in broken.items()}
 
 
@@ -422,49 +491,78 @@ def test_50_calls_at_once_never_exceed_a_limit(made):
     assert 30 * count <= 5 * 600
 
 
-# LiteLLM hears of no chunks.
-@pytest.mark.parametrize("made", [Sync, Async, LangChain, AsyncLangChain], indirect=True)
 def test_a_stream_extends_its_hold(made, server):
     axes, client = made({"ttl": 0.6})
-    threading.Timer(0.4, RELEASED.set).start()
+    threading.Timer(0.7, RELEASED.set).start()
     assert client.stream("slow") == "Paris." and axes.gone() == ONE
     assert len(axes.told) >= 2 * len(ONE), "each limit was held, and held on"
 
 
-def test_a_retry_with_the_same_id_holds_nothing_twice(name, pool, server):
-    axes = Axes(name, pool)
+def test_the_estimate_has_all_that_is_sent_as_text():
+    for field in ("messages", "instructions", "input", "prompt", "tools"):
+        assert 100 <= estimate_input({"model": "answer", field: [300 * "a"]}) <= 110
+    assert estimate_input({"model": "answer"}) <= 1
+
+
+@pytest.mark.parametrize("made", [Router], indirect=True)
+def test_each_attempt_of_a_router_is_a_call(made, server):
+    axes, client = made()
+    client.complete = client.router([{"openai/fail": ["openai/answer"]}], num_retries=1).acompletion
+    for n, call in enumerate((client.ask, client.stream), 1):
+        assert call("fail") == "Paris."
+        gone = axes.gone()
+        assert (gone["slots"], gone["requests"]) == (0, 3 * n) and gone["tokens"] >= n * (2 * 500 + 30)
+    assert [asked["model"] for asked in server.asked] == ["fail", "fail", "answer"] * 2
+
+
+@pytest.mark.parametrize("made", [Async, AsyncResponses, LiteLLM, Router], indirect=True)
+def test_a_call_that_is_cancelled_has_used_all(made, server):
+    axes, client = made()
+
+    async def cancel():
+        call = asyncio.ensure_future(client._ask("slow"))
+        while not server.asked:
+            await asyncio.sleep(0.01)
+        call.cancel()
+        await asyncio.wait([call])
+        return call.cancelled()
+
+    assert client.until_logged(cancel()) and axes.gone()["slots"] == 0
+    assert axes.gone()["requests"] == 1 and axes.gone()["tokens"] >= 500
+
+
+def test_a_retry_with_the_same_id_holds_nothing_twice(made, name):
+    axes, client = made()
+    id = str(UUID(name))
     budget = axes.budget()
-    held = budget.hold(budget.call({"messages": HELLO}), "of " + name)  # its process died before it settled
+    budget.hold(budget.call({"max_tokens": 5000}), id)  # its process died before it settled
     before = axes.gone()
-    client = Sync(axes, server)
-    with client.completions.create(model="slow", messages=HELLO, stream=True, hold_id=held.id) as chunks:
-        next(chunks)
-        assert axes.gone() == before
-        RELEASED.set()
-        list(chunks)
-    assert axes.gone() == ONE
-    client.close()
+    during = []
+
+    def seen(text):
+        if text == "Par":
+            during.append(axes.gone())
+            RELEASED.set()
+
+    assert client.stream("slow", id=id, seen=seen) == "Paris."
+    assert during == [before] and axes.gone() == ONE
 
 
-def test_a_process_that_dies_in_mid_stream_gives_all_back(name, pool, server):
+@pytest.mark.parametrize("kind", [Sync, Async, LangChain, LiteLLM])
+def test_a_process_that_dies_in_mid_stream_gives_all_back(kind, name, pool, server):
     axes = Axes(name, pool)
     program = f"""
-import os, sys
+import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import test_budgets
 from psycopg_pool import ConnectionPool
 class Server: url = {server.url!r}
 with ConnectionPool(min_size=1) as pool:
-    client = test_budgets.Sync(test_budgets.Axes({name!r}, pool), Server, ttl=2)
-    chunks = client.completions.create(model="slow", messages=test_budgets.HELLO, stream=True)
-    next(chunks)
-    print("began", flush=True)
-    sys.stdin.read()
+    client = test_budgets.{kind.__name__}(test_budgets.Axes({name!r}, pool), Server, ttl=1)
+    client.stream("slow", seen=lambda text: print("saw", text, flush=True))
 """
-    dies = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ)
-    )
-    assert dies.stdout.readline() == b"began\n"
+    dies = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=dict(os.environ))
+    assert any(line == b"saw Par\n" for line in dies.stdout)
     dies.kill()
     dies.communicate()
     deadline = time.monotonic() + 60

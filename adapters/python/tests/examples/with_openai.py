@@ -34,11 +34,7 @@ def answer(client: OpenAI, tenant: str, user: str, question: str) -> str:
             {"name": "microUsd", "key": tenant, "count": price},
         ],
     )
-    completions = budgeted(client.chat.completions, budget)
-    chunks = completions.create(  # raises RateLimitExceeded, which has the wait, and sends nothing
-        model="gpt-5",
-        messages=[{"role": "user", "content": question}],
-        max_completion_tokens=500,
-        stream=True,
-    )
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    responses = budgeted(client.responses, budget)
+    # Raises RateLimitExceeded, which has the wait, and sends nothing.
+    events = responses.create(model="gpt-5", input=question, max_output_tokens=500, stream=True)
+    return "".join(event.delta for event in events if event.type == "response.output_text.delta")
