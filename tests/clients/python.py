@@ -6,9 +6,9 @@ rl_limit, rl_check and rl_credit. Every claim is asserted: it fails where one do
 
 import json
 import math
+import subprocess
 
 import psycopg
-from psycopg.pq import PGconn, Ping
 from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
 
@@ -38,8 +38,8 @@ def may_fail_open(error, conninfo):
     """conninfo is of the server itself, not of a pooler, and has a connect_timeout."""
     if error.sqlstate is not None and not error.sqlstate.startswith("08"):
         return error.sqlstate in NOT_NOW
-    # No connection, or the login was refused. A server that answers has refused it.
-    return PGconn.ping(conninfo.encode()) in (Ping.NO_RESPONSE, Ping.REJECT)
+    # No connection, or the login was refused. A server that answers has refused it. 1: it is starting or ending, 2: gone.
+    return subprocess.run(["pg_isready", "-q", "-d", conninfo]).returncode in (1, 2)
 
 
 def http_status(error):

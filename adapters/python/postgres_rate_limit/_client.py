@@ -66,6 +66,7 @@ class _Pause(NamedTuple):
 
 class _Ask(NamedTuple):
     question: Question
+    deadline: Deadline
 
 
 Steps = Generator[Union[_Query, _Pause, _Ask], Any, T]
@@ -165,7 +166,7 @@ class _Limiter(Generic[N]):
                 self._failed(call, error, began)
                 raise
             verdict = not_now(error, on.address)
-            if not (verdict if isinstance(verdict, bool) else (yield _Ask(verdict))):
+            if not (verdict if isinstance(verdict, bool) else (yield _Ask(verdict, deadline))):
                 self._failed(call, error, began)
                 raise
             if self._on_decision is None or call.decides is None:
@@ -660,7 +661,7 @@ class RateLimiter(_Limiter[N]):
             if isinstance(step, _Query):
                 return on.run(*step)
             if isinstance(step, _Ask):
-                return step.question()
+                return step.question(step.deadline)
             time.sleep(step.seconds)
 
         return drive(self._steps(call, on, on_error, wait, reserve), make)
@@ -984,7 +985,7 @@ class AsyncRateLimiter(_Limiter[N]):
             if isinstance(step, _Query):
                 return await on.run(*step)
             if isinstance(step, _Ask):
-                return await asyncio.to_thread(step.question)
+                return await asyncio.to_thread(step.question, step.deadline)
             await asyncio.sleep(step.seconds)
 
         return await drive_async(self._steps(call, on, on_error, wait, reserve), make)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Union
 
 from postgres_rate_limit._calls import Rows
-from postgres_rate_limit._failing import of_libpq
+from postgres_rate_limit._failing import Address, of_libpq
 
 SUPPORTED = (
     "a Connection or ConnectionPool of psycopg; a Connection, Engine, Session or scoped_session of SQLAlchemy; "
@@ -34,7 +34,7 @@ class Database(NamedTuple):
     apart: bool
     """Whether each call has a connection of its own, so that none is in a transaction of the caller's."""
     in_transaction: Callable[[], bool]
-    address: Callable[[], Union[str, None]] | None = None
+    address: Callable[[], Address] | None = None
     """The server's, for a ping: that of a pool, whose errors don't show it."""
     told: bool = True
     """Whether in_transaction can know."""
@@ -44,7 +44,7 @@ class AsyncDatabase(NamedTuple):
     run: Callable[[str, Sequence[Any], Deadline], Awaitable[Rows]]
     apart: bool
     in_transaction: Callable[[], bool]
-    address: Callable[[], Union[str, None]] | None = None
+    address: Callable[[], Address] | None = None
     told: bool = True
 
 
@@ -146,7 +146,7 @@ def _tuples() -> Any:
     return sys.modules["psycopg"].rows.tuple_row
 
 
-def address_of(pool: Any) -> str | None:
+def address_of(pool: Any) -> Address:
     """That of the server of a pool of psycopg, for a ping."""
     if callable(pool.conninfo) or callable(pool.kwargs):
         return None

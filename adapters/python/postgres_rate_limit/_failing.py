@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import sys
 import time
+from ast import literal_eval
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
+from postgres_rate_limit._ping import Server, one_answers
 from postgres_rate_limit._results import chain, sqlstate
 
 OnError = Literal["closed", "open"]
-Question = Callable[[], bool]
+# A ping, until a time by the monotonic clock at the latest, or for as long as one takes.
+Question = Callable[[Union[float, None]], bool]
+Address = Union[tuple[Server, ...], None]
 
 _NOT_NOW = {"25006", "53100", "53200", "53300", "55P03", "57014", "57P01", "57P02", "57P03"}
-# Seconds: libpq makes 2 of a shorter one.
-_PING = 2
+# Seconds that a ping takes at most, and those that it has even after the call's deadline: less would take a slow answer
+# for none.
+_PING, _LATE_PING = 2.0, 1.0
 # Servers that didn't answer a ping, until when they aren't asked again.
-_gone: dict[str, float] = {}
+_gone: dict[Address, float] = {}
+# How psycopg lists the servers that it has tried, if there are several.
+_SHARED = (b"service", b"user", b"sslnegotiation")
+_ATTEMPT = re.compile(r"^- host: (.*?), port: (.*?), hostaddr: (None|'[^']*'|b'[^']*'): ", re.MULTILINE)
 
 
 def checked(on_error: OnError) -> OnError:
@@ -27,7 +36,7 @@ def checked(on_error: OnError) -> OnError:
     return on_error
 
 
-def not_now(error: BaseException, address: Callable[[], str | None] | None = None) -> Union[bool, Question]:
+def not_now(error: BaseException, address: Callable[[], Address] | None = None) -> Union[bool, Question]:
     """Whether the error says so; a question where only a ping distinguishes an outage from a refused login. address:
     that of the server, where the error doesn't have it; None if it isn't known."""
     errors = list(chain(error))
@@ -44,10 +53,10 @@ def not_now(error: BaseException, address: Callable[[], str | None] | None = Non
     return found
 
 
-def _without_state(error: BaseException, address: Callable[[], str | None] | None) -> Union[bool, Question]:
-    if isinstance(error, (ssl.SSLError, PermissionError)):
-        return False
-    if isinstance(error, (OSError, asyncio.TimeoutError, _class("sqlalchemy.exc", "TimeoutError"))):
+def _without_state(error: BaseException, address: Callable[[], Address] | None) -> Union[bool, Question]:
+    if isinstance(error, OSError):
+        return _of_system(error)
+    if isinstance(error, (asyncio.TimeoutError, _class("sqlalchemy.exc", "TimeoutError"))):
         return True
     if isinstance(error, _class("asyncpg", "InterfaceError")):
         return "connection is closed" in str(error)  # one of a pool, that was lost before
@@ -56,12 +65,35 @@ def _without_state(error: BaseException, address: Callable[[], str | None] | Non
     ):
         return False
     if isinstance(error, (_class("psycopg_pool", "PoolTimeout"), _class("psycopg_pool", "TooManyRequests"))):
-        return (lambda: _no_server(address())) if address is not None else False
+        return _asks(address()) if address is not None else False
     attempt: Any = getattr(error, "pgconn", None)
-    if attempt is None or isinstance(error, _class("psycopg.errors", "ConnectionTimeout")):
-        return True  # the connection was lost, or the server never answered
-    given = {option.keyword.decode(): option.val.decode() for option in attempt.info if option.val is not None}
-    return lambda: _no_server(of_libpq(given))
+    if "Multiple connection attempts failed" in str(error):
+        return _asks(_of_attempts(str(error), attempt))
+    if isinstance(error, _class("psycopg.errors", "ConnectionTimeout")):
+        return True  # the server never answered
+    if attempt is None:
+        return not str(error).startswith("could not match")  # hosts and ports; the connection was lost
+    return _asks(_of_options(attempt.info))
+
+
+def _of_system(error: OSError) -> bool:
+    """Whether a connection has failed, and not a file that it is made with."""
+    if isinstance(error, (ssl.SSLError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)):
+        return False
+    if error.filename is not None:
+        return False
+    if isinstance(error, FileNotFoundError):
+        return _raised_in(error) in ("asyncio", "uvloop")  # a socket; of the files that SSL needs none has its name
+    # asyncpg raises the class itself if the server refuses SSL, and where the connection was lost while it was made.
+    return type(error) is not ConnectionError or "connection_lost()" in str(error)
+
+
+def _raised_in(error: BaseException) -> str:
+    """The package."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def _class(module: str, name: str) -> Any:
@@ -69,23 +101,74 @@ def _class(module: str, name: str) -> Any:
     return getattr(sys.modules.get(module), name, ())
 
 
-def of_libpq(given: Mapping[str, Any], conninfo: str = "") -> str:
-    """The server's address in what a connection is made by."""
-    parts: Any = sys.modules["psycopg"].conninfo
-    known = {**parts.conninfo_to_dict(conninfo), **given}
-    wanted = {name: known[name] for name in ("host", "hostaddr", "port", "service") if known.get(name)}
-    made: str = parts.make_conninfo("", **wanted, connect_timeout=_PING)
-    return made
+# Addresses.
 
 
-def _no_server(address: str | None) -> bool:
-    """Whether no server answers, or one that is starting or ending. One that answers has refused the login."""
-    if address is None:
-        return False
-    if time.monotonic() < _gone.get(address, 0):
-        return True
-    pq: Any = sys.modules["psycopg"].pq
-    gone = pq.PGconn.ping(address.encode()) in (pq.Ping.NO_RESPONSE, pq.Ping.REJECT)
-    if gone:
+def of_libpq(given: Mapping[str, Any], conninfo: str = "") -> Address:
+    """That of the servers in what a connection is made by."""
+    psycopg: Any = sys.modules["psycopg"]
+    known = {**psycopg.conninfo.conninfo_to_dict(conninfo), **given}
+    names = ("host", "hostaddr", "port", *map(bytes.decode, _SHARED))
+    return _of_options(_not_connected({name: known[name] for name in names if known.get(name)}).info)
+
+
+def _not_connected(options: Mapping[str, Any]) -> Any:
+    """A connection that libpq has read the options of, its variables and its files, and then not begun."""
+    psycopg: Any = sys.modules["psycopg"]
+    return psycopg.pq.PGconn.connect_start(psycopg.conninfo.make_conninfo("", **options, sslmode="none").encode())
+
+
+def _of_options(info: Any) -> Address:
+    """None: libpq could not read them."""
+    options = {option.keyword.decode(): option.val.decode() for option in info if option.val is not None}
+    if "port" not in options:
+        return None
+    hosts, addresses, ports = (options.get(name, "").split(",") for name in ("host", "hostaddr", "port"))
+    count = max(len(hosts), len(addresses))
+    hosts, addresses, ports = (each * count if len(each) == 1 else each for each in (hosts, addresses, ports))
+    try:
+        return tuple(
+            Server(addr or host or _folder(), int(port or 5432), options.get("user", ""), options.get("sslnegotiation"))
+            for host, addr, port in zip(hosts, addresses, ports, strict=True)
+        )
+    except ValueError:
+        return None
+
+
+def _folder() -> str:
+    """Where libpq looks for the server without a host."""
+    return str(_not_connected({"host": ""}).host.decode())
+
+
+def _of_attempts(text: str, attempt: Any) -> Address:
+    """Those that psycopg lists. attempt: the last of them."""
+    tried = [tuple(map(literal_eval, found)) for found in _ATTEMPT.findall(text)]
+    info = () if attempt is None else attempt.info
+    known = [(option.keyword, option.val) for option in info if option.keyword in _SHARED and option.val]
+    shared = {keyword.decode(): value.decode() for keyword, value in known}
+    servers: list[Server] = []
+    for host, port, addr in tried:
+        given = of_libpq({**shared, "host": host, "port": port, "hostaddr": addr})
+        if given is None:
+            return None
+        servers += given
+    if not servers:
+        return None
+    return tuple(dict.fromkeys(servers))
+
+
+def _asks(address: Address) -> Union[bool, Question]:
+    """Whether no server answers, or those that do are starting or ending. One that answers has refused the login."""
+
+    def gone(deadline: float | None) -> bool:
+        now = time.monotonic()
+        if now < _gone.get(address, 0):
+            return True
+        if address is None or one_answers(
+            address, _PING if deadline is None else min(_PING, max(_LATE_PING, deadline - now))
+        ):
+            return False
         _gone[address] = time.monotonic() + _PING
-    return gone
+        return True
+
+    return gone if address is not None else False

@@ -300,7 +300,8 @@ class _Shared:
             verdict = not_now(error, lambda: address_of(self.pool))
             if not (verdict if isinstance(verdict, bool) else (yield _Ask(verdict))):
                 raise
-            self._on_unchecked(error)
+            if call.sql == _TAKE:
+                self._unchecked(error)
             return call.opened
         if denial and call.sql in _AGED:
             denial.answer.read[call.sql] = row, sent
@@ -310,6 +311,12 @@ class _Shared:
         if call.sql in (_CLEAR, _CLEAR_ALL, _RESET):
             self._denials.forget(lambda id: call.sql == _RESET or id[1] == call.values["key"])
         return call.read(row)
+
+    def _unchecked(self, error: BaseException) -> None:
+        try:
+            self._on_unchecked(error)
+        except Exception:
+            log.exception("on_unchecked failed")
 
     def _call(
         self,
@@ -395,7 +402,7 @@ class RateLimitStorage(_Shared, Storage, MovingWindowSupport, SlidingWindowCount
     query_timeout: the seconds after which a statement without an answer is an error. Default: 5.
     prepare: prepares the statements, which is faster; not for PgBouncer with max_prepared_statements = 0.
     on_error: "open" lets a request pass if the database can't answer it now, or not in time. Default: "closed".
-    on_unchecked: is called with the error of such a request. Default: it is logged, as a warning.
+    on_unchecked: is called with the error of such a hit. Default: it is logged, as a warning.
     remember_denials: what was denied is denied without a call of the database, for a second at most and no longer than
         the limit does; a dict with max and seconds says how many denials and how long. Default: False.
     options: of the pool, such as max_size (10) and timeout (5 seconds), in which a call has a connection.
@@ -427,7 +434,7 @@ class RateLimitStorage(_Shared, Storage, MovingWindowSupport, SlidingWindowCount
 
     def _do(self, call: _Call[T]) -> T:
         def make(step: _Query | _Ask) -> Any:
-            return self._row(step.call) if isinstance(step, _Query) else step.question()
+            return self._row(step.call) if isinstance(step, _Query) else step.question(None)
 
         return drive(self._steps(call), make)
 
@@ -508,7 +515,7 @@ class AsyncRateLimitStorage(_Shared, aio.Storage, aio.MovingWindowSupport, aio.S
 
     async def _do(self, call: _Call[T]) -> T:
         async def make(step: _Query | _Ask) -> Any:
-            return await (self._row(step.call) if isinstance(step, _Query) else asyncio.to_thread(step.question))
+            return await (self._row(step.call) if isinstance(step, _Query) else asyncio.to_thread(step.question, None))
 
         return await drive_async(self._steps(call), make)
 

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import os
+import socket
+import threading
 import time
 from contextlib import contextmanager
 
@@ -244,6 +246,128 @@ def test_a_login_that_is_refused_is_raised(name, monkeypatch, create):
         create(on_error="open", timeout=TIMEOUT).incr("k", 60)
 
 
+class Server:
+    """A server, in a thread of this process, which answers each login with an error, or by nothing (None)."""
+
+    def __init__(self, state):
+        self.state, self.listener = state, socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                threading.Thread(target=self.answer, args=(self.listener.accept()[0],), daemon=True).start()
+            except OSError:
+                return
+
+    def answer(self, client):
+        try:
+            while request := client.recv(4096):
+                if self.state and len(request) == 8:
+                    client.sendall(b"N")  # no SSL
+                elif self.state:
+                    fields = f"SFATAL\0VFATAL\0C{self.state}\0Mno\0\0".encode()
+                    client.sendall(b"E" + (len(fields) + 4).to_bytes(4, "big") + fields)
+                    client.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+        client.close()
+
+
+@pytest.fixture
+def ports():
+    """By the names of servers, each on its own."""
+    made = {"refuses": Server("28P01"), "starts": Server("57P03"), "hangs": Server(None), "gone": Server(None)}
+    made["gone"].listener.shutdown(socket.SHUT_RDWR)
+    made["gone"].listener.close()
+    yield {name: str(server.port) for name, server in made.items()}
+    for server in made.values():
+        try:
+            server.listener.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        server.listener.close()
+
+
+@pytest.mark.parametrize(
+    "servers",
+    ["refuses", "gone refuses", "refuses gone", "hangs refuses", "refuses hangs", "starts refuses", "refuses starts"],
+)
+def test_one_server_that_refuses_the_login_is_enough(servers, name, ports):
+    for call in logins(name, [ports[each] for each in servers.split()]):
+        with pytest.raises(Exception, match="couldn't get a connection|connection"):
+            pytest.fail(f"it went unchecked: {call()}")
+
+
+@pytest.mark.parametrize("servers", ["gone", "starts", "hangs", "gone starts", "starts gone", "gone hangs", "gone gone"])
+def test_no_server_that_lets_anyone_in(servers, name, ports):
+    for call in logins(name, [ports[each] for each in servers.split()]):
+        assert_unchecked(call())
+
+
+def logins(name, ports):
+    """Calls that log in to servers of this process, which can answer a ping only if other threads run meanwhile."""
+    import sqlalchemy
+    from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+    how = {"limits": {name: TWO}, "on_error": "open", "timeout": TIMEOUT}
+    given = {"user": "app", "password": "none", "connect_timeout": "2"}
+    given |= {"host": ",".join(["127.0.0.1"] * len(ports)), "port": ",".join(ports)}
+    pools = {"conninfo": "", "kwargs": given, "min_size": 0, "max_size": 1, "open": False}
+
+    def of_pool():
+        with ConnectionPool(**pools) as pool:
+            return RateLimiter(db=pool, **how).limit(name)
+
+    async def of_async_pool():
+        async with AsyncConnectionPool(**pools) as pool:
+            return await AsyncRateLimiter(db=pool, **how).limit(name)
+
+    yield of_pool
+    yield lambda: asyncio.run(of_async_pool())
+    made = sqlalchemy.create_engine("postgresql+psycopg://", connect_args=given)
+    yield lambda: RateLimiter(db=made, **how).limit(name)
+
+
+def test_what_is_wrong_with_the_options_of_libpq_is_raised(name, monkeypatch, tmp_path):
+    import sqlalchemy
+
+    (tmp_path / "services").write_text("[gone]\nhost=/no/such/folder\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    for given in ({"service": "none"}, {"port": "ab"}, {"port": "1,2,3", "host": "a,b"}):
+        made = sqlalchemy.create_engine("postgresql+psycopg://", connect_args=given)
+        with pytest.raises(sqlalchemy.exc.OperationalError):
+            RateLimiter({name: TWO}, db=made, on_error="open", timeout=TIMEOUT).limit(name)
+    monkeypatch.delenv("PGHOST")
+    made = sqlalchemy.create_engine("postgresql+psycopg://", connect_args={"service": "gone"})
+    assert_unchecked(RateLimiter({name: TWO}, db=made, on_error="open", timeout=TIMEOUT).limit(name))
+
+
+@pytest.mark.parametrize(
+    "given, raises",
+    [
+        ({"ssl": "require"}, ConnectionError),
+        ({"dsn": "postgres:///?sslmode=verify-full&sslrootcert=/no/such/file"}, FileNotFoundError),
+        ({"dsn": "postgres:///?sslmode=require&sslcert=/no/such/file"}, FileNotFoundError),
+        ({"password": lambda: open("/no/such/file").read()}, FileNotFoundError),
+        ({"password": lambda: open("/").read()}, IsADirectoryError),
+        ({"host": "/no/such/folder"}, None),
+        ({"port": 1}, None),
+    ],
+)
+async def test_what_is_wrong_with_the_options_of_asyncpg_is_raised(given, raises, name, proxy):
+    import asyncpg
+
+    async with asyncpg.create_pool(min_size=0, max_size=1, **given) as pool:
+        client = AsyncRateLimiter({name: TWO}, db=pool, on_error="open")
+        if raises is None:
+            assert_unchecked(await client.limit(name))
+        else:
+            with pytest.raises(raises):
+                pytest.fail(f"it went unchecked: {await client.limit(name)}")
+
+
 def test_a_transaction_of_the_callers_never_fails_open(name, proxy):
     for kind in ("psycopg Connection", "SQLAlchemy Session", "a function"):
         with pytest.raises(Exception), TRANSACTIONS[kind]() as db:
@@ -300,7 +424,18 @@ def test_a_storage_that_is_open(strategy, create, limiter, proxy):
         assert not storage.check() and all(isinstance(each, psycopg.OperationalError) for each in unchecked)
         with pytest.raises(psycopg.OperationalError):
             storage.reset()
-    assert len(unchecked) >= 3
+    assert unchecked
+
+
+def test_on_unchecked_is_called_once_for_a_request_and_fails_none(create, limiter, proxy, caplog):
+    told, two = [], parse("2 per hour")
+    how = {"on_error": "open", "timeout": TIMEOUT}
+    limits = limiter(FIXED, create(on_unchecked=told.append, **how))
+    failing = limiter(FIXED, create(on_unchecked=lambda error: 1 / 0, **how))
+    proxy.close()
+    assert limits.hit(two) and limits.test(two) and limits.get_window_stats(two).remaining == 2
+    assert len(told) == 1
+    assert failing.hit(two) and "on_unchecked failed" in caplog.text
 
 
 def test_a_storage_says_what_it_takes(create):
