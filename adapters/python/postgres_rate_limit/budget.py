@@ -11,6 +11,7 @@ settled with the usage that the model reports. Knows no model: openai, langchain
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,10 +22,11 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar, Union
 from postgres_rate_limit._calls import Key, Request, seconds_of
 from postgres_rate_limit._client import AsyncHoldAll, AsyncRateLimiter, HoldAll, OnExpiry, Pending, RateLimiter
 from postgres_rate_limit._configs import Config
-from postgres_rate_limit._results import chain
+from postgres_rate_limit._results import chain, innermost
 
 __all__ = ["Budget", "Limit", "ModelCall", "Usage", "estimate_input"]
 
+log = logging.getLogger("postgres_rate_limit")
 L = TypeVar("L", RateLimiter[Any], AsyncRateLimiter[Any])
 
 
@@ -100,7 +102,8 @@ class Budget(Generic[L]):
     def call(self, request: Mapping[str, Any]) -> ModelCall:
         """What is held for the request: what is sent to the model, by the fields of OpenAI."""
         given = self._limits(request) if callable(self._limits) else self._limits
-        most = next((request[each] for each in _MOST if request.get(each) is not None), self._output_tokens)
+        # OpenAI has objects that say that a field isn't given.
+        most = next((request[each] for each in _MOST if isinstance(request.get(each), int)), self._output_tokens)
         estimate = Usage(self._estimate(request), most * (request.get("n") or 1), str(request.get("model") or ""))
         return ModelCall(list(given), estimate, seconds_of(self._ttl) / 2)
 
@@ -131,6 +134,8 @@ class ModelCall:
     def __init__(self, limits: list[Limit], estimate: Usage, interval: float) -> None:
         self._limits, self.estimate = limits, estimate
         self.interval, self._next = interval, time.monotonic() + interval
+        self.has_begun = False
+        """Whether some of the answer has come, so that the model has worked."""
 
     @property
     def requests(self) -> list[Request]:
@@ -141,19 +146,26 @@ class ModelCall:
             made.append(request)
         return made
 
-    def used(self, input_tokens: int, output_tokens: int) -> dict[str, float]:
-        """What is settled, by the names of the limits."""
+    def used(self, input_tokens: int | None, output_tokens: int | None) -> dict[str, float] | None:
+        """What is settled, by the names of the limits. All that was held (None), if there is no report, or if a count
+        fails on it: the answer has come, and is paid."""
+        if input_tokens is None or output_tokens is None:
+            return None
         usage = Usage(input_tokens, output_tokens, self.estimate.model)
-        return {limit["name"]: _count(limit, usage) for limit in self._limits}
+        try:
+            return {limit["name"]: _count(limit, usage) for limit in self._limits}
+        except Exception:
+            log.exception("the count of what a call used failed: all that it held is settled")
+            return None
 
     def failed(self, error: BaseException, used: Any) -> Any:
         """What is settled after an error: what was reported; nothing if it was never sent; what has no tokens if it was
         refused; or else all (None)."""
-        if used is not None:
+        if used is not None or self.has_begun:
             return used
         for each in chain(error):
             status = getattr(each, "status_code", None)
-            if isinstance(status, int):
+            if isinstance(status, int) and status >= 400:
                 # After these the model may have worked.
                 return None if status in (408, 504) else self.used(0, 0)
             if type(each).__name__ in ("ConnectError", "ConnectTimeout") or isinstance(each, ConnectionRefusedError):
@@ -167,6 +179,33 @@ class ModelCall:
             return False
         self._next = now + self.interval
         return True
+
+    def is_left(self) -> bool:
+        """Whether the hold expired so long ago that no end of the call will be reported."""
+        return time.monotonic() > self._next + self.interval + _DAY
+
+
+_DAY = 86_400
+
+
+def extend(hold: HoldAll) -> None:
+    """An error is logged only: the answer goes on, and is settled all the same."""
+    try:
+        hold.extend()
+    except Exception as failure:
+        _log_not_extended(failure)
+
+
+async def extend_async(hold: AsyncHoldAll) -> None:
+    """As extend."""
+    try:
+        await hold.extend()
+    except Exception as failure:
+        _log_not_extended(failure)
+
+
+def _log_not_extended(failure: Exception) -> None:
+    log.warning("a hold was not extended: %r", innermost(failure))
 
 
 def _count(limit: Limit, usage: Usage) -> float:

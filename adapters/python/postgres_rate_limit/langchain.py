@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
 from uuid import UUID
 
@@ -20,10 +21,10 @@ from langchain_core.outputs import LLMResult
 from langchain_core.rate_limiters import BaseRateLimiter
 
 from postgres_rate_limit._calls import Key
-from postgres_rate_limit._client import AsyncRateLimiter, HoldAll, RateLimiter
+from postgres_rate_limit._client import AsyncRateLimiter, HoldAll, RateLimiter, _Patience
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._results import RateLimitExceeded, Result
-from postgres_rate_limit.budget import Budget, ModelCall
+from postgres_rate_limit.budget import Budget, ModelCall, extend
 
 __all__ = ["BudgetHandler", "RequestLimiter"]
 
@@ -54,7 +55,16 @@ class RequestLimiter(BaseRateLimiter):
 
     async def aacquire(self, *, blocking: bool = True) -> bool:
         if isinstance(self._limiter, RateLimiter):
-            return await asyncio.to_thread(self.acquire, blocking=blocking)
+            patience = _Patience(math.inf)
+            while True:
+                # No thread waits: it would go on, and take a token, after the task was cancelled.
+                asked = await asyncio.to_thread(
+                    self._limiter.limit, self._name, self._key, count=self._count, config=self._config
+                )
+                pause = patience.pause(asked.ok, asked.retry_after) if blocking else None
+                if pause is None:
+                    return self._passes(asked, blocking)
+                await asyncio.sleep(pause)
         wait = math.inf if blocking else None
         taken = await self._limiter.limit(self._name, self._key, count=self._count, wait=wait, config=self._config)
         return self._passes(taken, blocking)
@@ -75,13 +85,18 @@ class BudgetHandler(BaseCallbackHandler):
     def __init__(self, budget: Budget[RateLimiter[Any]]) -> None:
         self._budget = budget
         self._runs: dict[UUID, tuple[HoldAll, ModelCall]] = {}
+        self._lock = Lock()
 
     def _start(self, run_id: UUID, messages: Any, others: dict[str, Any]) -> None:
         request = {**others.get("invocation_params", {}), "metadata": others.get("metadata") or {}}
         call = self._budget.call({**request, "messages": messages})
         hold = self._budget.hold(call, str(run_id))
         hold.__enter__()
-        self._runs[run_id] = hold, call
+        with self._lock:
+            # LangChain reports no end of a run if another of the same call is denied, or if its task is cancelled.
+            while self._runs and (oldest := next(iter(self._runs.items())))[1][1].is_left():
+                del self._runs[oldest[0]]
+            self._runs[run_id] = hold, call
 
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **others: Any
@@ -92,28 +107,42 @@ class BudgetHandler(BaseCallbackHandler):
         self._start(run_id, prompts, others)
 
     def on_llm_new_token(self, token: Any, *, run_id: UUID, **others: Any) -> None:
-        if (run := self._runs.get(run_id)) and run[1].is_due():
-            run[0].extend()
+        if run := self._runs.get(run_id):
+            hold, call = run
+            call.has_begun = True
+            if call.is_due():
+                extend(hold)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **others: Any) -> None:
-        if run := self._runs.pop(run_id, None):
+        if run := self._ended(run_id):
             hold, call = run
-            hold.used = _used(call, response)
-            hold.__exit__(None, None, None)
+            try:
+                hold.used = _used(call, response)
+            finally:
+                hold.__exit__(None, None, None)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **others: Any) -> None:
-        if run := self._runs.pop(run_id, None):
+        if run := self._ended(run_id):
             hold, call = run
             response = others.get("response")
-            hold.used = call.failed(error, _used(call, response) if response else None)
-            hold.__exit__(type(error), error, None)
+            try:
+                hold.used = call.failed(error, _used(call, response) if response else None)
+            finally:
+                hold.__exit__(type(error), error, None)
+
+    def _ended(self, run_id: UUID) -> tuple[HoldAll, ModelCall] | None:
+        with self._lock:
+            return self._runs.pop(run_id, None)
 
 
-def _used(call: ModelCall, response: LLMResult) -> dict[str, float] | None:
-    """What the model reports, if it does."""
-    reported = [usage for each in _flat(response.generations) if (usage := _usage_of(each))]
+def _used(call: ModelCall, response: LLMResult) -> dict[str, float] | float | None:
+    """What the model reports, if it does: nothing, if all was in a cache."""
+    usages = [_metadata(each) for each in _flat(response.generations)]
+    if usages and all(usage.get("total_cost") == 0 for usage in usages):
+        return 0
+    reported = [usage for usage in usages if "input_tokens" in usage and "output_tokens" in usage]
     if reported:
-        return call.used(sum(each[0] for each in reported), sum(each[1] for each in reported))
+        return call.used(*(sum(usage[name] for usage in reported) for name in ("input_tokens", "output_tokens")))
     told: dict[str, int] = (response.llm_output or {}).get("token_usage") or {}
     if "prompt_tokens" in told:
         return call.used(told["prompt_tokens"], told.get("completion_tokens", 0))
@@ -124,6 +153,5 @@ def _flat(generations: Sequence[Sequence[Any]]) -> list[Any]:
     return [each for several in generations for each in several]
 
 
-def _usage_of(generation: Any) -> tuple[int, int] | None:
-    usage = getattr(getattr(generation, "message", None), "usage_metadata", None)
-    return (usage["input_tokens"], usage["output_tokens"]) if usage else None
+def _metadata(generation: Any) -> dict[str, Any]:
+    return getattr(getattr(generation, "message", None), "usage_metadata", None) or {}

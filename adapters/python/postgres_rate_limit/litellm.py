@@ -12,13 +12,13 @@ import weakref
 from asyncio import AbstractEventLoop, Future, Task
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from litellm.integrations.custom_logger import CustomLogger
 
-from postgres_rate_limit._client import AsyncHoldAll, AsyncRateLimiter, log
-from postgres_rate_limit._results import innermost
-from postgres_rate_limit.budget import Budget, ModelCall
+from postgres_rate_limit._client import AsyncHoldAll, AsyncRateLimiter
+from postgres_rate_limit.budget import Budget, ModelCall, extend_async
 
 __all__ = ["BudgetLogger"]
 
@@ -28,6 +28,7 @@ class _Running(NamedTuple):
     hold: AsyncHoldAll
     ended: Future[BaseException | None]
     settles: Task[None]
+    began: datetime
 
 
 class BudgetLogger(CustomLogger):
@@ -50,7 +51,8 @@ class BudgetLogger(CustomLogger):
             before.settles.cancel()  # the hold is this call's now
         loop = asyncio.get_running_loop()
         ended: Future[BaseException | None] = loop.create_future()
-        self._calls[id] = _Running(call, hold, ended, loop.create_task(self._settle(id, call, hold, ended)))
+        settles = loop.create_task(self._settle(id, call, hold, ended))
+        self._calls[id] = _Running(call, hold, ended, settles, datetime.now())
         # LiteLLM doesn't report that a stream is left, or a call cancelled; it only forgets it.
         weakref.finalize(kwargs["litellm_logging_obj"], _forgotten, loop, ended).atexit = False
         if not kwargs.get("stream"):
@@ -82,22 +84,27 @@ class BudgetLogger(CustomLogger):
         if kwargs.get("cache_hit"):
             running.hold.used = 0
         elif error is not None:
+            running.call.has_begun = _has_begun(kwargs, running.began)
             running.hold.used = running.call.failed(error, None)
-        elif usage is not None:
-            running.hold.used = running.call.used(usage.prompt_tokens, usage.completion_tokens)
+        else:
+            reported = (getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
+            running.hold.used = running.call.used(*reported)
         running.ended.set_result(error)
         await asyncio.shield(running.settles)
 
     async def _settle(self, id: str, call: ModelCall, hold: AsyncHoldAll, ended: Future[BaseException | None]) -> None:
         """Extends the hold until the call ends, since LiteLLM reports no chunks; then settles it."""
         while not (await asyncio.wait([ended], timeout=call.interval))[0]:
-            try:
-                await hold.extend()
-            except Exception as failure:
-                log.warning("a hold was not extended: %r", innermost(failure))
+            await extend_async(hold)
         del self._calls[id]
         error = ended.result()
         await hold.__aexit__(None if error is None else type(error), error, None)
+
+
+def _has_begun(kwargs: Mapping[str, Any], since: datetime) -> bool:
+    """Whether a chunk has come of the attempt that began then."""
+    first = getattr(kwargs.get("litellm_logging_obj"), "completion_start_time", kwargs.get("completion_start_time"))
+    return first is not None and first >= since
 
 
 def _forgotten(loop: AbstractEventLoop, ended: Future[BaseException | None]) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from openai.resources.chat.completions import AsyncCompletions, Completions
 from openai.resources.responses import AsyncResponses, Responses
 
-from postgres_rate_limit.budget import Budget, ModelCall
+from postgres_rate_limit.budget import Budget, ModelCall, extend, extend_async
 
 __all__ = ["budgeted"]
 
@@ -51,11 +51,16 @@ class _Asked:
         if usage is None:
             return None
         if self.is_chat:
-            return self.call.used(usage.prompt_tokens, usage.completion_tokens)
-        return self.call.used(usage.input_tokens, usage.output_tokens)
+            return self.call.used(_read(usage, "prompt_tokens"), _read(usage, "completion_tokens"))
+        return self.call.used(_read(usage, "input_tokens"), _read(usage, "output_tokens"))
 
     def shows(self, chunk: Any) -> bool:
         return not self.hides_usage or bool(chunk.choices)
+
+
+def _read(usage: Any, name: str) -> int | None:
+    """Not every service that speaks the protocol has all fields."""
+    return getattr(usage, name, None)
 
 
 class _Budgeted:
@@ -82,9 +87,10 @@ class _Budgeted:
                 with self._calls.create(**asked.request) as stream:
                     yield  # it is open
                     for chunk in stream:
+                        asked.call.has_begun = True
                         hold.used = asked.used(chunk) or hold.used
                         if asked.call.is_due():
-                            hold.extend()
+                            extend(hold)
                         if asked.shows(chunk):
                             yield chunk
             except BaseException as error:
@@ -143,9 +149,10 @@ class _AsyncBudgeted:
                 async with await self._calls.create(**asked.request) as stream:
                     yield
                     async for chunk in stream:
+                        asked.call.has_begun = True
                         hold.used = asked.used(chunk) or hold.used
                         if asked.call.is_due():
-                            await hold.extend()
+                            await extend_async(hold)
                         if asked.shows(chunk):
                             yield chunk
             except BaseException as error:

@@ -15,7 +15,8 @@ import openai
 import pytest
 from conftest import ON_FILE
 from examples import with_langchain, with_openai
-from langchain_core.language_models import BaseChatModel, GenericFakeChatModel
+from langchain_core.caches import InMemoryCache
+from langchain_core.language_models import BaseChatModel, FakeListChatModel, GenericFakeChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
@@ -32,7 +33,8 @@ from postgres_rate_limit import (
     fixed_window,
     token_bucket,
 )
-from postgres_rate_limit.budget import Budget, estimate_input
+from postgres_rate_limit import budget as budgets
+from postgres_rate_limit.budget import Budget, ModelCall, estimate_input
 from postgres_rate_limit.langchain import BudgetHandler, RequestLimiter
 from postgres_rate_limit.openai import budgeted
 
@@ -242,7 +244,9 @@ class FakeModel(BaseChatModel):
         self._fails()
         for n, word in enumerate(("Par", "is", ".")):
             if n == 2 and self.what == "break":
-                raise RuntimeError("break")
+                error = RuntimeError("break")
+                error.status_code = 500  # of an event in the answer
+                raise error
             if n == 2 and self.what == "slow":
                 RELEASED.wait(60)
             yield ChatGenerationChunk(message=AIMessageChunk(word))
@@ -368,7 +372,8 @@ class LiteLLM(Async):
                 while self.logged:
                     assert time.monotonic() < deadline
                     await asyncio.sleep(0.01)
-                await asyncio.sleep(0.1)  # it is settled then
+                settling = [each for each in asyncio.all_tasks() if each.get_coro().__name__ == "_settle"]
+                await asyncio.gather(*settling, return_exceptions=True)
 
         return self.loop.run_until_complete(run())
 
@@ -498,6 +503,98 @@ def test_a_stream_extends_its_hold(made, server):
     assert len(axes.told) >= 2 * len(ONE), "each limit was held, and held on"
 
 
+STREAMS = [Sync, Async, SyncResponses, AsyncResponses, LangChain, AsyncLangChain]
+
+
+@pytest.mark.parametrize("made", STREAMS, indirect=True)
+def test_a_stream_goes_on_if_its_hold_can_not_be_extended(made, monkeypatch, caplog):
+    axes, client = made()
+    monkeypatch.setattr(ModelCall, "is_due", lambda call: True)
+    hold = client.callbacks[0]._budget if isinstance(client, LangChain) else client.budgeted._budget
+    again = hold.limiter._calls.hold_all
+
+    def only_once(requests, ttl, id, on_expiry):
+        if id is not None and id in held:
+            raise ConnectionResetError("gone")
+        held.append(id)
+        return again(requests, ttl, id, on_expiry)
+
+    held = []
+    monkeypatch.setattr(hold.limiter._calls, "hold_all", only_once)
+    monkeypatch.setattr(type(hold.limiter), "hold_all", with_id(type(hold.limiter).hold_all))
+    assert client.stream() == "Paris." and axes.gone() == ONE
+    assert "a hold was not extended: ConnectionResetError('gone')" in caplog.text
+
+
+def with_id(hold_all):
+    return lambda limiter, *arguments, id, **others: hold_all(limiter, *arguments, id=id or "1", **others)
+
+
+def test_a_count_that_fails_on_the_report_settles_all_that_was_held(made, caplog):
+    axes, client = made()
+
+    def price(usage):
+        return {500: 210}[usage.output_tokens]
+
+    axes.limits[3]["count"] = price
+    for n, call in enumerate((client.ask, client.stream), 1):
+        assert call() == "Paris."
+        gone = axes.gone()
+        assert (gone["slots"], gone["requests"], gone["usd"]) == (0, n, n * 210) and gone["tokens"] >= n * 500
+    assert "KeyError" in caplog.text
+
+
+@pytest.mark.parametrize("made", [LangChain, AsyncLangChain], indirect=True)
+def test_what_a_cache_answers_uses_nothing(made):
+    axes, client = made()
+    for model in (FakeModel(cache=InMemoryCache()), FakeListChatModel(responses=["Paris."] * 2, cache=InMemoryCache())):
+        gone = []
+        for _ in range(2):
+            if isinstance(client, AsyncLangChain):
+                answer = asyncio.run(model.ainvoke("hello", config=client.config()))
+            else:
+                answer = model.invoke("hello", config=client.config())
+            assert answer.content == "Paris."
+            gone.append(axes.gone())
+        assert gone[0] == gone[1] != NONE and gone[0]["slots"] == 0
+    assert not client.callbacks[0]._runs
+
+
+@pytest.mark.parametrize("made", [LangChain], indirect=True)
+def test_runs_whose_end_langchain_does_not_report_are_forgotten(made, monkeypatch):
+    axes, client = made(slots=2)
+    runs = client.callbacks[0]._runs
+    with pytest.raises(RateLimitExceeded):
+        FakeModel().generate([[AIMessage(text)] for text in "abc"], callbacks=client.callbacks)
+    assert len(runs) == 2
+    for run in runs:
+        axes.limiter.settle_all(str(run))
+    assert client.ask() == "Paris." and len(runs) == 2
+    monkeypatch.setattr(budgets, "_DAY", -3600)
+    assert client.ask() == "Paris." and len(runs) == 0
+
+
+def test_an_error_is_a_refusal_only_by_its_status_and_before_an_answer(name):
+    class Raised(Exception):
+        status_code = 200
+
+    call = Budget(RateLimiter({}), [{"name": name, "count": "tokens"}]).call({"messages": HELLO})
+    assert call.failed(Raised(), None) is None
+    Raised.status_code = 500
+    assert call.failed(Raised(), None) == {name: 0}
+    call.has_begun = True
+    assert call.failed(Raised(), None) is None and call.failed(Raised(), {name: 3}) == {name: 3}
+
+
+@pytest.mark.parametrize("made", [Sync, SyncResponses], indirect=True)
+def test_a_maximum_that_is_not_given(made):
+    axes, client = made()
+    for nothing in (openai.NOT_GIVEN, openai.omit, None):
+        field = "max_tokens" if type(client) is Sync else "max_output_tokens"
+        assert client.text(client.budgeted.create(**client.request("answer", None, **{field: nothing}))) == "Paris."
+    assert axes.gone()["requests"] == 3
+
+
 def test_the_estimate_has_all_that_is_sent_as_text():
     for field in ("messages", "instructions", "input", "prompt", "tools"):
         assert 100 <= estimate_input({"model": "answer", field: [300 * "a"]}) <= 110
@@ -595,6 +692,22 @@ async def test_a_rate_limiter_with_await(name, pool):
                 await RequestLimiter(limiter, name, count=2).aacquire()
         with pytest.raises(TypeError, match="the limiter is an AsyncRateLimiter"):
             RequestLimiter(AsyncRateLimiter(configs, db=own), name).acquire()
+
+
+def test_a_wait_that_is_cancelled_takes_no_token_later(name, pool):
+    answers = []
+    limiter = RateLimiter({name: token_bucket(1, MINUTE / 6)}, db=pool, on_decision=answers.append)
+    limiter.limit(name)
+
+    async def cancel():
+        waits = asyncio.create_task(RequestLimiter(limiter, name).aacquire())
+        while len(answers) < 2:
+            await asyncio.sleep(0.01)
+        waits.cancel()
+        await asyncio.wait([waits])
+
+    asyncio.run(cancel())  # which waits for its threads
+    assert [answer.ok for answer in answers] == [True, False]
 
 
 # The examples of docs/llm-budgets.md.
