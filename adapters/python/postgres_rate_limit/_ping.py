@@ -1,4 +1,4 @@
-"""Whether a server answers, whom it would let in or not. PQping would tell, but no other thread runs while it waits."""
+"""Whether a server answers, whom it would let in or not. PQping knows, but no other thread runs while it waits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def one_answers(servers: Sequence[Server], seconds: float) -> bool:
 
 
 def _any(asks: Sequence[Callable[[float], bool]], end: float) -> bool:
-    """Whether one is true by then. Each has a thread, which nothing waits for, since looking up a name has no time-out."""
+    """Whether one is true by then. Each has a thread of its own, since looking up a name has no time-out."""
     answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def answer(ask: Callable[[float], bool]) -> None:

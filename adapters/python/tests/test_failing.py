@@ -300,7 +300,7 @@ def test_one_server_that_refuses_the_login_is_enough(servers, name, ports):
             pytest.fail(f"it went unchecked: {call()}")
 
 
-@pytest.mark.parametrize("servers", ["gone", "starts", "hangs", "gone starts", "starts gone", "gone hangs", "gone gone"])
+@pytest.mark.parametrize("servers", ["gone", "starts", "hangs", "gone starts", "starts gone", "gone hangs"])
 def test_no_server_that_lets_anyone_in(servers, name, ports):
     for call in logins(name, [ports[each] for each in servers.split()]):
         assert_unchecked(call())
