@@ -38,7 +38,7 @@ def may_fail_open(error, conninfo):
     """conninfo is of the server itself, not of a pooler, and has a connect_timeout."""
     if error.sqlstate is not None and not error.sqlstate.startswith("08"):
         return error.sqlstate in NOT_NOW
-    # No connection, or the login was refused. A server that answers has refused it. 1: it is starting or ending; 2: none.
+    # No connection, or the login was refused. A server that answers has refused it. 1: it starts or ends; 2: none.
     return subprocess.run(["pg_isready", "-q", "-d", conninfo]).returncode in (1, 2)
 
 

@@ -245,7 +245,7 @@ class FakeModel(BaseChatModel):
         for n, word in enumerate(("Par", "is", ".")):
             if n == 2 and self.what == "break":
                 error = RuntimeError("break")
-                error.status_code = 500  # of an event in the answer
+                error.status_code = 500
                 raise error
             if n == 2 and self.what == "slow":
                 RELEASED.wait(60)
