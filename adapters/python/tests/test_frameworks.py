@@ -154,7 +154,7 @@ STORES_OF_DJANGO = [throttled, counted]
 @asynccontextmanager
 async def fastapi_limited(limit, name, **options):
     """What gets codes of an application with fastapi-limiter, each client's, of its own event loop."""
-    async with AsyncConnectionPool(min_size=1, open=False, timeout=5) as pool:
+    async with AsyncConnectionPool(min_size=1, open=False, timeout=5, kwargs={"prepare_threshold": None}) as pool:
         bucket = AsyncRateLimitBucket([Rate(limit, Duration.HOUR)], pool, name=name, **options)
         limiter = pyrate_limiter.Limiter(KeyedBuckets(bucket))
 
