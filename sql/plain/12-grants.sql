@@ -386,6 +386,7 @@ type rl_result
     earlier CONSTANT text[] := string_to_array(replace('_a(int)
 _allowed(text,int,boolean)
 _bad_config(text,text,int)
+_bad_state(text,text,text)
 _brought(ratelimit._limit,ratelimit._state,bigint,float8)
 _build(int,float8,interval,float8,float8,int,timestamptz,boolean,text)
 _change(text,text,text,float8,boolean,jsonb,timestamptz,bigint)
