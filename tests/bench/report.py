@@ -143,9 +143,10 @@ def table(header, rows):
 
 def work_table(work):
     columns = {
-        "label": "", "median": work["unit"], "spread": "min to max", "cpu": "CPU a call", "ratio": "the first line is",
-        "ratios": "min to max", "bar": "bar", "reached": "reached",
+        "label": "", "median": work["unit"], "spread": "min to max", "p99": "99th percentile", "cpu": "CPU a call",
+        "ratio": "the first line is", "ratios": "min to max", "bar": "bar", "reached": "reached",
     }
+    columns = {column: title for column, title in columns.items() if any(column in line for line in work["lines"])}
     rows = [[line.get(column, "") for column in columns] for line in work["lines"]]
     return table(list(columns.values()), rows)
 
