@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -187,6 +188,7 @@ def main():
     parser.add_argument("--peers", required=True, help="the folder of the stores of others for Node")
     parser.add_argument("--python", required=True, help="the folder of the programs of Python")
     parser.add_argument("--results", required=True, type=Path, help="the folder for adapters.md and .json")
+    parser.add_argument("--page", type=Path, help="docs/performance.md, to put the tables there, too")
     parser.add_argument("--apps", nargs="+", default=list(APPS), choices=list(APPS), help="the applications to run")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=1, help="of each measurement")
@@ -219,6 +221,12 @@ def main():
     } | {name: psql(f"SHOW {name}") for name in ("server_version", "fsync", "synchronous_commit")}
     tables = summary(works)
     print(tables)
+    if options.page:
+        # From the first row to what is no table.
+        old = rf"\| {TABLES[0][0]} [\s\S]*?(?=\n\n[^|])"
+        page, found = re.subn(old, lambda _: tables, options.page.read_text(), count=1)
+        check(found, f"{options.page} has no table of {TABLES[0][0]}")
+        options.page.write_text(page)
     detail = [f"### {work['title']}\n\n{report.work_table(work)}" for work in works]
     parts = [tables, *detail, "### settings\n\n" + "\n".join(f"- {name}: {value}" for name, value in settings.items())]
     (options.results / "adapters.md").write_text("\n\n".join(parts) + "\n")
