@@ -1,0 +1,243 @@
+# A store for rack-attack, and for rate_limit of Rails, that counts in PostgreSQL by the extension ratelimit or its SQL
+# file. Copy this file into your application; it needs the gem pg. https://ratelimit.example/
+
+require "digest"
+require "pg"
+
+# Keeps whole numbers that expire. Each call is atomic over all processes, and is one statement.
+class RateLimitStore
+  # The longest time of a key, in seconds: three years. A longer one, or none, is cut to it.
+  LONGEST = 99_000_000
+  # The numbers kept. A key that is incremented stops at the last of them.
+  VALUES = (-1_000_000..8_999_999)
+
+  # Seconds for which a counter of rack-attack is kept beyond its time, so that clocks of application servers may differ
+  # by as much: the key names its window by the application's clock.
+  CLOCKS = 60
+
+  # A key's number is kept as the tokens used of a window that begins with it, and so is its time:
+  # seconds * STEP + ZERO + number.
+  ALL = 10**15
+  STEP = 10**7
+  ZERO = 10**6
+  PERIOD = 10**11
+  CONFIG = %('{"kind": "fixed window", "start": "first request", "rate": #{ALL}, "period": #{PERIOD}}'::jsonb)
+  # What the call brings. $5: the seconds for which a key is kept beyond its time.
+  CALL = <<~SQL
+    WITH a AS (
+        SELECT $1::text AS name, $2::text AS key, $3::float8 AS amount, $5::float8 AS longer,
+               $4::float8 * #{STEP} + #{ZERO} + $3::float8 AS new, #{CONFIG} AS config)
+  SQL
+  USED = "(SELECT c.capacity - c.remaining FROM @rl_credit(a.name, a.key, %s, config => a.config) AS c)"
+  PUT = "CASE WHEN @rl_reset(a.name, a.key) IS NOT NULL THEN #{USED % "-a.new"} END"
+  # The first call of a statement locks the key. What a key has then is nobody else's to change.
+  INCREMENT = <<~SQL
+    #{CALL}
+    SELECT CASE WHEN t.used - a.amount < #{STEP} THEN #{USED % "t.used - a.new"}
+                WHEN t.began + (floor(t.used / #{STEP}) + a.longer) * 1000
+                     <= (@rl_value(a.name, a.key, a.config) ->> 'now')::float8 THEN #{PUT}
+                WHEN floor(t.used / #{STEP}) <> floor((t.used - a.amount) / #{STEP}) THEN #{USED % "a.amount"}
+                ELSE t.used END::bigint % #{STEP} - #{ZERO}
+    FROM a CROSS JOIN LATERAL (
+        SELECT c.capacity - c.remaining AS used, date_part('epoch', c.reset_at) * 1000 - #{PERIOD} AS began
+        FROM @rl_credit(a.name, a.key, -a.amount, config => a.config) AS c) AS t
+  SQL
+  WRITE = <<~SQL
+    #{CALL}
+    SELECT #{PUT}::bigint FROM a CROSS JOIN LATERAL (
+        SELECT c.ok FROM @rl_credit(a.name, a.key, -1, config => a.config) AS c) AS locked
+  SQL
+  READ = <<~SQL
+    SELECT CASE WHEN used >= #{STEP} AND began + floor(used / #{STEP}) * 1000 > now
+                THEN used::bigint % #{STEP} - #{ZERO} END
+    FROM (
+        SELECT #{ALL} - (v #>> '{state,value}')::float8 AS used, (v #>> '{state,ts}')::float8 AS began,
+               (v ->> 'now')::float8 AS now
+        FROM @rl_value($1::text, $2::text, #{CONFIG}) AS v) AS found
+  SQL
+  DELETE = "SELECT @rl_reset($1::text, $2::text)::int"
+  CLEAR = "SELECT @rl_reset_all($1::text)"
+
+  # SQLSTATEs that say "not now": a server that is a standby, full, starting or stopping; too many connections; a
+  # time-out inside it.
+  NOT_NOW = %w[25006 53100 53200 53300 55P03 57014 57P01 57P02 57P03].freeze
+  # Errors of Active Record by name: a connection that could not be made, and a pool that has none left.
+  CONNECTING = %w[ActiveRecord::ConnectionNotEstablished ActiveRecord::NoDatabaseError].freeze
+  POOL = %w[ActiveRecord::ConnectionTimeoutError].freeze
+  private_constant :ALL, :STEP, :ZERO, :PERIOD, :CONFIG, :CALL, :USED, :PUT, :INCREMENT, :WRITE, :READ, :DELETE, :CLEAR,
+                   :NOT_NOW, :CONNECTING, :POOL
+
+  # db: a class of Active Record: a call is made on the connection that the thread has of its pool, or borrows one. Or
+  #   the options of PG.connect, a Hash or a String: the store then has connections of its own, one for each call at once.
+  # name: of the limits that keep the numbers, 1 to 200 bytes. Stores of the same name share them.
+  # on_error: :open: where the database can't answer now, a key is new to increment and read. :closed: the error is
+  #   raised. Mistakes and refused logins are errors with both, and so is everything in a transaction.
+  # on_unchecked: is called with the error of such a call. Default: a line of warn.
+  # schema: of the functions. Default: search_path finds them.
+  def initialize(db, name: "rack-attack", on_error: :closed, on_unchecked: nil, schema: nil)
+    unless db.respond_to?(:connection_pool) || db.is_a?(Hash) || db.is_a?(String)
+      raise ArgumentError, "db is a #{db.class}; allowed: a class of Active Record, or the options of PG.connect"
+    end
+    raise ArgumentError, "name is #{name.inspect}; allowed: 1 to 200 bytes" unless (1..200).cover?(name.to_s.bytesize)
+    unless %i[closed open].include?(on_error)
+      raise ArgumentError, "on_error is #{on_error.inspect}; allowed: :closed, :open"
+    end
+
+    @db = db.is_a?(String) ? options_of(db) : db
+    @name = name.to_s
+    @open = on_error == :open
+    @on_unchecked = on_unchecked || ->(error) { warn "RateLimitStore: a request passes unchecked: #{error.message}" }
+    @prefix = schema ? "#{PG::Connection.quote_ident(schema.to_s)}." : ""
+    @idle = {}
+  end
+
+  # Adds to a key, and returns its number. A new key, or one whose time is over, begins at 0, and has expires_in
+  # seconds, rounded up. A key keeps the time that it began with.
+  def increment(key, amount = 1, expires_in: nil, **)
+    call(INCREMENT, stored(key), whole(amount), seconds(expires_in), windowed?(key) ? CLOCKS : 0) { amount }
+  end
+
+  # The key's number; nil: there is none, or its time is over.
+  def read(key, *)
+    call(READ, stored(key)) { nil }
+  end
+
+  # Sets a key, for expires_in seconds. Returns whether it did. Raises ArgumentError for what is not among VALUES.
+  def write(key, value, expires_in: nil, **)
+    !call(WRITE, stored(key), whole(value), seconds(expires_in), 0) { nil }.nil?
+  end
+
+  # Returns whether there was the key. This fails closed, as do the others that delete.
+  def delete(key, *)
+    call(DELETE, stored(key)) == 1
+  end
+
+  # Deletes all keys of the name.
+  def clear(*)
+    call(CLEAR)
+  end
+
+  # The same, for Rack::Attack.reset!: whatever pattern it brings.
+  def delete_matched(*)
+    clear
+  end
+
+  # Closes the connections of the store's own that no call has.
+  def close
+    idle.pop.close until idle.empty?
+  end
+
+  private
+
+  def windowed?(key)
+    defined?(Rack::Attack) && key.to_s.match?(/\A#{Regexp.escape(Rack::Attack.cache.prefix.to_s)}:\d+:/)
+  end
+
+  # The key as the extension takes it: one that is too long, or that is no text there, by its hash.
+  def stored(key)
+    text = key.to_s.dup.force_encoding(Encoding::UTF_8)
+    # A key that looks like a hash is hashed, too, so none can collide with that of another key.
+    return text if text.valid_encoding? && text.bytesize <= 1024 && !text.include?("\0") && !text.start_with?("sha256:")
+
+    "sha256:#{Digest::SHA256.hexdigest(text)}"
+  end
+
+  def whole(value)
+    return value if value.is_a?(Integer) && VALUES.cover?(value)
+
+    raise ArgumentError, "value is #{value.inspect}; allowed: a whole number in #{VALUES}, since this store counts"
+  end
+
+  def seconds(expires_in)
+    expires_in ? expires_in.to_f.ceil.clamp(1, LONGEST) : LONGEST
+  end
+
+  # Returns the number that a statement returns. With a block it may fail open, and then returns what the block does.
+  def call(sql, *values)
+    sent = in_transaction = false
+    on_connection do |transaction, run|
+      in_transaction = transaction
+      sent = true
+      run.call(sql.gsub("@", @prefix), [@name, *values])[0][0]&.to_i
+    end
+  rescue StandardError => e
+    raise unless @open && block_given? && !in_transaction && not_now?(e, sent)
+
+    begin
+      @on_unchecked.call(e)
+    rescue StandardError
+      # It is for logs.
+    end
+    yield
+  end
+
+  # Yields whether the connection is in a transaction, and what runs a statement on it and returns the rows.
+  def on_connection
+    if @db.is_a?(Hash)
+      own { |connection| yield false, ->(sql, values) { connection.exec_params(sql, values).values } }
+    else
+      @db.connection_pool.with_connection do |connection|
+        # Not by select_all and the like, which answer from the request's query cache.
+        run = ->(sql, values) { connection.exec_query(sql, "RateLimitStore", values).rows }
+        yield connection.transaction_open?, run
+      end
+    end
+  end
+
+  # Lends a connection of the store's own. One on which a call has failed is closed.
+  def own
+    connection = idle.pop
+    connection = idle.pop until connection.nil? || alive?(connection)
+    connection ||= PG.connect(**@db)
+    answer = yield connection
+    idle.push(connection)
+    connection = nil
+    answer
+  ensure
+    connection&.close
+  end
+
+  # The store's own connections that no call has. Another process doesn't take them over, as after a fork.
+  def idle
+    @idle[Process.pid] ||= []
+  end
+
+  # Whether the server has left the connection open, without asking it.
+  def alive?(connection)
+    2.times { connection.consume_input } # first comes the reason
+    true
+  rescue PG::Error
+    connection.close
+    false
+  end
+
+  # sent: there was a connection.
+  def not_now?(error, sent)
+    errors = [error]
+    errors << errors.last.cause while errors.last.cause
+    of_server = errors.grep(PG::Error)
+    states = of_server.filter_map { |each| each.result&.error_field(PG::Result::PG_DIAG_SQLSTATE) }
+    # 08P01 is also what PgBouncer makes of a refused login.
+    return states.all? { |state| NOT_NOW.include?(state) || state.match?(/\A08(?!P01)/) } unless states.empty?
+    return true if named?(errors, POOL)
+    return false unless of_server.any? { |each| each.is_a?(PG::ConnectionBad) || each.is_a?(PG::UnableToSend) }
+
+    (sent && !named?(errors, CONNECTING)) || gone?
+  end
+
+  def named?(errors, names)
+    errors.any? { |error| error.class.ancestors.any? { |ancestor| names.include?(ancestor.name) } }
+  end
+
+  # Whether no server answers, or it is starting or stopping; otherwise it has refused the login. This takes two seconds
+  # at most.
+  def gone?
+    address = @db.is_a?(Hash) ? @db : @db.connection_pool.db_config.configuration_hash.slice(:host, :port)
+    [PG::PQPING_REJECT, PG::PQPING_NO_RESPONSE].include?(PG::Connection.ping(**address, connect_timeout: 2))
+  end
+
+  def options_of(text)
+    given = PG::Connection.conninfo_parse(text).select { |option| option[:val] }
+    given.to_h { |option| [option[:keyword].to_sym, option[:val]] }
+  end
+end
