@@ -84,8 +84,7 @@ class StoreTest < Test
   def test_no_call_is_answered_by_a_cache_of_queries
     db = opened(WAYS["active record"].call)
     store = store(db)
-    db.connection
-    db.cache do
+    db.connection.cache do
       assert db.connection.query_cache_enabled
       assert_equal [1, 2, 3], Array.new(3) { store.increment("k", expires_in: 60) }
       assert_equal 3, store.read("k")
