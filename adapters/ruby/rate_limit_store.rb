@@ -30,7 +30,7 @@ class RateLimitStore
   SQL
   USED = "(SELECT c.capacity - c.remaining FROM @rl_credit(a.name, a.key, %s, config => a.config) AS c)"
   PUT = "CASE WHEN @rl_reset(a.name, a.key) IS NOT NULL THEN #{USED % "-a.new"} END"
-  # The first call of a statement locks the key. What a key has then is nobody else's to change.
+  # The first call of a statement locks the key, which no other session then changes.
   INCREMENT = <<~SQL
     #{CALL}
     SELECT CASE WHEN t.used - a.amount < #{STEP} THEN #{USED % "t.used - a.new"}
@@ -91,13 +91,13 @@ class RateLimitStore
     @idle = {}
   end
 
-  # Adds to a key, and returns its number. A new key, or one whose time is over, begins at 0, and has expires_in
+  # Adds to a key, and returns its number. A new key, or one that has expired, begins at 0, and has expires_in
   # seconds, rounded up. A key keeps the time that it began with.
   def increment(key, amount = 1, expires_in: nil, **)
     call(INCREMENT, stored(key), whole(amount), seconds(expires_in), windowed?(key) ? CLOCKS : 0) { amount }
   end
 
-  # The key's number; nil: there is none, or its time is over.
+  # The key's number; nil: there is none, or it has expired.
   def read(key, *)
     call(READ, stored(key)) { nil }
   end

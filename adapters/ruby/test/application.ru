@@ -16,7 +16,7 @@ if ENV.fetch("WAY") == "active record"
 end
 Rack::Attack.cache.store = RateLimitStore.new(db, name: "application", on_error: ENV.fetch("ON_ERROR", "closed").to_sym)
 
-# No window turns while tests run.
+# No window ends while tests run.
 ever = 10**9
 Rack::Attack.throttle("requests", limit: 10, period: ever) { |request| request.env["HTTP_X_CLIENT"] }
 Rack::Attack.blocklist("knocks") do |request|

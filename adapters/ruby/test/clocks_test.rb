@@ -2,7 +2,7 @@
 require_relative "common"
 
 class ClocksTest < Test
-  # A turn of a minute, and of an hour.
+  # The start of a minute, and of an hour.
   TURN = 1_798_804_800
 
   # A store whose functions read a clock that a test sets, as only a superuser may.
@@ -80,7 +80,7 @@ class ClocksTest < Test
         at(TURN + passed)
         application(TURN + passed, ahead).count("by ip", 60)
       end
-      # Windows turn by the application's clock.
+      # Windows begin by the application's clock.
       assert_equal((ahead % 60).zero? ? [1, 2, 1, 2, 1] : [1, 1, 2, 1, 2], counts)
     end
   end

@@ -28,7 +28,7 @@ class FailingTest < Test
     end
   end
 
-  # The errors of PostgreSQL that the open one was told of.
+  # The errors of PostgreSQL that the open one heard of.
   def heard
     @heard.map { |error| error.is_a?(PG::Error) ? error.class : error.cause.class }
   end

@@ -14,7 +14,7 @@ class RackAttackTest < Test
     end.to_app
   end
 
-  # No window turns meanwhile.
+  # No window ends meanwhile.
   EVER = 10**9
 
   def setup
