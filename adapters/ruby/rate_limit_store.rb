@@ -68,7 +68,7 @@ class RateLimitStore
                    :NOT_NOW, :CONNECTING, :POOL
 
   # db: a class of Active Record: a call is made on the connection that the thread has of its pool, or borrows one. Or
-  #   the options of PG.connect, a Hash or a String: the store then has connections of its own, one for each call at once.
+  #   the options of PG.connect, a Hash or a String: the store then has connections of its own, one a call at once.
   # name: of the limits that keep the numbers, 1 to 200 bytes. Stores of the same name share them.
   # on_error: :open: where the database can't answer now, a key is new to increment and read. :closed: the error is
   #   raised. Mistakes and refused logins are errors with both, and so is everything in a transaction.

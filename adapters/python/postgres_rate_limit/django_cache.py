@@ -46,8 +46,9 @@ _WITH = f"""
         FROM a, v)"""
 _PUT = """CASE WHEN (SELECT @rl_reset(a.name, a.key)) IS NOT NULL
          THEN (SELECT c.ok FROM @rl_credit(a.name, a.key, -a.amount, config => a.config) AS c) END"""
+# Takes one first, which locks the key: otherwise two that set a new one would both add to it.
 _SET = f"""{_WITH}
-    SELECT {_PUT} FROM a"""
+    SELECT {_PUT} FROM a CROSS JOIN LATERAL @rl_credit(a.name, a.key, -1, config => a.config) AS locked"""
 # All tokens are there only if nothing is used.
 _ADD = f"""{_WITH}
     SELECT CASE WHEN NOT r.ok THEN false

@@ -29,7 +29,7 @@ from databases import DJANGO, codes, get_from_django
 from django.conf import settings
 from django.core.cache import CacheKeyWarning, caches
 from django.core.exceptions import PermissionDenied
-from django.db import connections
+from django.db import connections, transaction
 from django.http import HttpResponse
 from django.test import override_settings
 from django.utils.module_loading import import_string
@@ -356,6 +356,26 @@ def test_each_of_100_calls_of_a_cache_at_once_has_a_number_of_its_own(name):
 
     with ThreadPoolExecutor(16) as threads:
         assert sorted(threads.map(count, range(100))) == list(range(1, 101))
+
+
+def test_of_two_that_set_a_new_key_of_a_cache_the_second_waits_for_the_first(name):
+    alias = cache(name)
+
+    def set_other():
+        try:
+            caches[alias].set("a", 5, 60)
+        finally:
+            connections.close_all()
+
+    blocked = "SELECT FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+    with psycopg.connect(autocommit=True) as database, ThreadPoolExecutor(1) as threads:
+        with transaction.atomic():
+            caches[alias].set("a", 3, 60)
+            other = threads.submit(set_other)
+            while not database.execute(blocked, [connections["default"].connection.info.backend_pid]).fetchall():
+                assert not other.done()
+        other.result(60)
+    assert (caches[alias].get("a"), caches[alias].incr("a")) == (5, 6)
 
 
 async def test_of_100_requests_at_once_to_fastapi_limiter_exactly_the_limit_passes(name):

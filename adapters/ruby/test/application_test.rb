@@ -1,5 +1,5 @@
-# Applications under puma, each with processes of its own: many requests at once, and what becomes of them when the server
-# goes.
+# Applications under puma, each with processes of its own: many requests at once, and what becomes of them when the
+# server goes.
 require_relative "common"
 require "tmpdir"
 
