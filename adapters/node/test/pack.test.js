@@ -2,7 +2,7 @@
 // found however TypeScript resolves packages.
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { mkdtemp, rm, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { test } from 'node:test';
 import { fileURLToPath } from 'node:url';
@@ -15,6 +15,9 @@ const run = (program, args, cwd) =>
     promisify(execFile)(program, args, { cwd }).catch((error) => assert.fail(`${error.stdout}${error.stderr}`));
 const PACKAGE = 'postgres-rate-limit';
 const PARTS = ['express-rate-limit', 'hono', 'nest', 'browser', 'better-auth', 'fastify'].map((part) => `${PACKAGE}/${part}`);
+
+// Its classes extend those of the library, which is installed for it.
+const EXTENDS = `${PACKAGE}/rate-limiter-flexible`;
 
 const PROGRAM = `
 const row = { name: 'public', ok: true, wait: null, at: null, remaining: '1', capacity: 2, reset: 1.5 };
@@ -30,6 +33,11 @@ const PROGRAMS = {
     'requires.cjs': `const assert = require('node:assert/strict'); const { installSql, MINUTE, RateLimiter, tokenBucket } = require('${PACKAGE}');
         ${PARTS.map((part) => `require('${part}');`).join(' ')} ${PROGRAM}`,
 };
+const MAKE = "new RateLimiterStore({ pool: { query() {} }, name: 'a', points: 1, duration: 1 });";
+const EXTENDERS = {
+    'extends.mjs': `import { RateLimiterStore } from '${EXTENDS}'; ${MAKE}`,
+    'extends.cjs': `const { RateLimiterStore } = require('${EXTENDS}'); ${MAKE}`,
+};
 const TYPES = `
 import { RateLimiter, tokenBucket, type Result } from '${PACKAGE}';
 import { RateLimitStore } from '${PARTS[0]}';
@@ -38,6 +46,7 @@ import { RateLimitThrottlerStorage } from '${PARTS[2]}';
 import { calculate, watchRateLimit, type Snapshot } from '${PARTS[3]}';
 import { RateLimitStorage } from '${PARTS[4]}';
 import { rateLimitStore } from '${PARTS[5]}';
+import { RateLimiterStore } from '${EXTENDS}';
 import { useCountdown, useRateLimit } from '${PACKAGE}/react';
 const limiter = new RateLimiter({ a: tokenBucket({ rate: 1, period: 1, keyed: true }) });
 export const result: Promise<Result> = limiter.limit('a', { key: 'b' });
@@ -50,7 +59,8 @@ export const snapshot: Snapshot = watch.getSnapshot();
 export const seconds = () => useCountdown(useRateLimit(watch).status?.retryAt);
 // @ts-expect-error
 calculate({});
-export const stores = [RateLimitStore, OfHono, RateLimitThrottlerStorage, RateLimitStorage, rateLimitStore];`;
+export const stores = [RateLimitStore, OfHono, RateLimitThrottlerStorage, RateLimitStorage, rateLimitStore];
+export const extended = RateLimiterStore;`;
 const RESOLUTIONS = { nodenext: 'nodenext', bundler: 'esnext', node10: 'commonjs' };
 
 test('the package needs no other, and its types are found', { skip: onFile }, async (context) => {
@@ -67,6 +77,11 @@ test('the package needs no other, and its types are found', { skip: onFile }, as
     }
     const usage = await run('npx', ['--no', '--', PACKAGE, '--help'], folder);
     assert.match(usage.stdout, /^Usage: postgres-rate-limit install/);
+    await symlink(`${source}/node_modules/rate-limiter-flexible`, `${folder}/node_modules/rate-limiter-flexible`);
+    for (const [name, text] of Object.entries(EXTENDERS)) {
+        await writeFile(`${folder}/${name}`, text);
+        await run(process.execPath, [name], folder);
+    }
 
     for (const name of ['types.ts', 'types.mts', 'types.cts']) await writeFile(`${folder}/${name}`, TYPES);
     for (const [moduleResolution, module] of Object.entries(RESOLUTIONS)) {
