@@ -54,7 +54,7 @@ const PROGRAMS: [(&str, &[&str]); 6] = [
     ),
     ("ts", &[EXAMPLE_SERVER]),
     ("tsx", &[EXAMPLE_PAGE]),
-    ("rust", &["rust.rs"]),
+    ("rust", &["rust.rs", TOWER]),
     ("bash", &["shell.sh"]),
 ];
 
@@ -65,6 +65,8 @@ const TRY: &str = "../../playground/try/try.js";
 /// Tests of an application, which the adapters' tests run.
 const PYTEST: &str = "../../adapters/python/tests/messages.py";
 const PYTEST_WORKERS: &str = "../../adapters/python/tests/workers.py";
+/// An application of axum, which the tests of its layer run.
+const TOWER: &str = "../../adapters/tower/examples/messages.rs";
 /// Examples of the client for Python.
 const PYTHON_START: &str = "../../adapters/python/tests/examples/getting_started.py";
 const PYTHON_PSYCOPG: &str = "../../adapters/python/tests/examples/with_psycopg.py";

@@ -1,0 +1,49 @@
+//! What runs the statements.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+
+use crate::Error;
+
+/// A connection or a transaction that runs a call.
+pub trait Connection: Send {
+    /// Runs a statement whose parameters are texts or NULL, and returns the text in the one column of its one row.
+    fn text(
+        &mut self,
+        sql: &str,
+        values: &[Option<&str>],
+    ) -> impl Future<Output = Result<String, Error>> + Send;
+}
+
+/// A pool of connections, for the layer.
+pub trait Pool: Clone + Send + Sync + 'static {
+    /// What it lends.
+    type Connection: Connection;
+
+    /// Borrows a connection, which goes back when it is dropped.
+    fn get(&self) -> impl Future<Output = Result<Self::Connection, Error>> + Send;
+
+    /// Closes a connection whose statement has not ended: it must not go back to the pool.
+    fn discard(connection: Self::Connection);
+}
+
+/// Runs a statement on a connection of the pool, with a timeout for both.
+pub(crate) async fn within<P: Pool>(
+    timeout: Duration,
+    pool: &P,
+    sql: &str,
+    values: &[Option<&str>],
+) -> Result<String, Error> {
+    let deadline = Instant::now() + timeout;
+    let late = |what| Error::unavailable(format!("{what} within {timeout:?}"));
+    let Ok(connection) = timeout_at(deadline, pool.get()).await else {
+        return Err(late("there was no connection to the database"));
+    };
+    let mut connection = connection?;
+    let result = timeout_at(deadline, connection.text(sql, values)).await;
+    result.unwrap_or_else(|_| {
+        P::discard(connection);
+        Err(late("there was no answer of the database"))
+    })
+}

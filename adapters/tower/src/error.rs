@@ -1,0 +1,81 @@
+//! The errors, and which of them say "not now".
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+/// A call that was not decided: the error of the driver, or a timeout of the layer.
+#[derive(Clone, Debug)]
+pub struct Error {
+    source: Arc<dyn StdError + Send + Sync>,
+    code: Option<String>,
+    is_not_now: bool,
+}
+
+/// A server that is a standby, full, starting or stopping; too many connections; a timeout inside it.
+const NOT_NOW: [&str; 9] =
+    ["25006", "53100", "53200", "53300", "55P03", "57014", "57P01", "57P02", "57P03"];
+
+impl Error {
+    /// The error of a driver, with the SQLSTATE that it has if the server has answered.
+    pub fn new(source: impl Into<Box<dyn StdError + Send + Sync>>, code: Option<&str>) -> Self {
+        let source: Arc<dyn StdError + Send + Sync> = source.into().into();
+        let is_not_now = match code {
+            // 08P01 is also what PgBouncer makes of a refused login.
+            Some("08P01") => false,
+            Some(code) => code.starts_with("08") || NOT_NOW.contains(&code),
+            None => no_answer(&*source),
+        };
+        Self { source, code: code.map(str::to_owned), is_not_now }
+    }
+
+    /// One that says "not now", without an SQLSTATE, such as a pool that has no connection left.
+    pub fn unavailable(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self { is_not_now: true, ..Self::new(source, None) }
+    }
+
+    /// The SQLSTATE, if the server has answered.
+    pub fn code(&self) -> Option<&str> {
+        self.code.as_deref()
+    }
+
+    /// Whether the call can't be decided now: no server answers, or it is full, starting, stopping or a standby; or
+    /// there was a timeout. On such an error, work may go on unchecked; not after a mistake or a refused login.
+    pub fn is_not_now(&self) -> bool {
+        self.is_not_now
+    }
+}
+
+/// Whether no server answers, or not any more. A file that is missing or not readable is a mistake, but for a socket.
+fn no_answer(error: &(dyn StdError + 'static)) -> bool {
+    let mut causes =
+        std::iter::successors(Some(error), |error: &&(dyn StdError + 'static)| (*error).source());
+    causes.any(|cause| {
+        use io::ErrorKind::*;
+        let Some(error) = cause.downcast_ref::<io::Error>() else { return false };
+        // The kind of a name that can't be resolved has no public name.
+        let is_unresolved =
+            || error.to_string().starts_with("failed to lookup address information");
+        match error.kind() {
+            ConnectionRefused | ConnectionReset | ConnectionAborted | NotConnected | BrokenPipe => {
+                true
+            }
+            TimedOut | UnexpectedEof | HostUnreachable | NetworkUnreachable | NetworkDown => true,
+            NotFound => true,
+            _ => is_unresolved(),
+        }
+    })
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the rate limit was not decided: {}", self.source)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&*self.source)
+    }
+}

@@ -1,0 +1,253 @@
+//! The layer, and the service that it makes.
+
+use std::mem;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
+use serde_json::Value;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::database::within;
+use crate::denials::Denials;
+use crate::limit::{Decision, Limit, parsed, whole_seconds};
+use crate::{Error, Pool};
+
+/// What becomes of a request that can't be decided now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnError {
+    /// It is answered with 503.
+    #[default]
+    Closed,
+    /// It passes, if [the error says "not now"](Error::is_not_now). Mistakes and refused logins are answered with 500.
+    Open,
+}
+
+/// Limits the requests of a service: one that is denied is answered with 429 and `Retry-After`.
+///
+/// Every response of a request that was decided has the headers `RateLimit` and `RateLimit-Policy`. The service finds
+/// the [`Decision`] in the extensions of the request; what wraps this layer finds it in those of a response 429, and the
+/// [`Error`] in those of a response 503 or 500. The bodies of these are short texts.
+///
+/// A layer takes its tokens before the service runs, in a transaction of its own. To take them in yours, call
+/// [`Limit::take`].
+#[derive(Clone)]
+pub struct RateLimitLayer<P, K> {
+    pool: P,
+    limit: Arc<Limit>,
+    key: K,
+    timeout: Duration,
+    on_error: OnError,
+    on_unchecked: Arc<dyn Fn(&Error) + Send + Sync>,
+    denials: Option<Arc<Denials>>,
+}
+
+impl<P: Pool, K: Fn(&Parts) -> String> RateLimitLayer<P, K> {
+    /// Takes the tokens of a limit for the key that a request has: of a user who is authenticated, say, or of
+    /// [an address](address_key).
+    pub fn new(pool: P, limit: Limit, key: K) -> Self {
+        let on_unchecked = |error: &Error| tracing::warn!(%error, "a request passes unchecked");
+        Self {
+            pool,
+            limit: Arc::new(limit),
+            key,
+            timeout: Duration::from_secs(5),
+            on_error: OnError::Closed,
+            on_unchecked: Arc::new(on_unchecked),
+            denials: None,
+        }
+    }
+
+    /// How long a call may take to get a connection and its result. By default 5 seconds. A connection whose statement
+    /// is late is closed; in the server the statement may run on, and take its tokens: set `statement_timeout` for the
+    /// role.
+    pub fn timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
+    }
+
+    /// What becomes of a request that can't be decided now.
+    pub fn on_error(self, on_error: OnError) -> Self {
+        Self { on_error, ..self }
+    }
+
+    /// Is called with the error of each request that passes unchecked. By default it is a warning of `tracing`.
+    pub fn on_unchecked(self, hears: impl Fn(&Error) + Send + Sync + 'static) -> Self {
+        Self { on_unchecked: Arc::new(hears), ..self }
+    }
+
+    /// Answers a key that was denied without the database: until it can pass, and for `at_most`. The denials of `max`
+    /// keys are remembered, or fewer: of those used last. What ends a denial early, such as a reset, is not noticed
+    /// meanwhile.
+    pub fn remember_denials(self, max: usize, at_most: Duration) -> Self {
+        Self { denials: Some(Arc::new(Denials::new(max, at_most))), ..self }
+    }
+
+    async fn decide(&self, key: &str) -> Result<Answer, Error> {
+        if let Some(known) = self.denials.as_ref().and_then(|denials| denials.known(key)) {
+            return Ok(known);
+        }
+        let began = Instant::now();
+        // A text of PostgreSQL has no NUL.
+        let sent = key.replace('\0', "\u{fffd}");
+        let count = self.limit.count_text();
+        let (sql, values) = (self.limit.sql(true), self.limit.values(&sent, &count));
+        let answer = Answer::of(&parsed(&within(self.timeout, &self.pool, &sql, &values).await?)?);
+        if let Some(denials) = &self.denials {
+            denials.learn(key, began, &answer);
+        }
+        Ok(answer)
+    }
+
+    /// The response of a request that must not pass; None: it passes. What is known of it goes to its extensions.
+    fn refusal<B, R: From<&'static str>>(
+        &self,
+        result: &Result<Answer, Error>,
+        request: &mut Request<B>,
+    ) -> Option<Response<R>> {
+        let mut response = match result {
+            Ok(answer) if answer.decision.ok => {
+                request.extensions_mut().insert(answer.decision.clone());
+                return None;
+            }
+            Ok(answer) => {
+                let mut response = short(StatusCode::TOO_MANY_REQUESTS, "Too many requests.\n");
+                response.extensions_mut().insert(answer.decision.clone());
+                response
+            }
+            Err(error) if error.is_not_now() && self.on_error == OnError::Open => {
+                (self.on_unchecked)(error);
+                return None;
+            }
+            Err(error) => {
+                tracing::error!(%error, "a request is refused");
+                let mut response = if error.is_not_now() {
+                    short(StatusCode::SERVICE_UNAVAILABLE, "Try again later.\n")
+                } else {
+                    short(StatusCode::INTERNAL_SERVER_ERROR, "Internal error.\n")
+                };
+                response.extensions_mut().insert(error.clone());
+                response
+            }
+        };
+        let text = HeaderValue::from_static("text/plain; charset=utf-8");
+        response.headers_mut().insert(header::CONTENT_TYPE, text);
+        Some(response)
+    }
+}
+
+fn short<R: From<&'static str>>(status: StatusCode, body: &'static str) -> Response<R> {
+    let mut response = Response::new(R::from(body));
+    *response.status_mut() = status;
+    response
+}
+
+/// The key of a client's address: one of IPv4 as it is, of IPv6 the network of 64 bits, since a client has all of its
+/// addresses. Behind a proxy the address is that of the proxy: take the header that it sets.
+pub fn address_key(address: IpAddr) -> String {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.to_string(),
+        IpAddr::V6(address) => {
+            let network = u128::from(address) >> 64 << 64;
+            format!("{}/64", std::net::Ipv6Addr::from(network))
+        }
+    }
+}
+
+/// A decision, and the headers of its response.
+#[derive(Clone)]
+pub(crate) struct Answer {
+    pub decision: Decision,
+    headers: HeaderMap,
+}
+
+impl Answer {
+    fn of(row: &Value) -> Self {
+        let headers =
+            row["headers"].as_object().into_iter().flatten().filter_map(|(name, value)| {
+                let value = HeaderValue::from_str(value.as_str()?).ok()?;
+                Some((HeaderName::from_bytes(name.as_bytes()).ok()?, value))
+            });
+        Self { decision: Decision::of(row), headers: headers.collect() }
+    }
+
+    /// A denial, some time later.
+    pub fn later(&self, passed: Duration) -> Self {
+        let mut answer = self.clone();
+        let wait = self.decision.retry_after.map(|wait| wait.saturating_sub(passed));
+        answer.decision.retry_after = wait;
+        if let Some(wait) = wait {
+            answer.headers.insert(header::RETRY_AFTER, whole_seconds(wait).into());
+        }
+        if let Some(text) = answer.headers.get_mut("ratelimit") {
+            let less = text.to_str().ok().and_then(|text| {
+                let (before, seconds) = text.rsplit_once(";t=")?;
+                let left = seconds.parse::<u64>().ok()?.saturating_sub(passed.as_secs());
+                HeaderValue::from_str(&format!("{before};t={left}")).ok()
+            });
+            *text = less.unwrap_or_else(|| text.clone());
+        }
+        answer
+    }
+}
+
+impl<S, P: Clone, K: Clone> Layer<S> for RateLimitLayer<P, K> {
+    type Service = RateLimit<S, P, K>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        RateLimit { inner, layer: self.clone() }
+    }
+}
+
+/// The service that [`RateLimitLayer`] makes of another.
+#[derive(Clone)]
+pub struct RateLimit<S, P, K> {
+    inner: S,
+    layer: RateLimitLayer<P, K>,
+}
+
+impl<S, P, K, B, R> Service<Request<B>> for RateLimit<S, P, K>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    P: Pool,
+    K: Fn(&Parts) -> String + Clone + Send + Sync + 'static,
+    B: Send + 'static,
+    R: From<&'static str> + Send,
+{
+    type Response = Response<R>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<R>, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The clone need not be ready: this one is.
+        let next = self.inner.clone();
+        let mut inner = mem::replace(&mut self.inner, next);
+        let layer = self.layer.clone();
+        let (parts, body) = request.into_parts();
+        let key = (layer.key)(&parts);
+        let mut request = Request::from_parts(parts, body);
+        Box::pin(async move {
+            let result = layer.decide(&key).await;
+            let mut response = match layer.refusal(&result, &mut request) {
+                Some(refusal) => refusal,
+                None => inner.call(request).await?,
+            };
+            if let Ok(answer) = result {
+                // Next to those of another layer, since they are lists.
+                for (name, value) in &answer.headers {
+                    response.headers_mut().append(name, value.clone());
+                }
+            }
+            Ok(response)
+        })
+    }
+}

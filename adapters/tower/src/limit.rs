@@ -1,0 +1,139 @@
+//! A limit, its statements, and what they return.
+
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value;
+
+use crate::{Connection, Error};
+
+/// A limit: its name, its config unless it is defined in the database, and the tokens that a call takes.
+///
+/// The role needs EXECUTE on `rl_limit`; for a layer, on `rl_headers`, too.
+#[derive(Clone, Debug)]
+pub struct Limit {
+    name: String,
+    config: Option<String>,
+    count: f64,
+    schema: String,
+}
+
+impl Limit {
+    /// The limit of this name, which `rl_define` has defined in the database. A call takes 1 token.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), config: None, count: 1.0, schema: String::new() }
+    }
+
+    /// Passes this config with each call, so that the name need not be defined: the JSON that `rl_define` takes. If the
+    /// name is defined, calls fail with 42501, unless the role may define limits.
+    pub fn config(self, config: Value) -> Self {
+        Self { config: Some(config.to_string()), ..self }
+    }
+
+    /// The tokens that a call takes: above 0, or calls fail with 22023.
+    pub fn count(self, count: f64) -> Self {
+        Self { count, ..self }
+    }
+
+    /// The schema of the functions. By default they are found by the `search_path`.
+    pub fn schema(self, schema: &str) -> Self {
+        Self { schema: format!("\"{}\".", schema.replace('"', "\"\"")), ..self }
+    }
+
+    /// Takes the tokens for a key, `""` for a limit that everyone shares. In a transaction they are taken if, and only
+    /// if, it commits; an error aborts it. A denial takes nothing, and is not an error.
+    ///
+    /// # Errors
+    /// What the database raises: 42704 if the name is not defined and there is no config; 22023 if an argument is
+    /// refused, such as a key of more than 1,024 bytes; a serialization failure. And what the driver raises.
+    pub async fn take(&self, db: &mut impl Connection, key: &str) -> Result<Decision, Error> {
+        let text = db.text(&self.sql(false), &self.values(key, &self.count_text())).await?;
+        Ok(Decision::of(&parsed(&text)?))
+    }
+
+    /// The statement, with the values of [`values`](Self::values); `headers` asks for those of `rl_headers`, and hashes
+    /// what is no key as the extension takes it, as the package for Node does.
+    pub(crate) fn sql(&self, headers: bool) -> String {
+        let schema = &self.schema;
+        let (key, headers) = if headers {
+            (
+                "CASE WHEN octet_length($2::text) <= 1024 AND NOT starts_with($2::text, 'sha256:') THEN $2::text
+                    ELSE 'sha256:' || encode(sha256(convert_to($2::text, 'UTF8')), 'hex') END",
+                format!("{schema}rl_headers($1::text, r, config => $4::text::jsonb, key => k.key)"),
+            )
+        } else {
+            ("$2::text", "NULL".into())
+        };
+        format!(
+            "SELECT json_build_object('ok', ok, 'wait', retry_after, 'at', extract(epoch FROM retry_at),
+                'remaining', remaining, 'capacity', capacity, 'reset', extract(epoch FROM reset_at),
+                'headers', {headers})::text
+            FROM (SELECT {key} AS key) AS k,
+                {schema}rl_limit($1::text, k.key, $3::text::float8, config => $4::text::jsonb) AS r"
+        )
+    }
+
+    /// The values of the statement. `count`: that of [`count_text`](Self::count_text).
+    pub(crate) fn values<'a>(&'a self, key: &'a str, count: &'a str) -> [Option<&'a str>; 4] {
+        [Some(&self.name), Some(key), Some(count), self.config.as_deref()]
+    }
+
+    /// The text of the tokens.
+    pub(crate) fn count_text(&self) -> String {
+        self.count.to_string()
+    }
+}
+
+/// What a statement has returned.
+pub(crate) fn parsed(text: &str) -> Result<Value, Error> {
+    serde_json::from_str(text).map_err(|error| Error::new(error, None))
+}
+
+/// The result of a call. Waits and times are rounded up to a millisecond.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Decision {
+    /// Whether the tokens were taken.
+    pub ok: bool,
+    /// Denied: how long until the same call can pass; None if it never can.
+    pub retry_after: Option<Duration>,
+    /// The same as a time, by the database's clock.
+    pub retry_at: Option<SystemTime>,
+    /// Tokens left after the call; negative: a debt. None: the key is exempt.
+    pub remaining: Option<f64>,
+    /// The most tokens that it can hold. None: the key is exempt.
+    pub capacity: Option<f64>,
+    /// When it will be full again, by the database's clock.
+    pub reset_at: Option<SystemTime>,
+}
+
+impl Decision {
+    pub(crate) fn of(row: &Value) -> Self {
+        let time = |field: &str| {
+            let seconds = row[field].as_f64()?;
+            let since = milliseconds(seconds.abs());
+            if seconds < 0.0 {
+                SystemTime::UNIX_EPOCH.checked_sub(since)
+            } else {
+                SystemTime::UNIX_EPOCH.checked_add(since)
+            }
+        };
+        Self {
+            ok: row["ok"] == true,
+            retry_after: row["wait"].as_f64().map(milliseconds),
+            retry_at: time("at"),
+            remaining: row["remaining"].as_f64(),
+            capacity: row["capacity"].as_f64(),
+            reset_at: time("reset"),
+        }
+    }
+}
+
+/// Seconds that are whole milliseconds, but for the noise of a float.
+fn milliseconds(seconds: f64) -> Duration {
+    Duration::from_millis((seconds * 1000.0).round() as u64)
+}
+
+/// A wait in whole seconds, rounded up: the header Retry-After.
+pub(crate) fn whole_seconds(wait: Duration) -> u64 {
+    wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
+}

@@ -1,0 +1,28 @@
+//! Applications of axum with the layer, over sqlx and over tokio-postgres, on the server that PGHOST names: PGUSER may
+//! take tokens in PGDATABASE, the superuser postgres prepares what a test needs. `adapters/run` runs them.
+
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests")]
+
+macro_rules! on_each_driver {
+    ($($name:ident),+ $(,)?) => {
+        mod with_sqlx {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $name() { super::$name::<crate::application::Sqlx>().await })+
+        }
+        mod with_tokio_postgres {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $name() { super::$name::<crate::application::TokioPostgres>().await })+
+        }
+    };
+}
+
+mod application;
+mod denials;
+#[path = "../../examples/messages.rs"]
+#[allow(dead_code, reason = "its main")]
+mod example;
+mod failing;
+mod readme;
+mod requests;
+mod restart;
+mod transactions;
