@@ -13,6 +13,9 @@ const MANY = 'n, name, key, ok, allows';
 const SQL = {
     limit: `SELECT ok, ${RESULT} FROM $rl_limit($1::text, $2::text, $3::float8, $4::boolean, ${CONFIG(5)})`,
     check: `SELECT ok, ${RESULT} FROM $rl_check($1::text, $2::text, $3::float8, $4::boolean, ${CONFIG(5)})`,
+    // The kind is that of the key: an override may be of another one. Its time is later than that of the take.
+    take: `SELECT ok, taken, ${RESULT}, $rl_value($1::text, $2::text, $4::text::jsonb)::text AS value
+        FROM $rl_take($1::text, $2::text, at_least => $3::float8, ${CONFIG(4)}, at_most => $5::float8)`,
     credit: `SELECT ok, ${RESULT} FROM $rl_credit($1::text, $2::text, $3::float8, $4::text::timestamptz, ${CONFIG(5)})`,
     reset: 'SELECT $rl_reset($1::text, $2::text) AS ok',
     value: 'SELECT $rl_value($1::text, $2::text, $3::text::jsonb)::text AS value',

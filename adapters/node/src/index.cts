@@ -23,6 +23,7 @@ export type {
     Unlimited,
 } from './config.cjs';
 export { isRateLimitError, RateLimitError } from './errors.cjs';
+export type { Borrowed, BorrowOptions, BorrowResult } from './borrowed.cjs';
 export type { RememberDenials } from './denials.cjs';
 export type { OnError } from './failing.cjs';
 export type { Hold, HoldAll, HoldRequestResult, Lease, SettleResult, Used } from './held.cjs';

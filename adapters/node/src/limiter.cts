@@ -24,6 +24,7 @@ import {
     type SettleResult,
     type Used,
 } from './held.cjs';
+import { Borrowed, type BorrowOptions } from './borrowed.cjs';
 import { Denials, idOf, Question, type RememberDenials } from './denials.cjs';
 import { checkedFailing, isNotNow, quietly, type OnError } from './failing.cjs';
 import { checked, inTransaction, type Database } from './query.cjs';
@@ -143,6 +144,8 @@ export interface Value {
     blockedUntil: number | null;
 }
 
+const LENDS = ['token bucket', 'fixed window', 'unlimited'];
+
 type AnyOptions = Record<string, any>;
 /** Marks the options of a call that extends a hold, and admits nothing: onDecision does not hear of it. */
 export const EXTENDS = Symbol.for('postgres-rate-limit.extends');
@@ -238,6 +241,31 @@ export class RateLimiter<const D extends Definitions = {}> {
         const list = this.#listOf(requests);
         const once = { ...options, wait: undefined };
         return this.#passingAll(once, async () => allOf(await this.#decidedAll('checkAll', list, options)));
+    }
+
+    /**
+     * Takes of this limit that need no round trip: the process takes batches, and spends them in memory. They are taken
+     * outside of any transaction, which returns nothing if it is rolled back.
+     */
+    borrow<N extends NameOf<D, HoldKind>>(name: N, options?: BorrowOptions & Pick<Asks, 'onError'>): Borrowed<D[N]>;
+    borrow<C extends ConfigOf<HoldKind>>(
+        name: string,
+        options: BorrowOptions & Pick<Asks, 'onError'> & { config: C },
+    ): Borrowed<C>;
+    borrow(name: string, options: AnyOptions = {}): Borrowed<any> {
+        const { config, onError } = options;
+        const sent = this.#configOf(name, options);
+        const kind = (config ?? this.definitions[name]).kind;
+        if (!LENDS.includes(kind)) throw new TypeError(`${kind} can't be borrowed; allowed: ${LENDS.join(', ')}`);
+        return new Borrowed(options, {
+            keyOf,
+            take: async (key, atLeast, atMost) => {
+                if (inTransaction(this.#of({}))) throw new TypeError('db is in a transaction, which can return what it takes');
+                return this.#decided('take', { onError }, [name, key, atLeast, sent, atMost]);
+            },
+            giveBack: (key, count, takenAt) => this.credit(name, { key, count, takenAt, config } as any),
+            patiently: (asked, attempt) => this.#passing(name, asked, attempt),
+        });
     }
 
     /** Takes slots of a concurrency limit with one lease, which `await using` releases. */
@@ -473,6 +501,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     #asking(call: Call, options: AnyOptions, values: unknown[]): Question | undefined {
         if (!this.#denials || options.db !== undefined || inTransaction(this.#of(options))) return undefined;
         const [name, key, count, ...config] = values as [string, string, number, ...unknown[]];
+        if (call === 'take') return new Question(idOf(name, key), JSON.stringify([call, config[0]]), count);
         if (call === 'limit' || call === 'check') return new Question(idOf(name, key), JSON.stringify(config), count);
         return call === 'limitAll' || call === 'checkAll' ? new Question(name, '', 0) : undefined;
     }

@@ -1,0 +1,205 @@
+// Tokens that a process has borrowed: it takes a batch of them in one call of the database, and spends it in memory.
+import type { Keyed } from './limiter.cjs';
+import { ignore } from './failing.cjs';
+import { errorOf, resultOf, type Result } from './results.cjs';
+
+export interface BorrowOptions {
+    /** Milliseconds after which a batch is spent no more, and what is left of it is returned. Default: 1000. */
+    borrowFor?: number;
+    /** The most tokens of a batch, but for a call with a larger count. Default: 100. */
+    max?: number;
+}
+interface Spend {
+    /** Tokens. Default: 1. */
+    count?: number;
+}
+interface Asks extends Spend {
+    /** `true`: a denial is a RateLimitError. */
+    throws?: boolean;
+    /** Tries again for at most this number of milliseconds. */
+    wait?: number;
+    /** Ends the wait. */
+    signal?: AbortSignal;
+}
+type AnyOptions = Record<string, any>;
+type Given<C, O> = C extends { keyed: true } ? [options: O & Keyed<C>] : [options?: O & Keyed<C>];
+/** What a call that may have asked no database knows. */
+export type BorrowResult = Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'error'>;
+
+/** What the batches of one limit are taken and returned by. */
+export interface BorrowCalls {
+    keyOf(options: object): string;
+    take(key: string, atLeast: number, atMost: number): Promise<any>;
+    giveBack(key: string, count: number, takenAt: Date): Promise<unknown>;
+    patiently(options: object, attempt: () => Promise<BorrowResult>): Promise<BorrowResult>;
+}
+
+/** A batch, and when it was asked for: by the monotonic clock, and by the other, since a suspended machine stops the first. */
+interface Batch {
+    taken: number;
+    left: number;
+    sent: number;
+    sentAt: number;
+    lasts: number;
+    takenAt: Date;
+}
+const passed = ({ sent, sentAt }: Pick<Batch, 'sent' | 'sentAt'>) =>
+    Math.max(performance.now() - sent, Date.now() - sentAt);
+
+interface Account {
+    batch?: Batch;
+    /** Tokens of the next batch: as many as last between a half and all of its time. */
+    size: number;
+    /** The call that is under way, and the tokens for which others wait for it. */
+    asking?: Promise<Asked>;
+    awaited: number;
+    timer?: NodeJS.Timeout;
+}
+interface Asked extends BorrowResult {
+    /** The count that it was about. */
+    count: number;
+}
+
+/** Takes of one limit that need no call of the database, as a rule. Left by `await using`, it is closed. */
+export class Borrowed<C = unknown> {
+    #calls: BorrowCalls;
+    #borrowFor: number;
+    #max: number;
+    #accounts = new Map<string, Account>();
+    #returning = new Set<Promise<unknown>>();
+    #closed = false;
+
+    constructor({ borrowFor = 1000, max = 100 }: BorrowOptions, calls: BorrowCalls) {
+        if (!(borrowFor >= 1 && borrowFor <= 60_000)) {
+            throw new TypeError(`borrowFor is ${borrowFor}; allowed: milliseconds, from 1 to 60000`);
+        }
+        if (!Number.isSafeInteger(max) || max < 1) throw new TypeError(`max is ${max}; allowed: an integer from 1 on`);
+        this.#calls = calls;
+        this.#borrowFor = borrowFor;
+        this.#max = max;
+    }
+
+    /** Spends of what the process has, without a call of the database; false: it has too little, so ask `limit`. */
+    take(...options: Given<C, Spend>): boolean;
+    take(options: AnyOptions = {}): boolean {
+        const { count = 1 } = options;
+        const batch = this.#accounts.get(this.#calls.keyOf(options))?.batch;
+        if (!batch || !(count >= 0 && count <= batch.left) || passed(batch) >= batch.lasts) return false;
+        batch.left -= count;
+        return true;
+    }
+
+    /** Spends of what the process has, and else of a new batch. A denial takes nothing. */
+    limit(...options: Given<C, Asks>): Promise<BorrowResult>;
+    async limit(options: AnyOptions = {}): Promise<BorrowResult> {
+        if ('db' in options) throw new TypeError('borrowed tokens are spent outside of transactions: pass no db');
+        return this.#calls.patiently(options, () => this.#decided(options));
+    }
+
+    async #decided(options: AnyOptions): Promise<BorrowResult> {
+        const key = this.#calls.keyOf(options);
+        const { count = 1 } = options;
+        if (!(count >= 0)) throw new TypeError(`count is ${count}; allowed: a number from 0 on`);
+        for (;;) {
+            if (this.take(...([options] as unknown as Given<C, Spend>))) return { ok: true, retryAfter: null, retryAt: null };
+            if (this.#closed) throw new Error('the borrowed tokens were returned by close()');
+            let account = this.#accounts.get(key);
+            if (!account) this.#accounts.set(key, (account = { size: 1, awaited: 0 }));
+            if (!account.asking) {
+                const asking = this.#ask(key, account, count).finally(() => (account.asking = undefined));
+                return answer(await (account.asking = asking));
+            }
+            account.awaited += count;
+            const asked = await account.asking.finally(() => (account.awaited -= count));
+            if (asked.error || (!asked.ok && asked.count <= count)) return answer(asked);
+        }
+    }
+
+    /** Asks for what the account lacks of COUNT, and for a batch. */
+    async #ask(key: string, account: Account, count: number): Promise<Asked> {
+        const { batch } = account;
+        const since = { sent: performance.now(), sentAt: Date.now() };
+        let had = 0;
+        if (batch && passed(batch) < batch.lasts) {
+            if (passed(batch) < batch.lasts / 2) account.size = Math.min(account.size * 2, this.#max);
+            had = Math.min(batch.left, count);
+            batch.left -= had;
+        } else if (batch) this.#end(key, account);
+        const missing = count - had;
+        // Others may have begun to wait by the next line only.
+        await undefined;
+        const most = Math.max(missing, Math.min(Math.max(account.size, missing + account.awaited), this.#max));
+        let row;
+        try {
+            row = await this.#calls.take(key, missing, most);
+        } finally {
+            if (batch && !row?.ok) batch.left += had;
+            clearTimeout(account.timer);
+            this.#await(key, account);
+        }
+        if (row.ok && !row.error) {
+            if (batch) this.#end(key, account);
+            account.batch = this.#batchOf(row, missing, since);
+            if (row.taken < most) account.size = Math.max(Math.floor(account.size / 2), 1); // others want them, too
+        }
+        return { ...resultOf(row), count };
+    }
+
+    #batchOf({ taken, reset, value }: any, spent: number, since: Pick<Batch, 'sent' | 'sentAt'>): Batch {
+        const { config, now } = JSON.parse(value);
+        // The rest is of no use where it can't be returned; a dry run has more than there was to take.
+        const lasts = {
+            'token bucket': this.#borrowFor,
+            'unlimited': this.#borrowFor,
+            'fixed window': Math.min(this.#borrowFor, Number(reset) * 1000 - now),
+        };
+        const kept = config.enforce === false ? 0 : (lasts[config.kind as keyof typeof lasts] ?? 0);
+        return { taken, left: taken - spent, ...since, lasts: kept, takenAt: new Date(Math.floor(now)) };
+    }
+
+    /** Ends a batch: what is left is returned. Where that fails, it stays taken. */
+    #end(key: string, account: Account): void {
+        const { batch } = account;
+        account.batch = undefined;
+        if (!batch) return;
+        const spent = batch.taken - batch.left;
+        if (batch.left > 0) account.size = Math.max(Math.ceil(spent), 1);
+        if (batch.left <= 0 || batch.lasts <= 0) return;
+        const returning = this.#calls.giveBack(key, batch.left, batch.takenAt).catch(ignore);
+        this.#returning.add(returning);
+        void returning.then(() => this.#returning.delete(returning));
+    }
+
+    /** Ends the batch when its time is up; once nothing was spent for as long, forgets the key. */
+    #await(key: string, account: Account): void {
+        account.timer = setTimeout(() => {
+            if (account.asking) return this.#await(key, account);
+            const { batch } = account;
+            this.#end(key, account);
+            if (batch && batch.left < batch.taken) this.#await(key, account);
+            else this.#accounts.delete(key);
+        }, this.#borrowFor + 1);
+        account.timer.unref();
+    }
+
+    /** Returns all that is left, and spends no more. Without it, as when a process dies, that stays taken. */
+    async close(): Promise<void> {
+        this.#closed = true;
+        for (const { asking } of [...this.#accounts.values()]) await asking?.catch(ignore);
+        for (const [key, account] of this.#accounts) {
+            clearTimeout(account.timer);
+            this.#end(key, account);
+        }
+        this.#accounts.clear();
+        await Promise.all(this.#returning);
+    }
+
+    async [Symbol.asyncDispose](): Promise<void> {
+        await this.close();
+    }
+}
+
+const answer = (asked: Asked): BorrowResult => {
+    const { ok, retryAfter, retryAt } = asked;
+    return { ok, retryAfter, retryAt, ...errorOf(asked) };
+};
