@@ -34,7 +34,7 @@ export interface BorrowCalls {
     patiently(options: object, attempt: () => Promise<BorrowResult>): Promise<BorrowResult>;
 }
 
-/** A batch, and when it was asked for: by the monotonic clock, and by the other, since a suspended machine stops the first. */
+/** A batch, and when it was asked for: by the monotonic clock, which a suspended machine stops, and by the other. */
 interface Batch {
     taken: number;
     left: number;
@@ -45,6 +45,13 @@ interface Batch {
 }
 const passed = ({ sent, sentAt }: Pick<Batch, 'sent' | 'sentAt'>) =>
     Math.max(performance.now() - sent, Date.now() - sentAt);
+
+/** Spends of a batch; false: it has too little, or has ended. */
+function spends(batch: Batch | undefined, count: number): boolean {
+    if (!batch || !(count >= 0 && count <= batch.left) || passed(batch) >= batch.lasts) return false;
+    batch.left -= count;
+    return true;
+}
 
 interface Account {
     batch?: Batch;
@@ -83,10 +90,7 @@ export class Borrowed<C = unknown> {
     take(...options: Given<C, Spend>): boolean;
     take(options: AnyOptions = {}): boolean {
         const { count = 1 } = options;
-        const batch = this.#accounts.get(this.#calls.keyOf(options))?.batch;
-        if (!batch || !(count >= 0 && count <= batch.left) || passed(batch) >= batch.lasts) return false;
-        batch.left -= count;
-        return true;
+        return spends(this.#accounts.get(this.#calls.keyOf(options))?.batch, count);
     }
 
     /** Spends of what the process has, and else of a new batch. A denial takes nothing. */
@@ -101,9 +105,9 @@ export class Borrowed<C = unknown> {
         const { count = 1 } = options;
         if (!(count >= 0)) throw new TypeError(`count is ${count}; allowed: a number from 0 on`);
         for (;;) {
-            if (this.take(...([options] as unknown as Given<C, Spend>))) return { ok: true, retryAfter: null, retryAt: null };
-            if (this.#closed) throw new Error('the borrowed tokens were returned by close()');
             let account = this.#accounts.get(key);
+            if (spends(account?.batch, count)) return { ok: true, retryAfter: null, retryAt: null };
+            if (this.#closed) throw new Error('the borrowed tokens were returned by close()');
             if (!account) this.#accounts.set(key, (account = { size: 1, awaited: 0 }));
             if (!account.asking) {
                 const asking = this.#ask(key, account, count).finally(() => (account.asking = undefined));

@@ -260,7 +260,8 @@ export class RateLimiter<const D extends Definitions = {}> {
         return new Borrowed(options, {
             keyOf,
             take: async (key, atLeast, atMost) => {
-                if (inTransaction(this.#of({}))) throw new TypeError('db is in a transaction, which can return what it takes');
+                if (inTransaction(this.#of({})))
+                    throw new TypeError('db is in a transaction, whose rollback would return what is borrowed');
                 return this.#decided('take', { onError }, [name, key, atLeast, sent, atMost]);
             },
             giveBack: (key, count, takenAt) => this.credit(name, { key, count, takenAt, config } as any),

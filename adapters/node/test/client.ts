@@ -16,6 +16,7 @@ import {
     tokenBucket,
     unlimited,
     type AllResult,
+    type BorrowResult,
     type Decision,
     type Hold,
     type HoldAll,
@@ -73,6 +74,18 @@ export async function calls() {
     is<typeof unchecked.error, (Error & { code?: string }) | undefined>(true);
     (await limiter.limitAll([{ name: 'send' }], { onError: 'closed' })).error?.code?.length;
     (await limiter.hold('send', { onError: 'open' })).error?.code?.length;
+    const borrowed = limiter.borrow('login', { borrowFor: 500, max: 10, onError: 'open' });
+    is<boolean, ReturnType<typeof borrowed.take>>(true);
+    const spent = await borrowed.limit({ key: 'a', count: 2, throws: true, wait: 5 });
+    is<typeof spent, BorrowResult>(true);
+    await using other = limiter.borrow('other', { config: fixedWindow({ rate: 1, period: HOUR }) });
+    other.take();
+    // @ts-expect-error: it is keyed
+    borrowed.take();
+    // @ts-expect-error: there is no transaction
+    await borrowed.limit({ key: 7, db });
+    // @ts-expect-error: it can't be borrowed
+    limiter.borrow('search');
     // @ts-expect-error
     await limiter.limit('send', { onError: 'maybe' });
     // @ts-expect-error: there is nothing to allow

@@ -1,4 +1,4 @@
-// docs/node.md shows parts of this.
+// docs/node.md and docs/borrowing.md show parts of this.
 import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
 
@@ -76,6 +76,15 @@ const shared = new RateLimiter(limiter.definitions, { db: pool, defined: true })
 
 const remembering = new RateLimiter(limiter.definitions, { db: pool, rememberDenials: { max: 10_000, forMs: 1000 } });
 
+const apiRequests = tokenBucket({ rate: 1000, period: SECOND, keyed: true });
+const requests = limiter.borrow('apiRequests', { config: apiRequests, max: 100 });
+
+async function serve(user) {
+    const { ok, retryAfter } = await requests.limit({ key: user });
+    if (ok) return new Response('hello');
+    return new Response('', { status: 429, headers: { 'Retry-After': String(Math.ceil(retryAfter / 1000)) } });
+}
+
 const logged = (log) =>
     new RateLimiter(limiter.definitions, {
         db: pool,
@@ -124,6 +133,13 @@ test('a search goes on while the server is full, and not without end', async () 
 test('who floods is denied without the database', async () => {
     while ((await remembering.limit('sendMessage', { key: 'floods' })).ok);
     assert.equal((await remembering.limit('sendMessage', { key: 'floods' })).ok, false);
+});
+
+test('requests are served of what is borrowed', async () => {
+    const statuses = [];
+    for (let n = 0; n < 20; n++) statuses.push((await serve('ada')).status);
+    assert.deepEqual(statuses, Array(20).fill(200));
+    await requests.close();
 });
 
 test('a report is written in a slot', async () => {

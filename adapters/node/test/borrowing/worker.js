@@ -1,5 +1,5 @@
-// A process that spends borrowed tokens as fast as it gets them, and writes when: argv[2] says what, as JSON. Its clock is
-// wrong, and steps. It writes the real time before and after each spend, and the count; then what has become of it.
+// A process that spends borrowed tokens as fast as it gets them: argv[2] says of which limit, as JSON. Its clock is wrong,
+// and steps. It writes a line for each spend: the real time before and after it, and the count.
 import { openSync, writeSync } from 'node:fs';
 import { setImmediate as others, setTimeout as sleep } from 'node:timers/promises';
 
@@ -37,10 +37,10 @@ const commands = {
     async stop() {
         stopped = true;
     },
-    /** Borrows until it has a batch of some tokens left. */
+    /** Borrows until some tokens of a batch are left. */
     async borrow() {
         do await spend(1, true);
-        while (!(await spend(1, false)));
+        while (!((await spend(1, false)) && (await spend(1, false))));
     },
     /** Spends what it has left. */
     async rest() {
