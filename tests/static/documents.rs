@@ -28,6 +28,7 @@ const PROGRAMS: [(&str, &[&str]); 6] = [
             PYTHON_DJANGO,
             PYTHON_HOLDS,
             PYTHON_FAILING,
+            PYTHON_BORROWING,
             PYTHON_OPENAI,
             PYTHON_LANGCHAIN,
             PYTHON_LITELLM,
@@ -74,6 +75,7 @@ const PYTHON_FASTAPI: &str = "../../adapters/python/tests/examples/with_fastapi.
 const PYTHON_DJANGO: &str = "../../adapters/python/tests/examples/with_django.py";
 const PYTHON_HOLDS: &str = "../../adapters/python/tests/examples/budget.py";
 const PYTHON_FAILING: &str = "../../adapters/python/tests/examples/failing.py";
+const PYTHON_BORROWING: &str = "../../adapters/python/tests/examples/borrowing.py";
 /// Budgets of calls to models.
 const PYTHON_OPENAI: &str = "../../adapters/python/tests/examples/with_openai.py";
 const PYTHON_LANGCHAIN: &str = "../../adapters/python/tests/examples/with_langchain.py";

@@ -8,6 +8,7 @@ django_cache is a cache that counts, and pyrate_limiter has buckets; budget, ope
 calls to models may cost; testing has fixtures of pytest.
 """
 
+from postgres_rate_limit._borrowed import AsyncBorrowed, Borrowed
 from postgres_rate_limit._calls import HeaderStyle, Key, Request
 from postgres_rate_limit._client import (
     AsyncHold,
@@ -52,10 +53,12 @@ __all__ = [
     "MINUTE",
     "SECOND",
     "WEEK",
+    "AsyncBorrowed",
     "AsyncHold",
     "AsyncHoldAll",
     "AsyncLease",
     "AsyncRateLimiter",
+    "Borrowed",
     "Config",
     "Decision",
     "HeaderStyle",

@@ -67,6 +67,15 @@ class Call(Generic[T]):
 
 
 @dataclass(frozen=True)
+class Taken(Result):
+    """What rl_take answers."""
+
+    taken: float = 0
+    value: str = "null"
+    """That of rl_value, after the take."""
+
+
+@dataclass(frozen=True)
 class Lent:
     """What rl_acquire answers, and as those below why it went unchecked."""
 
@@ -258,6 +267,30 @@ class Calls:
         if function == "rl_check":
             return call
         return replace(call, decides=lambda result: [(name, result.ok, result.retry_after)], names=(name,))
+
+    def take(
+        self, name: str, key: Key, at_least: float, at_most: float, config: Config | None
+    ) -> Call[Taken]:
+        name, key, own = self._target(name, key, config)
+
+        def read(rows: Rows) -> Taken:
+            ok, after, at, remaining, capacity, reset, taken, value = rows[0]
+            told = retry_header(None if ok else after)
+            return Taken(bool(ok), after, time_of(at), remaining, capacity, time_of(reset), told, None, taken, value)
+
+        # The kind is that of the key: an override may be of another one. Its time is later than that of the take.
+        value = f"CAST(@rl_value({_TEXT}, {_TEXT}, {_JSON}) AS text)"
+        arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(at_most)), (_NUMBER, float(at_least))]
+        arguments += [_UNTHROWN, (_JSON, own)]
+        call = self._make(f"{_RESULT}, r.taken, {value}", "rl_take", arguments, read, before=[name, key, own])
+        opened = lambda error: Taken(True, None, None, None, None, None, error=error)  # noqa: E731
+        call = replace(call, opened=opened, id=("take", name, key, own), count=float(at_least), names=(name,))
+        return replace(call, decides=lambda result: [(name, result.ok, result.retry_after)])
+
+    def kind(self, name: str, config: Config | None) -> str | None:
+        """That of the limit; None: it isn't known here."""
+        own = self.config(name, config) or self.configs.get(name)
+        return None if own is None else str(json.loads(own).get("kind"))
 
     def credit(
         self, name: str, key: Key, count: float, taken_at: datetime | None, config: Config | None

@@ -13,6 +13,7 @@ from random import uniform
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, Union
 
+from postgres_rate_limit._borrowed import AsyncBorrowed, Borrowed
 from postgres_rate_limit._calls import FIND, Call, Calls, HeaderStyle, Held, HeldAll, Key, Lent, Request, seconds_of
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._databases import AsyncDatabase, Database, Deadline, async_database, database
@@ -147,7 +148,7 @@ class _Limiter(Generic[N]):
         alone = False
         if opens or self._denials or timeout < math.inf:
             # Its error aborts no transaction of the caller's, and its denial is not due to that one's own takes.
-            alone = on.apart or (on.told and not on.in_transaction())
+            alone = _is_alone(on)
         if on_error == "open" and not alone and (call.id or call.names):
             raise TypeError('on_error is "open" in a transaction, which the error aborts; allowed: a pool or an engine')
         began, sent = time.perf_counter(), time.monotonic()
@@ -207,6 +208,15 @@ class _Limiter(Generic[N]):
             raise explained from error
 
     @staticmethod
+    def _patience(wait: timedelta | float) -> _Patience:
+        return _Patience(wait)
+
+    @staticmethod
+    def _refuse_transaction(on: Database | AsyncDatabase) -> None:
+        if not _is_alone(on):
+            raise TypeError("db is in a transaction, whose rollback would return what is borrowed; allowed: a pool")
+
+    @staticmethod
     def _refuse_wait(in_transaction: bool, reserve: bool) -> None:
         if reserve:
             raise ValueError("wait and reserve are both given; allowed: one, since a reservation says when to start")
@@ -215,6 +225,11 @@ class _Limiter(Generic[N]):
                 "wait is given in a transaction, which would keep its locks meanwhile; allowed: a pool or an engine as "
                 "db"
             )
+
+
+def _is_alone(on: Database | AsyncDatabase) -> bool:
+    """Whether a statement is known to be in no transaction of the caller's."""
+    return on.apart or (on.told and not on.in_transaction())
 
 
 def _forget(failure: BaseException, error: BaseException | None) -> None:
@@ -643,9 +658,30 @@ class RateLimiter(_Limiter[N]):
         """Settles a hold of several limits by its id, as HoldAll.settle does."""
         return self._run(self._calls.settle_all(hold, used), db)
 
+    def borrow(
+        self,
+        name: N,
+        *,
+        borrow_for: timedelta | float = 1,
+        max: int = 100,
+        config: Config | None = None,
+        on_error: OnError | None = None,
+    ) -> Borrowed:
+        """Takes of this limit that need no round trip: the process takes batches on the limiter's db, a pool or an
+        engine, and spends them in memory. No rollback returns what is spent.
+
+        borrow_for: seconds, or a timedelta, after which a batch is spent no more, and what is left of it is returned.
+        max: the most tokens of a batch, but for a call with a larger count.
+        """
+        return Borrowed(self, name, borrow_for, max, config, on_error)
+
     def define(self, *, db: object = None) -> list[str]:
         """Creates the definitions, and replaces those that differ; returns their names. With defined=True."""
         return self._run(self._calls.define(), db)
+
+    def _run_apart(self, call: Call[T], on_error: OnError | None) -> T:
+        self._refuse_transaction(database(self._where(None)))
+        return self._run(call, None, on_error)
 
     def _run(
         self,
@@ -967,9 +1003,25 @@ class AsyncRateLimiter(_Limiter[N]):
         """Settles a hold of several limits by its id, as HoldAll.settle does."""
         return await self._run(self._calls.settle_all(hold, used), db)
 
+    def borrow(
+        self,
+        name: N,
+        *,
+        borrow_for: timedelta | float = 1,
+        max: int = 100,
+        config: Config | None = None,
+        on_error: OnError | None = None,
+    ) -> AsyncBorrowed:
+        """As that of RateLimiter; not awaited."""
+        return AsyncBorrowed(self, name, borrow_for, max, config, on_error)
+
     async def define(self, *, db: object = None) -> list[str]:
         """Creates the definitions, and replaces those that differ; returns their names. With defined=True."""
         return await self._run(self._calls.define(), db)
+
+    async def _run_apart(self, call: Call[T], on_error: OnError | None) -> T:
+        self._refuse_transaction(async_database(self._where(None)))
+        return await self._run(call, None, on_error)
 
     async def _run(
         self,

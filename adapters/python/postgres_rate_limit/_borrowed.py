@@ -1,0 +1,453 @@
+"""Tokens that a process has borrowed: it takes a batch of them in one call of the database, and spends it in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from postgres_rate_limit._calls import Call, Key, Taken, key_of, seconds_of
+from postgres_rate_limit._configs import Config
+from postgres_rate_limit._failing import OnError, checked
+from postgres_rate_limit._results import RateLimitExceeded, Result, innermost
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+log = logging.getLogger("postgres_rate_limit")
+
+
+class _Batch:
+    """sent, sent_at: when it was asked for, by the monotonic clock, which a suspended machine stops, and by the other."""
+
+    __slots__ = ("taken", "left", "sent", "sent_at", "lasts", "taken_at")
+
+    def __init__(
+        self, taken: float, left: float, sent: float, sent_at: float, lasts: float, taken_at: datetime
+    ) -> None:
+        self.taken, self.left, self.sent, self.sent_at = taken, left, sent, sent_at
+        self.lasts, self.taken_at = lasts, taken_at
+
+    def passed(self) -> float:
+        return max(time.monotonic() - self.sent, time.time() - self.sent_at)
+
+    def spends(self, count: float) -> bool:
+        """Spends of it; false: it has too little, or has ended."""
+        if not 0 <= count <= self.left or self.passed() >= self.lasts:
+            return False
+        self.left -= count
+        return True
+
+
+class _Account:
+    """A key's tokens. Calls of the database take turns by asking."""
+
+    __slots__ = ("batch", "size", "users", "awaited", "asked", "last", "asking")
+
+    def __init__(self, asking: Any) -> None:
+        self.batch: _Batch | None = None
+        self.size = 1
+        """Tokens of the next batch: as many as last between a half and all of its time."""
+        self.users, self.awaited = 0, 0.0
+        """Calls under way, and the tokens of those that wait for another."""
+        self.asked = 0
+        self.last: tuple[float, Taken | Exception] | None = None
+        """How often the database was asked; the count and the answer of the last time."""
+        self.asking = asking
+
+
+@dataclass(frozen=True)
+class _Question:
+    count: float
+    had: float
+    least: float
+    most: float
+    sent: float
+    sent_at: float
+
+
+Left = tuple[str, float, datetime]
+"""A key, what is left of its batch, and when that was taken."""
+# A child that is forked has none of its parent's tokens.
+_all: WeakSet[_Borrowed] = WeakSet()
+
+
+def _forget_all() -> None:
+    for each in list(_all):
+        each._begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+
+
+class _Borrowed:
+    """What both kinds have. The lock is held for the moments in which accounts change."""
+
+    _make_asking: Callable[[], Any]
+
+    def __init__(
+        self,
+        limiter: Any,
+        name: str,
+        borrow_for: timedelta | float,
+        max: int,
+        config: Config | None,
+        on_error: OnError | None,
+    ) -> None:
+        self._borrow_for, self._max = seconds_of(borrow_for), max
+        if not 0.001 <= self._borrow_for <= 60:
+            raise ValueError(f"borrow_for is {borrow_for!r}; allowed: 0.001 to 60 seconds")
+        if not isinstance(max, int) or max < 1:
+            raise ValueError(f"max is {max!r}; allowed: an int from 1 on")
+        kind = limiter._calls.kind(name, config)
+        if kind not in (None, "token bucket", "fixed window", "unlimited"):
+            raise ValueError(f"{kind} can't be borrowed; allowed: token bucket, fixed window, unlimited")
+        self.name = name
+        self._limiter, self._config = limiter, config
+        self._on_error: OnError | None = None if on_error is None else checked(on_error)
+        self._closed = False
+        self._begin()
+        _all.add(self)
+
+    def _begin(self) -> None:
+        self._lock = Lock()
+        self._accounts: dict[str, _Account] = {}
+        self._sweeps = False
+
+    def take(self, key: Key = "", *, count: float = 1) -> bool:
+        """Spends of what the process has, without a call of the database; false: it has too little, so call limit."""
+        with self._lock:
+            account = self._accounts.get(key_of(key))
+            return account is not None and account.batch is not None and account.batch.spends(count)
+
+    def _enter(self, key: str, count: float) -> _Account:
+        if not count >= 0:
+            raise ValueError(f"count is {count!r}; allowed: a number from 0 on")
+        with self._lock:
+            self._check_open()
+            account = self._accounts.get(key)
+            if account is None:
+                account = self._accounts[key] = _Account(self._make_asking())
+            account.users += 1
+            return account
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the borrowed tokens were returned by close()")
+
+    def _leave(self, account: _Account) -> None:
+        with self._lock:
+            account.users -= 1
+
+    def _spends(self, account: _Account, count: float) -> bool:
+        """Spends of the batch, or says that the call waits."""
+        with self._lock:
+            if account.batch is not None and account.batch.spends(count):
+                return True
+            account.awaited += count
+            return False
+
+    def _waited(self, account: _Account, count: float) -> None:
+        with self._lock:
+            account.awaited -= count
+
+    def _known(self, account: _Account, count: float, seen: int) -> Result | None:
+        """The answer to a call that has waited, if there is one: by the batch, or as that of the call that it waited
+        for. None: ask."""
+        with self._lock:
+            self._check_open()
+            if account.asked != seen and account.last is not None:
+                asked, answer = account.last
+                if isinstance(answer, Exception):
+                    raise answer
+                if answer.error is not None or not answer.ok and asked <= count:
+                    return answer
+            if account.batch is not None and account.batch.spends(count):
+                return _passed()
+            return None
+
+    def _ask(self, key: str, account: _Account, count: float, left: list[Left]) -> _Question:
+        """What the account lacks of the count, and a batch."""
+        with self._lock:
+            batch, had = account.batch, 0.0
+            sent, sent_at = time.monotonic(), time.time()
+            if batch is not None and (passed := batch.passed()) < batch.lasts:
+                if passed < batch.lasts / 2:
+                    account.size = min(account.size * 2, self._max)
+                had = min(batch.left, count)
+                batch.left -= had
+            else:
+                self._end(key, account, left)
+            least = count - had
+            most = max(least, min(max(account.size, least + account.awaited), self._max))
+            return _Question(count, had, least, most, sent, sent_at)
+
+    def _call(self, key: str, question: _Question) -> Call[Taken]:
+        calls: Any = self._limiter._calls
+        made: Call[Taken] = calls.take(self.name, key, question.least, question.most, self._config)
+        return made
+
+    def _answered(
+        self, key: str, account: _Account, question: _Question, answer: Taken | BaseException, left: list[Left]
+    ) -> Result:
+        """Takes the answer, or the exception, which it raises."""
+        with self._lock:
+            if account.batch is not None and (isinstance(answer, BaseException) or not answer.ok):
+                account.batch.left += question.had
+            if isinstance(answer, BaseException):
+                if isinstance(answer, Exception):
+                    account.asked += 1
+                    account.last = (question.count, answer)
+                raise answer
+            account.asked += 1
+            account.last = (question.count, answer)
+            if answer.error is not None or not answer.ok:
+                return answer
+            self._end(key, account, left)
+            account.batch = self._batch(answer, question)
+            if answer.taken < question.most:
+                account.size = max(account.size // 2, 1)  # others want them, too
+            return _passed()
+
+    def _batch(self, answer: Taken, question: _Question) -> _Batch:
+        value = json.loads(answer.value)
+        config, now = value["config"], datetime.fromtimestamp(value["now"] // 1 / 1000, timezone.utc)
+        lasts = 0.0
+        # The rest is of no use where it can't be returned; a dry run has more than there was to take.
+        if config.get("enforce") is not False and config["kind"] in ("token bucket", "unlimited"):
+            lasts = self._borrow_for
+        elif config.get("enforce") is not False and config["kind"] == "fixed window" and answer.reset_at is not None:
+            lasts = min(self._borrow_for, answer.reset_at.timestamp() - value["now"] / 1000)
+        left = answer.taken - question.least
+        return _Batch(answer.taken, left, question.sent, question.sent_at, lasts, now)
+
+    def _end(self, key: str, account: _Account, left: list[Left]) -> None:
+        """Ends a batch; adds what is to be returned of it."""
+        batch, account.batch = account.batch, None
+        if batch is None:
+            return
+        if batch.left > 0:
+            account.size = max(int(batch.taken - batch.left), 1)
+            if batch.lasts > 0:
+                left.append((key, batch.left, batch.taken_at))
+
+    def _sweep(self, every: bool = False) -> list[Left] | None:
+        """Ends the batches whose time is up, or every one, and then forgets their keys. None: there are no more keys."""
+        left: list[Left] = []
+        with self._lock:
+            for key, account in list(self._accounts.items()):
+                if every or account.users == 0:
+                    if every or account.batch is None:
+                        self._end(key, account, left)
+                        del self._accounts[key]
+                    elif account.batch.passed() >= account.batch.lasts:
+                        self._end(key, account, left)
+            if not self._accounts and not left:
+                self._sweeps = False
+                return None
+            return left
+
+    def _begins_to_sweep(self) -> bool:
+        with self._lock:
+            began, self._sweeps = not self._sweeps, True
+            return began
+
+    def _refund(self, each: Left) -> Call[Result]:
+        key, count, taken_at = each
+        calls: Any = self._limiter._calls
+        made: Call[Result] = calls.credit(self.name, key, count, taken_at, self._config)
+        return made
+
+
+def _passed() -> Result:
+    return Result(True, None, None, None, None, None)
+
+
+def _raise_denial(name: str, throws: bool, result: Result) -> Result:
+    if throws and not result.ok:
+        raise RateLimitExceeded(name, result.retry_after, result.retry_at, result.headers)
+    return result
+
+
+def _warn(error: Exception) -> None:
+    log.warning("borrowed tokens were not returned: %r", innermost(error))
+
+
+class Borrowed(_Borrowed):
+    """Takes of one limit that need no call of the database, as a rule. Threads may share it. `with` closes it."""
+
+    _make_asking = staticmethod(Lock)
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._ends = Event()
+
+    def limit(
+        self, key: Key = "", *, count: float = 1, wait: timedelta | float | None = None, throws: bool = False
+    ) -> Result:
+        """Spends of what the process has, and else of a new batch. remaining, capacity and reset_at are None unless the
+        call was denied. wait, throws: as of RateLimiter.limit."""
+        text = key_of(key)
+        patience = None if wait is None else self._limiter._patience(wait)
+        while True:
+            result = self._once(text, count)
+            pause = None if patience is None else patience.pause(result.ok, result.retry_after)
+            if pause is None:
+                return _raise_denial(self.name, throws, result)
+            time.sleep(pause)
+
+    def _once(self, key: str, count: float) -> Result:
+        left: list[Left] = []
+        account = self._enter(key, count)
+        try:
+            seen = account.asked
+            if self._spends(account, count):
+                return _passed()
+            try:
+                account.asking.acquire()
+            finally:
+                self._waited(account, count)
+            try:
+                known = self._known(account, count, seen)
+                if known is not None:
+                    return known
+                question = self._ask(key, account, count, left)
+                answer: Taken | BaseException
+                try:
+                    answer = self._limiter._run_apart(self._call(key, question), self._on_error)
+                except BaseException as error:
+                    answer = error
+                return self._answered(key, account, question, answer, left)
+            finally:
+                account.asking.release()
+        finally:
+            self._leave(account)
+            self._give_back(left)
+            if self._begins_to_sweep():
+                Thread(target=self._sweeping, args=(self._ends,), daemon=True).start()
+
+    def _sweeping(self, ends: Event) -> None:
+        while not ends.wait(self._borrow_for):
+            left = self._sweep()
+            if left is None:
+                return
+            self._give_back(left)
+
+    def _give_back(self, left: list[Left]) -> None:
+        for each in left:
+            try:
+                self._limiter._run(self._refund(each), None)
+            except Exception as error:
+                _warn(error)
+
+    def close(self) -> None:
+        """Returns all that is left, and spends no more. Without it, as when a process dies, that stays taken."""
+        with self._lock:
+            self._closed = True
+            accounts = list(self._accounts.values())
+        for account in accounts:
+            with account.asking:
+                pass
+        self._ends.set()
+        self._give_back(self._sweep(every=True) or [])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncBorrowed(_Borrowed):
+    """As Borrowed, for the tasks of one event loop, with `async with`."""
+
+    _make_asking = staticmethod(asyncio.Lock)
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def limit(
+        self, key: Key = "", *, count: float = 1, wait: timedelta | float | None = None, throws: bool = False
+    ) -> Result:
+        """As that of Borrowed."""
+        text = key_of(key)
+        patience = None if wait is None else self._limiter._patience(wait)
+        while True:
+            result = await self._once(text, count)
+            pause = None if patience is None else patience.pause(result.ok, result.retry_after)
+            if pause is None:
+                return _raise_denial(self.name, throws, result)
+            await asyncio.sleep(pause)
+
+    async def _once(self, key: str, count: float) -> Result:
+        left: list[Left] = []
+        account = self._enter(key, count)
+        try:
+            seen = account.asked
+            if self._spends(account, count):
+                return _passed()
+            try:
+                await account.asking.acquire()
+            finally:
+                self._waited(account, count)
+            try:
+                known = self._known(account, count, seen)
+                if known is not None:
+                    return known
+                question = self._ask(key, account, count, left)
+                answer: Taken | BaseException
+                try:
+                    answer = await self._limiter._run_apart(self._call(key, question), self._on_error)
+                except BaseException as error:
+                    answer = error
+                return self._answered(key, account, question, answer, left)
+            finally:
+                account.asking.release()
+        finally:
+            self._leave(account)
+            if self._begins_to_sweep():
+                self._sweeper = asyncio.ensure_future(self._sweeping())
+            await self._give_back(left)
+
+    async def _sweeping(self) -> None:
+        while True:
+            await asyncio.sleep(self._borrow_for)
+            left = self._sweep()
+            if left is None:
+                return
+            await self._give_back(left)
+
+    async def _give_back(self, left: list[Left]) -> None:
+        for each in left:
+            try:
+                await self._limiter._run(self._refund(each), None)
+            except Exception as error:
+                _warn(error)
+
+    async def close(self) -> None:
+        """As that of Borrowed."""
+        with self._lock:
+            self._closed = True
+            accounts = list(self._accounts.values())
+        for account in accounts:
+            async with account.asking:
+                pass
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self._give_back(self._sweep(every=True) or [])
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
