@@ -29,6 +29,8 @@ const NAME = `borrowed_node_${process.pid}`;
 const LIMITS = {
     daily: fixedWindow({ rate: 1000, period: DAY, start: 'first request' }),
     bucket: tokenBucket({ rate: 1000, period: 52 * 7 * DAY }),
+    memory: fixedWindow({ rate: 1000, period: DAY, start: 'first request', store: 'memory' }),
+    shards: tokenBucket({ rate: 1000, period: 52 * 7 * DAY, shards: 4 }),
     minute: fixedWindow({ rate: 1000, period: MINUTE, start: 0 }),
     small: tokenBucket({ rate: 3, period: DAY, keyed: true }),
     dry: fixedWindow({ rate: 5, period: DAY, enforce: false }),
@@ -83,7 +85,7 @@ function busy(milliseconds) {
 const LONG = { borrowFor: MINUTE };
 const ok = { ok: true, retryAfter: null, retryAt: null };
 
-for (const name of ['daily', 'bucket']) {
+for (const name of ['daily', 'bucket', ...(onFile ? [] : ['memory', 'shards'])]) {
     test(`${name}: batches grow, what is spent is counted once, and the rest is returned`, async () => {
         const { limiter, asked } = make();
         const local = limiter.borrow(name, { ...LONG, max: 64 });
