@@ -236,6 +236,8 @@ BEGIN
         IF stored.until IS NOT NULL AND function <> 'rl_credit' THEN
             d := ratelimit._seen(l, name, key, stored.now, stored.until, count, reserve, true, at_least, stored.value,
                                  stored.ts, stored.prior, stored.log, stored.added, stored.expires);
+            CONTINUE WHEN stored.expires IS NOT NULL
+                AND NOT ratelimit._is_still(name, key, stored.value, stored.ts, stored.expires);
             IF d.blocked THEN RETURN ratelimit._logged(name, d); END IF;
         END IF;
         IF l.kind <> 'unlimited' THEN PERFORM ratelimit._writable(function); END IF;
@@ -248,6 +250,7 @@ BEGIN
         IF stored.expires IS NOT NULL AND NOT d.ok AND d.enforced THEN
             d := ratelimit._sooner(d, l, name, key, stored.now, NULL, count, reserve, at_least,
                                    stored.value, stored.ts, stored.prior, stored.log, stored.added);
+            CONTINUE WHEN NOT ratelimit._is_still(name, key, stored.value, stored.ts, stored.expires);
         END IF;
         IF NOT d.changed THEN RETURN ratelimit._logged(name, d); END IF;
 
@@ -409,15 +412,19 @@ LANGUAGE plpgsql AS $$
 DECLARE
     stored record;
 BEGIN
-    SELECT f.* INTO stored FROM ratelimit._look_up($2, $3) f;
-    l := ratelimit._usable(function, name, key, stored.defined, config, count);
-    now := ratelimit._now();
+    LOOP
+        SELECT f.*, f.value AS was_value, f.ts AS was_ts INTO stored FROM ratelimit._look_up($2, $3) f;
+        l := ratelimit._usable(function, name, key, stored.defined, config, count);
+        now := ratelimit._now();
+        EXIT WHEN l.kind = 'unlimited' OR (stored.expires <= ratelimit._instant(now)) IS NOT TRUE;
+        SELECT x.value, x.ts, x.prior, x.log, x.added
+        INTO stored.value, stored.ts, stored.prior, stored.log, stored.added
+        FROM ratelimit._lapse(name, key, stored.expires, now, stored.value, stored.ts, stored.prior, stored.log,
+                              stored.added) x;
+        EXIT WHEN ratelimit._is_still(name, key, stored.was_value, stored.was_ts, stored.expires);
+    END LOOP;
     until := stored.until;
     expires := stored.expires;
-    IF l.kind <> 'unlimited' AND expires <= ratelimit._instant(now) THEN
-        SELECT x.value, x.ts, x.prior, x.log, x.added INTO stored FROM ratelimit._lapse(name, key, stored.expires, now,
-            stored.value, stored.ts, stored.prior, stored.log, stored.added) x;
-    END IF;
     s := ratelimit._state_of(l, name, key, now, stored.value, stored.ts, stored.prior, stored.log, stored.added);
     has_state := stored.value <> 'Infinity' AND ratelimit._fits(l.kind, stored.prior, stored.log);
 END
@@ -432,13 +439,14 @@ DECLARE
     d ratelimit._decision;
 BEGIN
     PERFORM ratelimit._check(name, key, count, reserve, throws);
-    stored := ratelimit._read('rl_check', name, key, config, count);
-    l := stored.l;
-    d := ratelimit._look(l, stored.s, stored.now, stored.until, count, reserve, false);
-    IF stored.expires IS NOT NULL AND NOT d.ok THEN
-        d := ratelimit._sooner(d, l, name, key, stored.now, stored.until, count, reserve, NULL, (stored.s).value,
-            ratelimit._nearest((stored.s).ts), (stored.s).prior, (stored.s).log, (stored.s).added);
-    END IF;
+    LOOP
+        SELECT f.*, ratelimit._now() AS now INTO stored FROM ratelimit._look_up($1, $2) f;
+        l := ratelimit._usable('rl_check', name, key, stored.defined, config, count);
+        d := ratelimit._seen(l, name, key, stored.now, stored.until, count, reserve, false, NULL, stored.value,
+                             stored.ts, stored.prior, stored.log, stored.added, stored.expires);
+        EXIT WHEN stored.expires IS NULL
+            OR ratelimit._is_still(name, key, stored.value, stored.ts, stored.expires);
+    END LOOP;
     IF throws AND NOT d.ok AND d.enforced THEN PERFORM ratelimit._denied(name, d); END IF;
     RETURN ratelimit._answer(d);
 END

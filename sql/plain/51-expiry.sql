@@ -277,6 +277,18 @@ BEGIN
 END
 $$;
 
+-- Whether a key's row is as it was read without a lock; a value of NULL: there was none. Otherwise what was read of the
+-- holds after it is of another moment: a settlement, say, gives tokens to the row and takes the hold away.
+CREATE OR REPLACE FUNCTION ratelimit._is_still(name text, key text, value double precision, ts timestamptz,
+    expires timestamptz) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    now record;
+BEGIN
+    SELECT r.value, r.ts, r.expires INTO now FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2;
+    RETURN (now.value, now.ts, now.expires) IS NOT DISTINCT FROM ($3, $4, $5);
+END
+$$;
+
 -- Tokens of a key's holds that would come back if all were settled as unused now.
 CREATE OR REPLACE FUNCTION ratelimit._held(l ratelimit._limit, name text, key text, now bigint,
     value double precision, ts timestamptz, prior double precision, log timestamptz[], added double precision)

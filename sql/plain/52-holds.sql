@@ -117,6 +117,7 @@ CREATE OR REPLACE FUNCTION ratelimit._hold(name text, key text, count double pre
     OUT held double precision) LANGUAGE plpgsql AS $$
 DECLARE
     stored record;
+    was record;
     until timestamptz;
     l ratelimit._limit;
     now bigint;
@@ -140,6 +141,7 @@ BEGIN
             FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
             now := ratelimit._now();
         END IF;
+        was := stored;
         h := ratelimit._kept(ratelimit._hold_of(terms.id, name, key), l, stored.value, stored.prior, stored.log);
         lapsed := NULL;
         IF stored.expires <= ratelimit._instant(now) AND l.kind <> 'unlimited' THEN
@@ -159,6 +161,7 @@ BEGIN
             d := ratelimit._seen(l, name, key, now, until, more, reserve, true, fewest, stored.value, stored.ts,
                 stored.prior, stored.log, stored.added,
                 CASE WHEN stored.expires IS NOT NULL THEN timestamptz 'infinity' END);
+            CONTINUE WHEN NOT ratelimit._is_still(name, key, was.value, was.ts, was.expires);
             EXIT WHEN d.blocked;
         END IF;
         IF l.kind = 'unlimited' THEN
@@ -169,7 +172,14 @@ BEGIN
         s := ratelimit._state_of(l, name, key, now, stored.value, stored.ts, stored.prior, stored.log, stored.added);
         d := ratelimit._decide_hold(l, s, now, h.id IS NOT NULL AND more = 0, more, fewest, reserve);
         -- A dry run extends a hold that it doesn't have more tokens for.
-        EXIT WHEN NOT d.ok AND (d.enforced OR h.id IS NULL);
+        IF NOT d.ok AND (d.enforced OR h.id IS NULL) THEN
+            IF d.enforced AND stored.expires IS NOT NULL THEN
+                d := ratelimit._sooner(d, l, name, key, now, NULL, more, reserve, fewest, stored.value, stored.ts,
+                                       stored.prior, stored.log, stored.added);
+            END IF;
+            EXIT WHEN NOT first OR ratelimit._is_still(name, key, was.value, was.ts, was.expires);
+            CONTINUE;
+        END IF;
         IF NOT first AND stored.place IS NOT NULL THEN
             h := ratelimit._write_taken(name, key, h, l, s, d, now, count, terms, ttl, stored.value, stored.prior,
                                         stored.log, stored.expires);
@@ -186,10 +196,6 @@ BEGIN
         END IF;
     END LOOP;
     IF d.ok THEN PERFORM ratelimit._not_written(); END IF;
-    IF d.enforced AND stored.expires IS NOT NULL AND d.blocked IS NULL THEN
-        d := ratelimit._sooner(d, l, name, key, now, NULL, more, reserve, fewest, stored.value, stored.ts,
-                               stored.prior, stored.log, stored.added);
-    END IF;
     IF cardinality(lapsed) > 100 AND d.blocked IS NULL THEN PERFORM ratelimit._expire(name, key); END IF;
     held := coalesce(h.count, 0);
     d := ratelimit._logged(name, d);
@@ -310,6 +316,8 @@ BEGIN
     DELETE FROM ONLY ratelimit.rl_holds x WHERE x.id = $1 AND x.name || '' = $2 AND x.key || '' = $3
     RETURNING x.id, x.name, x.key, x.count, x.old, x.back, x.taken_at, x.expires_at, x.charge, x.config INTO h;
     IF NOT FOUND THEN RETURN NULL; END IF;
+    -- It may have waited for the hold.
+    IF fits AND ratelimit._now() - locked.now >= 1000 THEN locked := ratelimit._locked(name, key); END IF;
     IF l.kind IS NULL THEN
         d.ok := true;
         RETURN d;

@@ -402,9 +402,34 @@ BEGIN
 END
 $$;
 
--- Lets the denials of groups wait no longer than until holds that expire give back what they need. Where many were
--- found to have expired, that is written: the answer doesn't depend on it, but the next call has less to do.
-CREATE OR REPLACE FUNCTION ratelimit._denials(groups ratelimit._group[], writes boolean) RETURNS ratelimit._group[]
+-- Writes what has expired where that was much: the answer doesn't depend on it, but the next call has less to do.
+CREATE OR REPLACE FUNCTION ratelimit._write_found(groups ratelimit._group[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    g ratelimit._group;
+BEGIN
+    FOREACH g IN ARRAY groups LOOP
+        IF cardinality(g.ids) > 100 THEN PERFORM ratelimit._expire(g.name, g.key); END IF;
+    END LOOP;
+END
+$$;
+
+-- Whether the rows of groups that have holds are as they were read.
+CREATE OR REPLACE FUNCTION ratelimit._are_still(seen ratelimit._group[]) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    g ratelimit._group;
+BEGIN
+    FOREACH g IN ARRAY seen LOOP
+        IF (g.expires IS NOT NULL OR g.ttl IS NOT NULL)
+            AND NOT ratelimit._is_still(g.name, g.key, g.value, g.ts, g.expires) THEN
+            RETURN false;
+        END IF;
+    END LOOP;
+    RETURN true;
+END
+$$;
+
+-- Lets the denials of groups wait no longer than until holds that expire give back what they need.
+CREATE OR REPLACE FUNCTION ratelimit._denials(groups ratelimit._group[]) RETURNS ratelimit._group[]
 LANGUAGE plpgsql AS $$
 DECLARE
     g ratelimit._group;
@@ -412,7 +437,6 @@ DECLARE
 BEGIN
     FOR i IN 1..cardinality(groups) LOOP
         g := groups[i];
-        IF writes AND cardinality(g.ids) > 100 THEN PERFORM ratelimit._expire(g.name, g.key); END IF;
         CONTINUE WHEN g.allows OR g.expires IS NULL OR NOT ratelimit._returns(g.l);
         IF cardinality(g.counts) = 1 THEN
             d := g.decisions[1];
@@ -480,9 +504,11 @@ DECLARE
     now bigint;
     ok boolean := true;
     changed boolean := false;
+    requested ratelimit._group[];
     rowless boolean := true;
     refused boolean := false;
     again boolean;
+    seen ratelimit._group[];
     g ratelimit._group;
 BEGIN
     IF requests IS NULL THEN PERFORM ratelimit._null('requests'); END IF;
@@ -490,25 +516,33 @@ BEGIN
     groups := ratelimit._groups(function, requests);
     FOREACH g IN ARRAY groups LOOP rowless := rowless AND (g.l).kind = 'unlimited'; END LOOP;
     IF function <> 'rl_check_all' AND NOT rowless THEN PERFORM ratelimit._writable(function); END IF;
-    FOR i IN 1..cardinality(groups) LOOP
-        g := groups[i];
-        SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires
-        INTO g.value, g.ts, g.prior, g.log, g.added, g.expires
-        FROM ONLY ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key;
-        IF ttl IS NOT NULL THEN g := ratelimit._held_group(g, asked, ttl); END IF;
-        groups[i] := g;
-    END LOOP;
-    now := ratelimit._now();
-    FOR i IN 1..cardinality(groups) LOOP
-        g := ratelimit._decide_group(groups[i], now);
-        ok := ok AND g.allows;
-        changed := changed OR g.changed;
-        groups[i] := g;
+    requested := groups;
+    LOOP
+        groups := requested;
+        FOR i IN 1..cardinality(groups) LOOP
+            g := groups[i];
+            SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires
+            INTO g.value, g.ts, g.prior, g.log, g.added, g.expires
+            FROM ONLY ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key;
+            IF ttl IS NOT NULL THEN g := ratelimit._held_group(g, asked, ttl); END IF;
+            groups[i] := g;
+        END LOOP;
+        seen := groups;
+        now := ratelimit._now();
+        ok := true;
+        changed := false;
+        FOR i IN 1..cardinality(groups) LOOP
+            g := ratelimit._decide_group(groups[i], now);
+            ok := ok AND g.allows;
+            changed := changed OR g.changed;
+            groups[i] := g;
+        END LOOP;
+        EXIT WHEN function <> 'rl_check_all' AND ok AND changed;
+        IF NOT ok OR NOT changed THEN groups := ratelimit._denials(groups); END IF;
+        EXIT WHEN ratelimit._are_still(seen);
     END LOOP;
     IF function = 'rl_check_all' OR NOT ok OR NOT changed THEN
-        IF NOT ok OR NOT changed THEN
-            groups := ratelimit._denials(groups, function <> 'rl_check_all' AND NOT rowless);
-        END IF;
+        IF function <> 'rl_check_all' AND NOT rowless THEN PERFORM ratelimit._write_found(groups); END IF;
         IF function <> 'rl_check_all' THEN PERFORM ratelimit._log_denials(groups); END IF;
         outcomes := ratelimit._outcomes(groups, ok, false, throws);
         RETURN;
@@ -521,13 +555,14 @@ BEGIN
                 refused := refused OR NOT g.allows;
                 again := again OR g.changed AND g.place IS NULL;
             END LOOP;
+            IF refused THEN groups := ratelimit._denials(groups); END IF;
             IF refused OR again THEN RAISE SQLSTATE 'RL001'; END IF;
         EXCEPTION WHEN SQLSTATE 'RL001' THEN NULL; -- releases the locks
         END;
         EXIT WHEN refused OR NOT again;
     END LOOP;
     IF again AND NOT refused THEN PERFORM ratelimit._not_written(); END IF;
-    IF refused THEN groups := ratelimit._denials(groups, true); END IF;
+    IF refused THEN PERFORM ratelimit._write_found(groups); END IF;
     PERFORM ratelimit._log_denials(groups);
     outcomes := ratelimit._outcomes(groups, NOT refused, NOT refused, throws);
 END

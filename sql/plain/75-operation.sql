@@ -6,6 +6,7 @@ RETURNS TABLE (name text, key text, kind text, remaining double precision, capac
     held double precision) LANGUAGE plpgsql AS $$
 DECLARE
     seen record;
+    was record;
     l ratelimit._limit;
     s ratelimit._state;
     d ratelimit._decision;
@@ -35,23 +36,34 @@ BEGIN
         kind := NULL; remaining := NULL; capacity := NULL; retry_at := NULL; limited := NULL; limited_by := NULL;
         block_reason := NULL;
         now := ratelimit._now();
-        as_of := ratelimit._shown(now);
         retry := ratelimit._us(seen.until);
         l := ratelimit._defined(name, key);
-        IF seen.expires <= ratelimit._instant(now) THEN
-            SELECT x.value, x.ts, x.prior, x.log, x.added, seen.expires AS expires, seen.until AS until,
-                   seen.reason AS reason
-            INTO seen FROM ratelimit._lapse(name, key, seen.expires, now, seen.value, seen.ts, seen.prior, seen.log,
-                                            seen.added) x;
-        END IF;
-        held := ratelimit._held(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log, seen.added);
-        IF l.kind IS NOT NULL THEN
-            s := ratelimit._state_of(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log, seen.added);
-            d := ratelimit._look(l, s, now, seen.until, 1, false, false);
-            IF seen.expires IS NOT NULL AND NOT d.ok THEN
-                d := ratelimit._sooner(d, l, name, key, now, seen.until, 1, false, NULL, seen.value, seen.ts,
-                                       seen.prior, seen.log, seen.added);
+        LOOP
+            was := seen;
+            IF seen.expires <= ratelimit._instant(now) THEN
+                SELECT x.value, x.ts, x.prior, x.log, x.added
+                INTO seen.value, seen.ts, seen.prior, seen.log, seen.added
+                FROM ratelimit._lapse(name, key, seen.expires, now, seen.value, seen.ts, seen.prior, seen.log,
+                                      seen.added) x;
             END IF;
+            held := ratelimit._held(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log, seen.added);
+            s := NULL;
+            IF l.kind IS NOT NULL THEN
+                s := ratelimit._state_of(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log, seen.added);
+                d := ratelimit._look(l, s, now, seen.until, 1, false, false);
+                IF seen.expires IS NOT NULL AND NOT d.ok THEN
+                    d := ratelimit._sooner(d, l, name, key, now, seen.until, 1, false, NULL, seen.value, seen.ts,
+                                           seen.prior, seen.log, seen.added);
+                END IF;
+            END IF;
+            EXIT WHEN seen.expires IS NULL OR ratelimit._is_still(name, key, was.value, was.ts, was.expires);
+            SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires
+            INTO seen.value, seen.ts, seen.prior, seen.log, seen.added, seen.expires
+            FROM ONLY ratelimit.rateLimits r WHERE r.name = seen.name AND r.key = seen.key;
+            now := ratelimit._now();
+        END LOOP;
+        as_of := ratelimit._shown(now);
+        IF l.kind IS NOT NULL THEN
             limited := NOT d.ok;
             limited_by := CASE WHEN d.ok THEN NULL WHEN d.blocked THEN 'block' WHEN l.kind = 'concurrency' THEN 'slots'
                                ELSE 'tokens' END;

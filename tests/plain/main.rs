@@ -1,12 +1,14 @@
 //! Tests of the SQL file, dist/ratelimit.sql, on the server RATELIMIT_TEST_SERVER: `make test ONLY=plain`.
 //!
-//! `leases`, `load`, `rl_calculate`, `take` and `value` are the extension's tests, on databases with the file; tests/plain/run skips
+//! `holds`, `leases`, `load`, `rl_calculate`, `take` and `value` are the extension's tests, on databases with the file; tests/plain/run skips
 //! those that tests/plain/server lists. `compare` compares both editions.
 
 mod calls;
 mod compare;
 mod contract;
 mod database;
+#[path = "../server/holds.rs"]
+mod holds;
 mod known;
 #[path = "../server/leases.rs"]
 mod leases;

@@ -1,6 +1,7 @@
 //! Holds among sessions: what they have is never more than the limit, each is settled once, and when all have ended
 //! exactly what was used is gone.
 
+use std::path::Path;
 use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
@@ -8,7 +9,10 @@ use std::time::Duration;
 use fastrand::Rng;
 use postgres::{Client, GenericClient, Row};
 
+use ratelimit_judge::{Asked, Recorder, Recording, Reply, Storage, hold_number};
+
 use crate::database::Database;
+use crate::load::FOLDER;
 
 /// Tokens of a limit that refills next to none of them while a test runs, and may go into debt.
 const CAPACITY: f64 = 10_000.0;
@@ -296,4 +300,145 @@ fn fifty_clients_settle_several_limits_in_any_order_and_none_fails() {
     assert_eq!(client.query_one(free, &[]).unwrap().get::<_, f64>(0), 8.0);
     let open: i64 = client.query_one("SELECT count(*) FROM rl_holds", &[]).unwrap().get(0);
     assert_eq!(open, 0);
+}
+
+/// A call of the recorded storm, on one of two keys.
+fn judged(
+    client: &mut impl GenericClient,
+    recording: &mut Recording,
+    key: u32,
+    asked: Asked,
+    id: &str,
+) -> bool {
+    let told = "SELECT *, (extract(epoch FROM retry_at) * 1000000)::bigint AS retry FROM";
+    let text = format!("k{key}");
+    let call = || {
+        match asked {
+        Asked::Hold { count, at_least, ttl, charge, .. } => client.query_one(
+            &format!(
+                "{told} (SELECT *, (extract(epoch FROM expires_at) * 1000000)::bigint AS expires
+                         FROM rl_hold('tokens', $1, $2, $3 * interval '1 us', $4, $5, $6)) AS answer"
+            ),
+            &[&text, &count, &(ttl as f64), &id, &at_least, &(if charge { "charge" } else { "refund" })],
+        ),
+        Asked::Settle { used, .. } => client.query_one(&format!("{told} rl_settle($1, $2)"), &[&id, &used]),
+        Asked::Limit { count, .. } => {
+            client.query_one(&format!("{told} rl_limit('tokens', $1, $2)"), &[&text, &count])
+        }
+        Asked::Check { count, .. } => {
+            client.query_one(&format!("{told} rl_check('tokens', $1, $2)"), &[&text, &count])
+        }
+        _ => unreachable!(),
+    }
+    };
+    let read = |row: &Row| {
+        let (ok, remaining) = (row.get("ok"), row.get("remaining"));
+        let mut asked = asked;
+        if let (Asked::Hold { held, expires_at, .. }, true) = (&mut asked, ok) {
+            (*held, *expires_at) = (row.get("held"), row.get("expires"));
+        }
+        let waits = !ok && !matches!(asked, Asked::Settle { .. });
+        let reply = Reply { ok, remaining, retry_at: waits.then(|| row.get("retry")) };
+        vec![(key, asked, None, reply)]
+    };
+    recording.call(call, read).unwrap().get("ok")
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn every_answer_of_a_storm_of_holds_is_explained() {
+    let database = Database::new("holds_judged");
+    bucket(&mut database.connect(), "tokens", 60.0);
+    let recorder = Recorder::new();
+    let config = r#"{"kind": "token bucket", "rate": 1, "period": "1 hour", "capacity": 60}"#;
+    for key in 0..2 {
+        assert_eq!(recorder.key("tokens", &format!("k{key}"), config, Storage::Row), key);
+    }
+    let open: Mutex<Vec<(u32, String)>> = Mutex::default();
+    thread::scope(|scope| {
+        for session in 0..STORM {
+            let (database, open, mut recording) = (&database, &open, recorder.session());
+            scope.spawn(move || {
+                let (mut client, mut random) = (database.connect(), Rng::with_seed(session as u64));
+                for n in 0..Database::part(25) {
+                    let (key, id) = (random.u32(..2), format!("{session}-{n}"));
+                    let count = f64::from(random.u32(1..=12));
+                    let hold = Asked::Hold {
+                        hold: hold_number(&id),
+                        count,
+                        at_least: if random.bool() { count } else { 1.0 },
+                        ttl: random.i64(1..40) * 1000,
+                        charge: random.u8(..10) == 0,
+                        held: 0.0,
+                        expires_at: i64::MAX,
+                    };
+                    let settle =
+                        |id: &str, used| Asked::Settle { hold: hold_number(id), used: Some(used) };
+                    match random.u8(..10) {
+                        0 => {
+                            judged(
+                                &mut client,
+                                &mut recording,
+                                key,
+                                Asked::Limit { count: 1.0, reserve: false },
+                                "",
+                            );
+                        }
+                        1 => {
+                            judged(
+                                &mut client,
+                                &mut recording,
+                                key,
+                                Asked::Check { count, reserve: false },
+                                "",
+                            );
+                        }
+                        // A hold that is rolled back, or whose session dies.
+                        2 | 3 => {
+                            let mut other = database.connect();
+                            let mut transaction = other.transaction().unwrap();
+                            recording.begin();
+                            let ok = judged(&mut transaction, &mut recording, key, hold, &id);
+                            if ok && random.bool() {
+                                judged(
+                                    &mut transaction,
+                                    &mut recording,
+                                    key,
+                                    settle(&id, 1.0),
+                                    &id,
+                                );
+                            }
+                            match random.u8(..3) {
+                                0 => recording.commit(|| transaction.commit()).unwrap(),
+                                1 => recording.roll_back(|| transaction.rollback()).unwrap(),
+                                _ => {
+                                    let pid: i32 = transaction
+                                        .query_one("SELECT pg_backend_pid()", &[])
+                                        .unwrap()
+                                        .get(0);
+                                    client
+                                        .execute("SELECT pg_terminate_backend($1)", &[&pid])
+                                        .unwrap();
+                                    recording.lost();
+                                }
+                            }
+                        }
+                        4..=6 => {
+                            let known = open.lock().unwrap().pop();
+                            if let Some((key, id)) = known {
+                                let used = f64::from(random.u32(..4));
+                                judged(&mut client, &mut recording, key, settle(&id, used), &id);
+                            }
+                        }
+                        _ => {
+                            if judged(&mut client, &mut recording, key, hold, &id) {
+                                open.lock().unwrap().push((key, id));
+                            }
+                        }
+                    }
+                }
+            });
+        }
+    });
+    println!("{}", recorder.judge(Path::new(FOLDER), "refused-holds").unwrap());
 }

@@ -119,23 +119,39 @@ pub fn check<H: Host>(host: &H, request: &Request) -> Result<Answer> {
 
 /// Returns what a call would return, without locking or writing anything; `dry_run_passes` as in
 /// [`Target::blocked`].
-fn look<H: Host>(host: &H, target: &Target, take: Take, dry_run_passes: bool) -> Result<Answer> {
-    let Peeked { now, shards, expires } = stores::peek(host, target)?;
-    let answer = match target.block(now) {
-        Some(until) => target.blocked(until, &shards, now, take, dry_run_passes),
+pub(crate) fn look<H: Host>(
+    host: &H,
+    target: &Target,
+    take: Take,
+    dry_run_passes: bool,
+) -> Result<Answer> {
+    let answer = |&Peeked { now, ref shards, .. }: &Peeked| match target.block(now) {
+        Some(until) => target.blocked(until, shards, now, take, dry_run_passes),
         None => {
-            let decision = take.on_shards(&shards, now, &mut 0.0);
+            let decision = take.on_shards(shards, now, &mut 0.0);
             target.answer(&decision, shards.level(now), now)
         }
     };
+    let peeked = stores::peek(host, target)?;
+    let first = answer(&peeked);
     // Only a limit in one row counts what expires.
-    match &shards.states() {
-        [state] if expires.is_some() && !answer.ok => {
-            let passes = dry_run_passes && answer.blocked.is_some() && !target.definition.enforce;
-            expiry::denial(host, target, take, state, expires, answer, passes)
-        }
-        _ => Ok(answer),
+    if first.ok || peeked.expires.is_none() {
+        return Ok(first);
     }
+    host.with_rows(RowAccess::Read, |rows| {
+        expiry::in_one_state(host, rows, &[target], || {
+            let peeked = stores::peek_rows(host, rows, target)?;
+            let answer = answer(&peeked);
+            match peeked.shards.states() {
+                [state] if peeked.expires.is_some() && !answer.ok => {
+                    let is_dry = dry_run_passes && !target.definition.enforce;
+                    let passes = is_dry && answer.blocked.is_some();
+                    expiry::denial(host, target, take, state, peeked.expires, answer, passes)
+                }
+                _ => Ok(answer),
+            }
+        })
+    })
 }
 
 /// What decides the calls of a key.

@@ -8,12 +8,12 @@ use ratelimit_core::config::Definition;
 use ratelimit_core::{Micros, kinds};
 
 use crate::error::Result;
-use crate::holds::expiry;
 use crate::keys::each_key;
 use crate::ports::{
     BlockInForce, Defined, Entries, ExemptKey, Host, KeyRows, RowAccess, Rows, SavedKey,
 };
 use crate::request::Take;
+use crate::single;
 use crate::stores::{self, Peeked};
 use crate::target::{Store, Target, after_block, has_no_rows};
 
@@ -254,9 +254,11 @@ fn defined<'a, H: Host>(
             (Some(by).filter(|_| !decision.ok), target.answer(&decision, decision.level, now))
         }
     };
-    let retry_after = match shards.states() {
-        [state] if expires.is_some() && !answer.ok => {
-            expiry::denial(host, target, one, state, expires, answer, false)?.retry_after
+    let retry_after = match expires {
+        // What expires is read after the row: the wait is that of one moment, and 0 if the key is limited no more.
+        Some(_) if !answer.ok => {
+            let again = single::look(host, target, one, false)?;
+            if again.ok { Some(Micros(0)) } else { again.retry_after }
         }
         _ => answer.retry_after,
     };

@@ -85,6 +85,8 @@ struct Outcome {
     holds: Known,
     /// The tokens that a hold has after it.
     held: Option<f64>,
+    /// Whether it has counted the tokens anew: `remaining` are then those of the state after it.
+    counted: bool,
 }
 
 impl Outcome {
@@ -93,6 +95,7 @@ impl Outcome {
             ok: decision.ok,
             remaining: Some(decision.level.remaining),
             retry_at: decision.retry_after.map(|wait| now.plus(wait).0),
+            counted: decision.state.is_some(),
             after: decision.state.filter(|_| writes).map(Some),
             holds: Known::default(),
             held: None,
@@ -102,7 +105,7 @@ impl Outcome {
     /// The outcome of a call that answers yes or no.
     fn from_yes(ok: bool, after: Option<Option<State>>) -> Outcome {
         let (remaining, retry_at, holds, held) = (None, None, Known::default(), None);
-        Outcome { ok, remaining, retry_at, after, holds, held }
+        Outcome { ok, remaining, retry_at, after, holds, held, counted: false }
     }
 }
 
@@ -371,7 +374,14 @@ impl Oracle {
             let holds = holds.clone();
             Explained { after: Belief { state, slack, holds }, wrote: true }
         };
-        match (early.after, late) {
+        // Counted anew at each instant of the part, or at none.
+        let after = match early.counted && self.has_slack() {
+            true => {
+                early.after.map(|after| after.map(|after| told(after, &call.reply, late.is_none())))
+            }
+            false => early.after,
+        };
+        match (after, late) {
             (Some(after), None) => vec![wrote(after, 0)],
             (Some(after), Some(late)) if self.has_slack() => {
                 // If time had filled it, nothing changed.
@@ -379,7 +389,7 @@ impl Oracle {
                 let is_full = full.ok && full.after.is_none();
                 let mut ways = if is_full { unchanged() } else { Vec::new() };
                 let late = late.after.flatten();
-                let (state, slack) = within(belief, &call.reply, (from, to), after, late);
+                let (state, slack) = within(belief, (from, to), after, late);
                 ways.push(wrote(state, slack));
                 ways
             }
@@ -443,21 +453,33 @@ fn shifted(state: &State, later: i64) -> State {
     state
 }
 
+/// The state after a decision that has counted its tokens, with those of the answer: they are more exact than what is
+/// computed from instants that are not known. At a `known` one they may have been rounded to a whole number.
+fn told(state: State, reply: &Reply, known: bool) -> State {
+    match (state, reply.remaining) {
+        (State::Tokens(mut tokens), Some(value)) if !known || value.fract() != 0.0 => {
+            tokens.value = value;
+            State::Tokens(tokens)
+        }
+        (state, _) => state,
+    }
+}
+
 /// The state after a decision in a span: the earliest, and by how much it may be later.
 fn within(
     before: &Belief,
-    reply: &Reply,
     (from, to): (i64, i64),
     early: Option<State>,
     late: Option<State>,
 ) -> (Option<State>, i64) {
-    let Some(State::Tokens(mut early)) = early else {
-        return (early, before.slack.max(to - from));
+    let slack = match &early {
+        Some(State::Tokens(early)) => {
+            let last = late.map_or(Micros(to), |late| late.ts());
+            last.minus(early.ts).0.max(0)
+        }
+        _ => before.slack.max(to - from),
     };
-    // The answer is more exact than an instant that is not known.
-    early.value = reply.remaining.unwrap_or(early.value);
-    let last = late.map_or(Micros(to), |late| late.ts());
-    (Some(State::Tokens(early)), last.minus(early.ts).0.max(0))
+    (early, slack)
 }
 
 /// The outcome of a change of a lease.

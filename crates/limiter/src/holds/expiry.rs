@@ -198,6 +198,44 @@ pub(crate) fn own_on_copy<H: Host>(
     Ok(holds.into_iter().find(|hold| hold.id == own.id).unwrap_or(own))
 }
 
+/// What the rows of limits hold, and when something of them expires.
+pub(crate) type Contents = Vec<Option<(Stored, Option<Micros>)>>;
+
+/// Reads the contents of the rows.
+pub(crate) fn contents(rows: &dyn Rows, targets: &[&Target]) -> Result<Contents> {
+    let read = |target: &&Target| match target.store.is_in_table() {
+        false => Ok(None),
+        true => Ok(rows.read(target.row(0))?.map(|row| (row.stored, row.expires))),
+    };
+    targets.iter().map(read).collect()
+}
+
+/// Answers by `work`, which reads the rows of limits and then their holds, again while one of the rows changes meanwhile:
+/// the wait of a denial would be that of no state that there was. A settlement, say, gives tokens to the row and takes
+/// the hold away.
+///
+/// # Errors
+/// Those of `work`, and [`LimiterError::NotWritten`] (55000).
+#[cold]
+pub(crate) fn in_one_state<T>(
+    host: &impl Host,
+    rows: &dyn Rows,
+    targets: &[&Target],
+    mut work: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    let mut before = contents(rows, targets)?;
+    for _ in 0..TRIES {
+        host.check_for_interrupts();
+        let answer = work()?;
+        let after = contents(rows, targets)?;
+        if after == before {
+            return Ok(answer);
+        }
+        before = after;
+    }
+    Err(LimiterError::not_written())
+}
+
 /// The next expiries of a key that may let a denied call pass.
 pub(crate) struct Expiries {
     next: Vec<(Rc<Definition>, Hold)>,

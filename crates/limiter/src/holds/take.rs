@@ -12,7 +12,7 @@ use ratelimit_core::{AsMany, Decision, Level, Micros, Shards, State, decide};
 use ratelimit_faults::Fault;
 
 use super::Terms;
-use super::expiry::{self, Expiries};
+use super::expiry::{self, Contents, Expiries};
 use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Holds, Host, Row, RowAccess, Rows, Stored, TRIES, TupleId};
 use crate::request::Answer;
@@ -228,6 +228,7 @@ pub(super) fn take<'w, H: Host>(
         {
             return Ok((vec![verdict], true));
         }
+        let targets: Vec<&Target> = wanted.iter().map(|wanted| &wanted.target).collect();
         let mut before = None;
         for _ in 0..TRIES {
             host.check_for_interrupts();
@@ -241,15 +242,15 @@ pub(super) fn take<'w, H: Host>(
                 continue; // it has expired since it was read
             }
             if !ok {
-                // A hold of this id may have been settled between the reads of its row and of the limit's.
-                if terms.id.is_some() {
-                    let now = contents(rows, wanted)?;
+                refuse(host, wanted, &mut verdicts, &seen, terms)?;
+                // A hold may have been settled between the reads of its row and of the limit's.
+                if terms.id.is_some() || seen.iter().any(|seen| seen.expires.is_some()) {
+                    let now = expiry::contents(rows, &targets)?;
                     if before.as_ref() != Some(&now) {
                         before = Some(now);
                         continue;
                     }
                 }
-                refuse(host, wanted, &mut verdicts, &seen, terms)?;
                 return Ok((verdicts, false));
             }
             let mut refused = None;
@@ -433,18 +434,6 @@ fn decide_locked<H: Host>(
         }
     }
     Err(LimiterError::not_written())
-}
-
-/// What the rows of the limits hold, and when something of them expires.
-type Contents = Vec<Option<(Stored, Option<Micros>)>>;
-
-/// Reads the contents of the rows.
-fn contents(rows: &dyn Rows, wanted: &[Wanted]) -> Result<Contents> {
-    let read = |wanted: &Wanted| match wanted.target.store {
-        Store::Nowhere => Ok(None),
-        _ => Ok(rows.read(wanted.target.row(0))?.map(|row| (row.stored, row.expires))),
-    };
-    wanted.iter().map(read).collect()
 }
 
 /// Forgets the holds of states of other kinds, which are gone once the state begins again.

@@ -4,7 +4,7 @@ use ratelimit_core::{Micros, Shards};
 use ratelimit_faults::Fault;
 
 use super::decide::{Group, GroupVerdict};
-use super::{RequestOutcome, at_once, outcomes, peek, plan, with_expiries};
+use super::{RequestOutcome, at_once, decided, outcomes, peek, plan, with_expiries};
 use crate::error::{LimiterError, Result};
 use crate::ports::{Host, Rows, TRIES};
 use crate::stores::shards::{self, LockedRows};
@@ -53,12 +53,9 @@ pub(super) fn take<H: Host>(
 ) -> Result<Vec<RequestOutcome>> {
     for attempt in 0..TRIES {
         host.check_for_interrupts();
-        let mut peeked = peek(host, Some(rows), groups)?;
+        let peeked = decided(host, Some(rows), groups)?;
         let ok = peeked.iter().all(GroupVerdict::allows);
         if !ok || peeked.iter().all(|verdict| verdict.change.is_none()) {
-            if !ok {
-                with_expiries(host, groups, &mut peeked)?;
-            }
             return Ok(outcomes(groups, &peeked, ok));
         }
         let refusal = outcomes(groups, &peeked, false);

@@ -19,6 +19,7 @@ use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_faults::Fault;
 
 use crate::error::{LimiterError, Result};
+use crate::holds::expiry;
 use crate::ports::{Host, RowAccess, Rows, TRIES, Verdict};
 use crate::request::{Answer, Request};
 use crate::stores::{self, Peeked};
@@ -69,10 +70,8 @@ pub fn limit<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutco
 pub fn check<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutcome>> {
     let groups = group("rl_check_all", host, requests)?;
     let check = |rows: Option<&dyn Rows>| {
-        let mut peeked = peek(host, rows, &groups)?;
-        let ok = peeked.iter().all(GroupVerdict::allows);
-        with_expiries(host, &groups, &mut peeked)?;
-        Ok(outcomes(&groups, &peeked, ok))
+        let peeked = decided(host, rows, &groups)?;
+        Ok(outcomes(&groups, &peeked, peeked.iter().all(GroupVerdict::allows)))
     };
     if groups.iter().any(|group| group.target.store.is_in_table()) {
         host.with_rows(RowAccess::Read, |rows| check(Some(rows)))
@@ -166,6 +165,23 @@ fn peek<'a, H: Host>(
         return Ok(groups.iter().zip(contents).map(decide).collect());
     }
     Err(LimiterError::not_written())
+}
+
+/// Decides every group likewise; refusals know what expires.
+fn decided<'a, H: Host>(
+    host: &H,
+    rows: Option<&dyn Rows>,
+    groups: &'a [Group],
+) -> Result<Vec<GroupVerdict<'a>>> {
+    let verdicts = peek(host, rows, groups)?;
+    let waits = |verdict: &GroupVerdict| verdict.expires.is_some() && !verdict.allows();
+    let (Some(rows), true) = (rows, verdicts.iter().any(waits)) else { return Ok(verdicts) };
+    let targets: Vec<&Target> = groups.iter().map(|group| &group.target).collect();
+    expiry::in_one_state(host, rows, &targets, || {
+        let mut verdicts = peek(host, Some(rows), groups)?;
+        with_expiries(host, groups, &mut verdicts)?;
+        Ok(verdicts)
+    })
 }
 
 /// Has refusals know what expires.

@@ -46,10 +46,15 @@ pub(crate) fn apply<H: Host>(
         }
         let Decided { answer, after } = change.decide(target, Contents::Row(stored), now)?;
         let Some(after) = after.map(Stored::State) else {
-            return match &seen {
-                Some(Row { expires: Some(_), .. }) => unchanged(host, target, change, seen, answer),
-                _ => Ok(answer),
-            };
+            match &seen {
+                Some(row @ Row { expires: Some(_), .. }) => {
+                    match unchanged(host, rows, target, change, row, answer)? {
+                        Some(answer) => return Ok(answer),
+                        None => continue,
+                    }
+                }
+                _ => return Ok(answer),
+            }
         };
         if stored.is_some_and(|stored| begins_anew(target, stored)) && host.has_holds() {
             match change_locked(host, rows, target, change)? {
@@ -139,26 +144,28 @@ fn change_locked(
     })?;
     match (changed, unchanged) {
         (None, Some((answer, row))) if row.expires.is_some() => {
-            self::unchanged(host, target, change, Some(row), answer).map(Some)
+            self::unchanged(host, rows, target, change, &row, answer)
         }
         (changed, unchanged) => Ok(changed.or(unchanged.map(|(answer, _)| answer))),
     }
 }
 
-/// The answer to what changes nothing of a key that has holds: a denial knows what expires.
+/// The answer to what changes nothing of a key that has holds: a denial knows what expires. `None` if the row has changed
+/// since it was `seen`: the holds are read after it.
 #[cold]
 fn unchanged<H: Host>(
     host: &H,
+    rows: &dyn Rows,
     target: &Target,
     change: &Change,
-    seen: Option<Row>,
+    seen: &Row,
     answer: Answer,
-) -> Result<Answer> {
-    let (Change::Take(take), false) = (change, answer.ok) else { return Ok(answer) };
-    let stored = seen.as_ref().map(|seen| &seen.stored);
-    let state = target.state(target.limit(), stored, answer.now)?;
-    let expires = seen.as_ref().and_then(|seen| seen.expires);
-    expiry::denial(host, target, *take, &state, expires, answer, false)
+) -> Result<Option<Answer>> {
+    let (Change::Take(take), false) = (change, answer.ok) else { return Ok(Some(answer)) };
+    let state = target.state(target.limit(), Some(&seen.stored), answer.now)?;
+    let answer = expiry::denial(host, target, *take, &state, seen.expires, answer, false)?;
+    let is_same = |row: &Row| row.stored == seen.stored && row.expires == seen.expires;
+    Ok(rows.read(target.row(0))?.filter(is_same).map(|_| answer))
 }
 
 /// Whether a row holds another kind's state, so that a change begins the state again, without the holds of that one.
