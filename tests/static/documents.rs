@@ -46,6 +46,7 @@ const PROGRAMS: [(&str, &[&str]); 6] = [
             NODE_START,
             NODE,
             NODE_AI,
+            QUEUE_TABLE,
             BROWSER_EXPRESS,
             BROWSER_HONO,
             BROWSER_VALUE,
@@ -86,6 +87,8 @@ const VITEST_WORKERS: &str = "../../adapters/node/test/example/workers.js";
 const NODE_START: &str = "../../adapters/node/test/getting-started.test.js";
 const NODE: &str = "../../adapters/node/test/page.test.js";
 const NODE_AI: &str = "../../adapters/node/test/ai-page.test.js";
+/// Workers of queues.
+const QUEUE_TABLE: &str = "../../adapters/node/test/queues/table.js";
 /// Pages in the browser, and the routes that they ask.
 const BROWSER_EXPRESS: &str = "../../adapters/node/test/browser/express.js";
 const BROWSER_HONO: &str = "../../adapters/node/test/browser/hono.js";

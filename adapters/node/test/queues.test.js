@@ -1,0 +1,144 @@
+// The recipes of docs/queues.md, with three workers each, of which one is killed.
+import assert from 'node:assert/strict';
+import { fork } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync, readFileSync } from 'node:fs';
+import { test } from 'node:test';
+import { setTimeout as pause } from 'node:timers/promises';
+
+import pg from 'pg';
+
+import { onFile } from './edition.js';
+import { limits } from './limits.js';
+
+// The repository is above the package or, for a copy that adapters/run makes, above target/adapters.
+const pages = [3, 4].map((up) => new URL(`${'../'.repeat(up)}docs/queues.md`, import.meta.url));
+const page = readFileSync(pages.find(existsSync), 'utf8');
+
+// What a window of the limit admits, and the jobs of a tenant who has more.
+const ADMITTED = 20;
+const BACKLOG = 3 * ADMITTED;
+const WINDOW = `rl_fixed_window(${ADMITTED}, '1 day', first_request => true)`;
+
+/** A database with a queue, its workers, and what they tell. */
+async function queue(context, name, worker) {
+    const database = await limits(`queues_${name}_${process.pid}`);
+    const owner = new pg.Client(database.owner);
+    await owner.connect();
+    const { user } = database.app;
+    const workers = new Set();
+    const told = { fetches: 0, empty: 0, started: 0 };
+    let hung;
+    const hangs = new Promise((resolve) => (hung = resolve));
+    const start = () => {
+        const child = fork(new URL(`queues/${worker}.js`, import.meta.url), {
+            env: { ...process.env, PGUSER: user, PGDATABASE: database.app.database },
+            execArgv: [],
+            stdio: ['ignore', 'inherit', 'pipe', 'ipc'],
+        });
+        child.errors = '';
+        child.stderr.on('data', (data) => (child.errors += data));
+        child.on('message', ({ fetched, hangs }) => {
+            if (hangs !== undefined) return hung(child);
+            told.fetches += 1;
+            if (fetched === 0) told.empty += 1;
+            child.idle = fetched === 0;
+        });
+        child.on('exit', (code) => {
+            if (workers.delete(child)) hung(Promise.reject(new Error(child.errors)));
+        });
+        told.started += 1;
+        workers.add(child);
+    };
+    const kill = async (child) => {
+        if (!workers.delete(child)) return;
+        child.kill('SIGKILL');
+        await once(child, 'exit');
+    };
+    context.after(async () => {
+        await Promise.all([...workers].map(kill));
+        await owner.end();
+        await database.end();
+    });
+    const sql = async (text, values) => (await owner.query({ text, values, rowMode: 'array' })).rows;
+    /** Waits until a query finds this. */
+    const until = async (text, wanted) => {
+        let found;
+        for (let n = 0; n < 1200; n++) {
+            found = JSON.stringify(await sql(text));
+            if (found === JSON.stringify(wanted)) return;
+            await pause(50);
+        }
+        assert.equal(found, JSON.stringify(wanted), [...workers].map(({ errors }) => errors).join());
+    };
+    await sql(`CREATE TABLE runs (tenant text, body text, try int); GRANT ALL ON runs TO ${user}`);
+    return { owner, user, sql, until, start, kill, hangs, told, workers };
+}
+
+/** The SQL of the page that begins like this, each of these texts of it replaced. */
+function recipe(start, replaced) {
+    let [, code] = new RegExp(`\`\`\`sql\\n(${start}.*?)\`\`\``, 's').exec(page);
+    for (const [shown, by] of Object.entries(replaced)) {
+        assert.ok(code.includes(shown), shown);
+        code = code.replaceAll(shown, by);
+    }
+    return code;
+}
+
+/** `onExpiry`: what becomes of the tokens of a worker that dies. */
+async function table(context, onExpiry) {
+    const { sql, until, user, start, kill, hangs, told, workers } = await queue(context, `table_${onExpiry}`, 'table');
+    await sql(
+        recipe('CREATE TABLE jobs', {
+            ' TO app': ` TO ${user}`,
+            "'10 minutes'": "'4 seconds'",
+            'at_least => 1)': `at_least => 1, on_expiry => '${onExpiry}')`,
+            "rl_token_bucket(rate => 10, period => '1 minute')": WINDOW,
+        }),
+    );
+    // What the transaction of finish_jobs writes.
+    await sql(`CREATE TABLE finished (tenant text, body text);
+        CREATE FUNCTION finished() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
+            'BEGIN INSERT INTO public.finished VALUES (OLD.tenant, OLD.body); RETURN NULL; END';
+        CREATE TRIGGER finished AFTER DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION finished()`);
+    for (let n = 0; n < 3; n++) start();
+    await sql(`INSERT INTO jobs (tenant, body)
+        SELECT 'acme', CASE n WHEN 3 THEN 'hang' WHEN 14 THEN 'fail' ELSE 'job ' || n END
+        FROM generate_series(1, ${BACKLOG}) AS n`);
+    await sql("INSERT INTO jobs (tenant, body) SELECT 'globex', 'globex ' || n FROM generate_series(1, 5) AS n");
+    const victim = await hangs;
+    const lost = await sql("SELECT body FROM jobs WHERE batch = (SELECT batch FROM jobs WHERE body = 'hang')");
+    await kill(victim);
+    start();
+
+    const finished = 'SELECT tenant, count(*)::int, count(DISTINCT body)::int FROM finished GROUP BY 1 ORDER BY 1';
+    let [done, resets] = [ADMITTED - (onExpiry === 'charge' ? lost.length : 0), 0];
+    for (; ; resets += 1) {
+        const exactly = [
+            ['acme', done, done],
+            ['globex', 5, 5],
+        ];
+        await until(finished, exactly);
+        if (done === BACKLOG) break;
+        await until("SELECT remaining, held FROM rl_status('jobs', 'acme')", [[0, 0]]);
+        while (![...workers].every(({ idle }) => idle)) await pause(20);
+        assert.deepEqual(await sql(finished), exactly);
+        done = Math.min(done + ADMITTED, BACKLOG);
+        await sql("SELECT rl_reset('jobs', 'acme'); NOTIFY jobs");
+    }
+    assert.deepEqual(await sql('SELECT count(*)::int FROM jobs'), [[0]]);
+
+    const late = [...workers].some(({ errors }) => errors.includes('the hold has expired'));
+    const twice = (await sql('SELECT body FROM runs GROUP BY body HAVING count(*) > 1')).flat();
+    assert.ok(late || twice.every((body) => body === 'fail' || lost.flat().includes(body)), twice.join());
+    assert.ok(twice.includes('hang') && twice.includes('fail'));
+    // Each worker looks when it starts, when it is notified of jobs, of a failure or a reset, when the failed job
+    // is due and when the hold expires; and once for each fetch of another that it has waited for.
+    const wakes = told.started + 3 * (2 + 1 + resets + 1 + 1);
+    const found = told.fetches - told.empty;
+    context.diagnostic(`${found} fetches found jobs, ${told.empty} none; at most ${wakes + found}`);
+    assert.ok(late || told.empty <= wakes + found, `${told.empty} empty fetches, ${found} others`);
+}
+
+test('a table: three workers admit exactly the limit, and the tokens of one that dies come back, or do not', (context) =>
+    Promise.all(['refund', 'charge'].map((onExpiry) => table(context, onExpiry))));
