@@ -32,6 +32,7 @@ const PROGRAMS: [(&str, &[&str]); 6] = [
             PYTHON_OPENAI,
             PYTHON_LANGCHAIN,
             PYTHON_LITELLM,
+            PYTHON_PROCRASTINATE,
         ],
     ),
     (
@@ -47,6 +48,8 @@ const PROGRAMS: [(&str, &[&str]); 6] = [
             NODE,
             NODE_AI,
             QUEUE_TABLE,
+            QUEUE_GRAPHILE,
+            QUEUE_BOSS,
             BROWSER_EXPRESS,
             BROWSER_HONO,
             BROWSER_VALUE,
@@ -81,6 +84,8 @@ const PYTHON_BORROWING: &str = "../../adapters/python/tests/examples/borrowing.p
 const PYTHON_OPENAI: &str = "../../adapters/python/tests/examples/with_openai.py";
 const PYTHON_LANGCHAIN: &str = "../../adapters/python/tests/examples/with_langchain.py";
 const PYTHON_LITELLM: &str = "../../adapters/python/tests/examples/with_litellm.py";
+/// A worker of a queue.
+const PYTHON_PROCRASTINATE: &str = "../../adapters/python/tests/examples/with_procrastinate.py";
 const VITEST: &str = "../../adapters/node/test/example/messages.test.js";
 const VITEST_WORKERS: &str = "../../adapters/node/test/example/workers.js";
 /// The client for Node.
@@ -89,6 +94,8 @@ const NODE: &str = "../../adapters/node/test/page.test.js";
 const NODE_AI: &str = "../../adapters/node/test/ai-page.test.js";
 /// Workers of queues.
 const QUEUE_TABLE: &str = "../../adapters/node/test/queues/table.js";
+const QUEUE_GRAPHILE: &str = "../../adapters/node/test/queues/graphile.js";
+const QUEUE_BOSS: &str = "../../adapters/node/test/queues/boss.js";
 /// Pages in the browser, and the routes that they ask.
 const BROWSER_EXPRESS: &str = "../../adapters/node/test/browser/express.js";
 const BROWSER_HONO: &str = "../../adapters/node/test/browser/hono.js";

@@ -6,7 +6,9 @@ import { existsSync, readFileSync } from 'node:fs';
 import { test } from 'node:test';
 import { setTimeout as pause } from 'node:timers/promises';
 
+import { makeWorkerUtils } from 'graphile-worker';
 import pg from 'pg';
+import { PgBoss } from 'pg-boss';
 
 import { onFile } from './edition.js';
 import { limits } from './limits.js';
@@ -18,28 +20,30 @@ const page = readFileSync(pages.find(existsSync), 'utf8');
 // What a window of the limit admits, and the jobs of a tenant who has more.
 const ADMITTED = 20;
 const BACKLOG = 3 * ADMITTED;
+const BODIES = Array.from({ length: BACKLOG }, (_, n) => (n === 2 ? 'hang' : `job ${n}`));
 const WINDOW = `rl_fixed_window(${ADMITTED}, '1 day', first_request => true)`;
 
-/** A database with a queue, its workers, and what they tell. */
-async function queue(context, name, worker) {
+/** A database with a queue, its workers, and what they report. */
+async function queue(context, name, worker, role = 'app', settings = {}) {
     const database = await limits(`queues_${name}_${process.pid}`);
-    const owner = new pg.Client(database.owner);
-    await owner.connect();
-    const { user } = database.app;
+    const owner = new pg.Pool(database.owner);
+    const { user } = database[role];
     const workers = new Set();
+    const ends = [];
     const told = { fetches: 0, empty: 0, started: 0 };
     let hung;
     const hangs = new Promise((resolve) => (hung = resolve));
     const start = () => {
         const child = fork(new URL(`queues/${worker}.js`, import.meta.url), {
-            env: { ...process.env, PGUSER: user, PGDATABASE: database.app.database },
+            env: { ...process.env, PGUSER: user, PGDATABASE: database.app.database, QUEUE: JSON.stringify(settings) },
             execArgv: [],
-            stdio: ['ignore', 'inherit', 'pipe', 'ipc'],
+            stdio: ['ignore', 'ignore', 'pipe', 'ipc'],
         });
         child.errors = '';
         child.stderr.on('data', (data) => (child.errors += data));
-        child.on('message', ({ fetched, hangs }) => {
+        child.on('message', ({ fetched, hangs, lockedBy }) => {
             if (hangs !== undefined) return hung(child);
+            child.lockedBy = lockedBy ?? child.lockedBy;
             told.fetches += 1;
             if (fetched === 0) told.empty += 1;
             child.idle = fetched === 0;
@@ -57,6 +61,7 @@ async function queue(context, name, worker) {
     };
     context.after(async () => {
         await Promise.all([...workers].map(kill));
+        for (const end of ends) await end();
         await owner.end();
         await database.end();
     });
@@ -72,7 +77,7 @@ async function queue(context, name, worker) {
         assert.equal(found, JSON.stringify(wanted), [...workers].map(({ errors }) => errors).join());
     };
     await sql(`CREATE TABLE runs (tenant text, body text, try int); GRANT ALL ON runs TO ${user}`);
-    return { owner, user, sql, until, start, kill, hangs, told, workers };
+    return { database, owner, ends, user, sql, until, start, kill, hangs, told, workers };
 }
 
 /** The SQL of the page that begins like this, each of these texts of it replaced. */
@@ -140,5 +145,101 @@ async function table(context, onExpiry) {
     assert.ok(late || told.empty <= wakes + found, `${told.empty} empty fetches, ${found} others`);
 }
 
-test('a table: three workers admit exactly the limit, and the tokens of one that dies come back, or do not', (context) =>
+test('a table: three workers admit exactly the limit, and the tokens of a killed one come back, or do not', (context) =>
     Promise.all(['refund', 'charge'].map((onExpiry) => table(context, onExpiry))));
+
+test('graphile-worker: jobs reserve their tokens, and put themselves off', async (context) => {
+    const { owner, ends, sql, until, start, kill, hangs, told } = await queue(context, 'graphile', 'graphile', 'owner');
+    const utils = await makeWorkerUtils({ pgPool: owner });
+    ends.push(() => utils.release());
+    await utils.migrate();
+    await sql(
+        recipe("SELECT rl_define\\('reports'", {
+            "'10 minutes'": "'4 seconds'",
+            "rl_token_bucket(10, '1 minute', max_reserved => 100000)": WINDOW.replace(')', ', max_reserved => 1000)'),
+        }),
+    );
+    const queued = (tenant, bodies) =>
+        utils.addJobs(
+            bodies.map((body) => ({ identifier: 'report', payload: { tenant, body }, jobKey: body, maxAttempts: 3 })),
+        );
+    await queued('acme', BODIES);
+    await queued('globex', ['globex 1', 'fail', 'globex 3']);
+    for (let n = 0; n < 3; n++) start();
+    const victim = await hangs;
+    await kill(victim);
+    start();
+
+    const left = "SELECT remaining FROM rl_status('reports', 'acme')";
+    await until(left, [[ADMITTED - BACKLOG + 1]]); // the others have run, or have reserved; the killed one's is back
+    await utils.forceUnlockWorkers([victim.lockedBy]);
+    const ran = `SELECT count(*) FILTER (WHERE tenant = 'acme')::int, count(*) FILTER (WHERE tenant = 'globex')::int
+        FROM runs`;
+    const waiting = `SELECT count(*)::int FROM graphile_worker.jobs
+        WHERE attempts = 0 AND locked_at IS NULL AND run_at > now() + interval '12 hours'`;
+    const jobs = 'SELECT count(*)::int FROM graphile_worker.jobs';
+    let runs = ADMITTED;
+    let found = BACKLOG + 3 + 2; // each once, and the failed and the killed one again
+    for (;;) {
+        const wait = BACKLOG + 1 - runs;
+        await until(ran, [[runs, 4]]);
+        await until(waiting, [[wait]]);
+        await until(jobs, [[wait]]);
+        assert.deepEqual(await sql(ran), [[runs, 4]]);
+        assert.ok(told.fetches - told.empty <= found);
+        if (wait === 0) break;
+        runs = Math.min(runs + ADMITTED, BACKLOG + 1);
+        found += wait;
+        await sql(`SELECT rl_reset('reports', 'acme'), graphile_worker.reschedule_jobs(array_agg(id), now())
+            FROM graphile_worker.jobs`);
+    }
+    const twice = await sql('SELECT body FROM runs GROUP BY body HAVING count(*) > 1 ORDER BY body');
+    assert.deepEqual(twice, [['fail'], ['hang']]);
+    context.diagnostic(`${told.fetches - told.empty} fetches found jobs, ${told.empty} none`);
+});
+
+test('pg-boss: a job and its token are taken in one transaction', async (context) => {
+    // Looks for jobs of workers that died, each second.
+    const supervised = { superviseIntervalSeconds: 1, monitorIntervalSeconds: 1 };
+    const settings = { ttl: 4000, supervised };
+    const made = await queue(context, 'boss', 'boss', 'owner', settings);
+    const { database, ends, sql, until, start, kill, hangs, told } = made;
+    const { PGHOST: host, PGPORT } = process.env;
+    const boss = new PgBoss({ host, port: Number(PGPORT), ...database.owner, ...supervised });
+    boss.on('error', console.error);
+    await sql(`SELECT rl_define('reports', ${WINDOW})`);
+    ends.push(() => boss.stop({ graceful: false }));
+    await boss.start();
+    await boss.createQueue('reports', { expireInSeconds: 4, retryLimit: 2 });
+    const queued = (tenant, bodies) => {
+        const jobs = bodies.map((body) => ({ data: { tenant, body }, group: { id: tenant } }));
+        return boss.insert('reports', jobs);
+    };
+    await queued('acme', BODIES);
+    await queued('globex', ['globex 1', 'fail', 'globex 3']);
+    for (let n = 0; n < 3; n++) start();
+    await kill(await hangs);
+    start();
+
+    const done = `SELECT data ->> 'tenant', count(*)::int FROM pgboss.job
+        WHERE state = 'completed' GROUP BY 1 ORDER BY 1`;
+    let completed = ADMITTED;
+    let resets = 0;
+    for (; ; resets += 1) {
+        await until(done, [
+            ['acme', completed],
+            ['globex', 3],
+        ]);
+        if (completed === BACKLOG) break;
+        await until("SELECT remaining, held FROM rl_status('reports', 'acme')", [[0, 0]]);
+        completed = Math.min(completed + ADMITTED, BACKLOG);
+        await sql("SELECT rl_reset('reports', 'acme'); NOTIFY reports, 'acme'");
+    }
+    const twice = await sql('SELECT body FROM runs GROUP BY body HAVING count(*) > 1 ORDER BY body');
+    assert.deepEqual(twice, [['fail'], ['hang']]);
+    // Each worker is denied and sleeps once a window, and wakes at a reset and when the killed one's hold expires.
+    const wakes = told.started + 3 * (resets + 1);
+    const found = told.fetches - told.empty;
+    context.diagnostic(`${found} fetches found jobs, ${told.empty} none`);
+    assert.ok(told.empty <= 2 * wakes && found <= BACKLOG + 3 + 2 + 2 * wakes, `${told.empty} of ${told.fetches}`);
+});

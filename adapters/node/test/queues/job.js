@@ -1,4 +1,4 @@
-// What the workers of queues.test.js share: the work of a job, and what they tell.
+// What the workers of queues.test.js share: the work of a job, and what they report.
 import pg from 'pg';
 
 const pool = new pg.Pool({ max: 1 });
@@ -14,7 +14,7 @@ export async function run({ tenant, body }) {
     if (rows[0].try === 1 && body.startsWith('fail')) throw new Error(`${body} the first time`);
 }
 
-/** A client that tells how many rows its fetches find. */
+/** A client that reports how many rows its fetches find. */
 export function counted(client, fetches) {
     const query = client.query.bind(client);
     client.query = async (...call) => {

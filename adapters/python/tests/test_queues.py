@@ -1,0 +1,131 @@
+"""The worker of procrastinate that docs/queues.md shows: three of them, of which one is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from conftest import ON_FILE
+from examples import with_procrastinate
+
+ADMITTED, BACKLOG = 20, 60
+HERE = Path(__file__).parent
+WORKER = """
+import asyncio, os, psycopg
+from datetime import timedelta
+from examples import with_procrastinate as example
+from postgres_rate_limit import AsyncRateLimiter
+
+example.limiter = AsyncRateLimiter(["reports"], defined=True)
+hold = example.limiter.hold
+example.limiter.hold = lambda *given, **others: hold(*given, ttl=4, **others)
+
+async def report(tenant, body):
+    async with await psycopg.AsyncConnection.connect(autocommit=True) as connection:
+        noted = "INSERT INTO runs SELECT %s, %s, %s, 1 + count(*) FROM runs WHERE body = %s RETURNING try"
+        (nth,) = await (await connection.execute(noted, [tenant, body, os.getpid(), body])).fetchone()
+    if nth == 1 and body == "hang":
+        await asyncio.sleep(3600)
+    if nth == 1 and body == "fail":
+        raise RuntimeError("the first time")
+
+example.report.func = report
+run = example.app.run_worker_async
+example.app.run_worker_async = lambda: run(fetch_job_polling_interval=0.5, update_heartbeat_interval=1)
+asyncio.run(example.work())
+"""
+
+
+@pytest.fixture
+def database(monkeypatch):
+    """A database with the limiter and the tables of procrastinate, and a connection to it."""
+    name = f"queues_{uuid4().hex}"
+    with psycopg.connect("user=postgres dbname=postgres", autocommit=True) as server:
+        server.execute(f"CREATE DATABASE {name}")
+        server.execute(f"ALTER DATABASE {name} SET search_path = public, ratelimit")
+        monkeypatch.setenv("PGUSER", "postgres")
+        monkeypatch.setenv("PGDATABASE", name)
+        with psycopg.connect(autocommit=True) as connection:
+            if ON_FILE:
+                connection.execute((HERE.parent / "postgres_rate_limit" / "ratelimit.sql").read_text())
+            else:
+                connection.execute("CREATE EXTENSION ratelimit")
+            schema = with_procrastinate.app.schema_manager.get_schema()
+            connection.execute(schema)
+            connection.execute("CREATE TABLE runs (tenant text, body text, pid int, try int)")
+            yield connection
+        server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def test_each_window_admits_exactly_the_limit(database):
+    def rows(query):
+        return database.execute(query).fetchall()
+
+    def until(query, wanted):
+        for _ in range(1200):
+            if (found := rows(query)) == wanted:
+                return
+            time.sleep(0.05)
+        assert found == wanted, query
+
+    window = f"rl_fixed_window({ADMITTED}, '1 day', first_request => true, max_reserved => 1000)"
+    rows(f"SELECT rl_define('reports', {window})")
+    bodies = [("acme", "hang" if n == 2 else f"job {n}") for n in range(BACKLOG)]
+    bodies += [("globex", body) for body in ("globex 1", "fail", "globex 3")]
+    with database.cursor() as cursor:
+        for each in bodies:
+            cursor.execute(
+                "INSERT INTO procrastinate_jobs (queue_name, task_name, args)"
+                " VALUES ('default', %s, jsonb_build_object('tenant', %s::text, 'body', %s::text))",
+                [with_procrastinate.report.name, *each],
+            )
+    workers = []
+
+    def start():
+        workers.append(subprocess.Popen([sys.executable, "-c", WORKER], cwd=HERE, stderr=subprocess.DEVNULL))
+
+    try:
+        for _ in range(3):
+            start()
+        hung = "SELECT count(*) FROM runs WHERE body = 'hang'"
+        until(hung, [(1,)])
+        ((pid,),) = rows("SELECT pid FROM runs WHERE body = 'hang'")
+        os.kill(pid, signal.SIGKILL)
+        start()
+
+        left = "SELECT remaining FROM rl_status('reports', 'acme')"
+        until(left, [(ADMITTED - BACKLOG + 1,)])  # the others have run, or have reserved; the killed one's is back
+        # As a task of the application does for jobs whose worker has no heartbeat.
+        again = "SELECT procrastinate_retry_job_v2(id, now(), NULL, NULL, NULL) FROM procrastinate_jobs"
+        rows(f"{again} WHERE status = 'doing'")
+        ran = "SELECT count(*) FILTER (WHERE tenant = 'acme'), count(*) FILTER (WHERE tenant = 'globex') FROM runs"
+        waiting = """SELECT count(*) FROM procrastinate_jobs
+            WHERE status = 'todo' AND scheduled_at > now() + interval '12 hours'"""
+        unfinished = "SELECT count(*) FROM procrastinate_jobs WHERE status <> 'succeeded'"
+        miscounted = """SELECT args FROM procrastinate_jobs
+            WHERE attempts <> (status = 'succeeded')::int AND args ->> 'body' NOT IN ('hang', 'fail')"""
+        started = "SELECT count(*) FROM procrastinate_events WHERE type = 'started'"
+        runs, fetches = ADMITTED, BACKLOG + 3 + 2
+        while True:
+            waits = BACKLOG + 1 - runs
+            until(ran, [(runs, 4)])
+            until(waiting, [(waits,)])
+            until(unfinished, [(waits,)])
+            assert rows(ran) == [(runs, 4)] and rows(started) == [(fetches,)] and rows(miscounted) == []
+            if waits == 0:
+                break
+            runs, fetches = min(runs + ADMITTED, BACKLOG + 1), fetches + waits
+            with database.transaction():
+                rows("SELECT rl_reset('reports', 'acme')")
+                database.execute("UPDATE procrastinate_jobs SET scheduled_at = NULL WHERE status = 'todo'")
+        twice = rows("SELECT body FROM runs GROUP BY body HAVING count(*) > 1 ORDER BY body")
+        assert twice == [("fail",), ("hang",)]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
