@@ -201,7 +201,7 @@ test('graphile-worker: jobs reserve their tokens, and put themselves off', async
 test('pg-boss: a job and its token are taken in one transaction', async (context) => {
     // Looks for jobs of workers that died, each second.
     const supervised = { superviseIntervalSeconds: 1, monitorIntervalSeconds: 1 };
-    const settings = { ttl: 4000, supervised };
+    const settings = { ttl: 5000, supervised };
     const made = await queue(context, 'boss', 'boss', 'owner', settings);
     const { database, ends, sql, until, start, kill, hangs, told } = made;
     const { PGHOST: host, PGPORT } = process.env;
@@ -210,7 +210,7 @@ test('pg-boss: a job and its token are taken in one transaction', async (context
     await sql(`SELECT rl_define('reports', ${WINDOW})`);
     ends.push(() => boss.stop({ graceful: false }));
     await boss.start();
-    await boss.createQueue('reports', { expireInSeconds: 4, retryLimit: 2 });
+    await boss.createQueue('reports', { expireInSeconds: 5, retryLimit: 2 });
     const queued = (tenant, bodies) => {
         const jobs = bodies.map((body) => ({ data: { tenant, body }, group: { id: tenant } }));
         return boss.insert('reports', jobs);
@@ -237,6 +237,8 @@ test('pg-boss: a job and its token are taken in one transaction', async (context
     }
     const twice = await sql('SELECT body FROM runs GROUP BY body HAVING count(*) > 1 ORDER BY body');
     assert.deepEqual(twice, [['fail'], ['hang']]);
+    const tries = "SELECT DISTINCT data ->> 'body' FROM pgboss.job WHERE retry_count > 0 ORDER BY 1";
+    assert.deepEqual(await sql(tries), twice, 'a fetch that is rolled back is no try');
     // Each worker is denied and sleeps once a window, and wakes at a reset and when the killed one's hold expires.
     const wakes = told.started + 3 * (resets + 1);
     const found = told.fetches - told.empty;
