@@ -62,7 +62,7 @@ def database(monkeypatch):
         server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-def test_each_window_admits_exactly_the_limit(database):
+def test_procrastinate_runs_what_each_window_admits(database):
     def rows(query):
         return database.execute(query).fetchall()
 
