@@ -9,7 +9,8 @@ const { supervised } = JSON.parse(process.env.QUEUE);
 const ttl = 10 * MINUTE;
 const limiter = new RateLimiter({ reports: tokenBucket({ rate: 10, period: MINUTE }) }, { defined: true });
 const { hold } = limiter;
-limiter.hold = (name, options) => hold.call(limiter, name, options.key === 'initech' ? { ...options, ttl: 4000 } : options);
+limiter.hold = (name, options) =>
+    hold.call(limiter, name, { ...options, ttl: options.key === 'initech' ? 4000 : options.ttl });
 const boss = new PgBoss({
     host: process.env.PGHOST,
     port: Number(process.env.PGPORT),
