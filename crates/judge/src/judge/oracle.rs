@@ -85,7 +85,7 @@ struct Outcome {
     holds: Known,
     /// The tokens that a hold has after it.
     held: Option<f64>,
-    /// Whether it has counted the tokens anew: `remaining` are then those of the state after it.
+    /// Whether it has counted the tokens: `remaining` are then those of the state after it.
     counted: bool,
 }
 
@@ -374,7 +374,7 @@ impl Oracle {
             let holds = holds.clone();
             Explained { after: Belief { state, slack, holds }, wrote: true }
         };
-        // Counted anew at each instant of the part, or at none.
+        // Counted at each instant of the part, or at none.
         let after = match early.counted && self.has_slack() {
             true => {
                 early.after.map(|after| after.map(|after| told(after, &call.reply, late.is_none())))
