@@ -151,9 +151,9 @@ for (const [way, open] of Object.entries(WAYS)) {
         const unknown = await open_(stranger); // 42501, or 42883 for want of USAGE on the schema
         assert.equal(await unknown(), 'failed');
         const one = await open_(poolOf());
-        // A machine that is slow may pass the first unchecked.
+        // A machine that is slow may pass some unchecked.
         let answer;
-        for (let n = 0; answer !== 'denied' && n < 3; n++) answer = await one();
+        for (let n = 0; answer !== 'denied' && n < 50; n++) answer = await one();
         assert.equal(answer, 'denied');
     });
 }
@@ -266,7 +266,7 @@ test('what a callback returned is kept where its lease or hold can not be ended,
         return run();
     };
     for (const onError of ['open', 'closed']) {
-        const limiter = new RateLimiter(LIMITS, { db: poolOf({ host, max: 4 }), onError, timeout: 300 });
+        const limiter = new RateLimiter(LIMITS, { db: poolOf({ host, max: 4 }), onError, timeout: 1000 });
         const key = `kept ${onError}`;
         const calls = [
             () =>

@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import openai
 import pytest
@@ -527,7 +527,8 @@ def test_a_stream_goes_on_if_its_hold_can_not_be_extended(made, monkeypatch, cap
 
 
 def with_id(hold_all):
-    return lambda limiter, *arguments, id, **others: hold_all(limiter, *arguments, id=id or "1", **others)
+    own = str(uuid4())  # tests share a database
+    return lambda limiter, *arguments, id, **others: hold_all(limiter, *arguments, id=id or own, **others)
 
 
 def test_a_count_that_fails_on_the_report_settles_all_that_was_held(made, caplog):
