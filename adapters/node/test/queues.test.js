@@ -150,6 +150,10 @@ async function table(context, onExpiry) {
     const found = told.fetches - told.empty;
     context.diagnostic(`${found} fetches found jobs, ${told.empty} none; at most ${wakes + found}`);
     assert.ok(late || told.empty <= wakes + found, `${told.empty} empty fetches, ${found} others`);
+    // However often a job has failed, it is put off.
+    await sql(`INSERT INTO jobs (tenant, body, run_at, batch, attempt)
+        VALUES ('x', 'x', now() + interval '1 day', 'x', 2000);
+        SELECT finish_jobs('x', '{}', 0)`);
 }
 
 test('a table: three workers admit exactly the limit, and the tokens of a killed one come back, or do not', (context) =>
@@ -166,9 +170,10 @@ test('graphile-worker: jobs reserve their tokens, and put themselves off', async
             "rl_token_bucket(10, '1 minute', max_reserved => 100000)": WINDOW.replace(')', ', max_reserved => 1000)'),
         }),
     );
+    const spec = { identifier: 'report', maxAttempts: 3, priority: 7, flags: ['red', 'blue'] };
     const queued = (tenant, bodies) =>
         utils.addJobs(
-            bodies.map((body) => ({ identifier: 'report', payload: { tenant, body }, jobKey: body, maxAttempts: 3 })),
+            bodies.map((body) => ({ ...spec, payload: { tenant, body }, jobKey: body, queueName: body })),
         );
     await queued('acme', BODIES);
     await queued('globex', ['globex 1', 'fail', 'globex 3']);
@@ -183,7 +188,8 @@ test('graphile-worker: jobs reserve their tokens, and put themselves off', async
     const ran = `SELECT count(*) FILTER (WHERE tenant = 'acme')::int, count(*) FILTER (WHERE tenant = 'globex')::int
         FROM runs`;
     const waiting = `SELECT count(*)::int FROM graphile_worker.jobs
-        WHERE attempts = 0 AND locked_at IS NULL AND run_at > now() + interval '12 hours'`;
+        WHERE attempts = 0 AND locked_at IS NULL AND run_at > now() + interval '12 hours'
+            AND (max_attempts, queue_name, priority, flags) = (3, key, 7, '{"red": true, "blue": true}')`;
     const jobs = 'SELECT count(*)::int FROM graphile_worker.jobs';
     let runs = ADMITTED;
     let found = BACKLOG + 3 + 1 + 2; // each once, and the failed and the killed one again
@@ -203,6 +209,9 @@ test('graphile-worker: jobs reserve their tokens, and put themselves off', async
     const twice = await sql('SELECT body FROM runs GROUP BY body HAVING count(*) > 1 ORDER BY body');
     assert.deepEqual(twice, [['fail'], ['hang']]);
     context.diagnostic(`${told.fetches - told.empty} fetches found jobs, ${told.empty} none`);
+    await utils.addJob('report', { tenant: 'acme' }, { maxAttempts: 1 });
+    const error = "SELECT substring(last_error FROM 'was queued without a key') FROM graphile_worker.jobs";
+    await until(error, [['was queued without a key']]);
 });
 
 test('pg-boss: a job and its token are taken in one transaction', async (context) => {
@@ -210,7 +219,7 @@ test('pg-boss: a job and its token are taken in one transaction', async (context
     const supervised = { superviseIntervalSeconds: 1, monitorIntervalSeconds: 1 };
     const settings = { supervised };
     const made = await queue(context, 'boss', 'boss', 'owner', settings);
-    const { database, ends, sql, until, start, kill, hangs, told } = made;
+    const { database, ends, sql, until, start, kill, hangs, told, workers } = made;
     const { PGHOST: host, PGPORT } = process.env;
     const boss = new PgBoss({ host, port: Number(PGPORT), ...database.owner, ...supervised });
     boss.on('error', console.error);
@@ -257,4 +266,15 @@ test('pg-boss: a job and its token are taken in one transaction', async (context
     const found = told.fetches - told.empty;
     context.diagnostic(`${found} fetches found jobs, ${told.empty} none`);
     assert.ok(told.empty <= 2 * wakes && found <= BACKLOG + 4 + 2 + 2 * wakes, `${told.empty} of ${told.fetches}`);
+
+    // A fetch can't leave out a job that has no group: its workers must not fetch it again and again.
+    const [worker] = workers;
+    const ended = once(worker, 'exit');
+    workers.delete(worker);
+    for (const other of workers) await kill(other);
+    await boss.send('reports', { tenant: 'acme', body: 'in no group' });
+    await sql('NOTIFY reports');
+    context.after(() => worker.kill('SIGKILL'));
+    await Promise.race([ended, pause(60_000, undefined, { ref: false })]);
+    assert.match(worker.errors, /is not in its tenant's group/);
 });

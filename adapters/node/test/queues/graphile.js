@@ -7,10 +7,8 @@ import { run } from './job.js';
 
 // A task that runs when its tenant has a token.
 const limited = (task) => async (payload, helpers) => {
-    const { task_identifier, key, attempts, max_attempts } = helpers.job;
-    const tries = max_attempts - attempts + 1;
-    const start = 'SELECT start_job($1, $2, $3, $4) AS started';
-    const { rows } = await helpers.query(start, [task_identifier, JSON.stringify(payload), key, tries]);
+    const { id, key } = helpers.job;
+    const { rows } = await helpers.query('SELECT start_job($1, $2, $3) AS started', [id, key, JSON.stringify(payload)]);
     if (!rows[0].started) return; // it is queued again
     await task(payload, helpers);
     await helpers.query('SELECT rl_settle($1)', [key]);
