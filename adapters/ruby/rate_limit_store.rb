@@ -89,6 +89,7 @@ class RateLimitStore
     @on_unchecked = on_unchecked || ->(error) { warn "RateLimitStore: a request passes unchecked: #{error.message}" }
     @prefix = schema ? "#{PG::Connection.quote_ident(schema.to_s)}." : ""
     @idle = {}
+    at_exit { disown }
   end
 
   # Adds to a key, and returns its number. A new key, or one that has expired, begins at 0, and has expires_in
@@ -200,6 +201,11 @@ class RateLimitStore
   # The store's own connections that no call has. Another process doesn't take them over, as after a fork.
   def idle
     @idle[Process.pid] ||= []
+  end
+
+  # Cuts a process off from connections of the one that forked it: when it ends, libpq would end their sessions.
+  def disown
+    @idle.except(Process.pid).each_value { |theirs| theirs.each { |each| each.socket_io.reopen(IO::NULL) } }
   end
 
   # Whether the server has left the connection open, without asking it.

@@ -118,15 +118,19 @@ class StoreTest < Test
     child = fork do
       done[1].puts(store.increment("k"))
       go_on[0].gets
-      exit!
     end
     assert_equal [2, 3], Timeout.timeout(60) { [done[0].gets.to_i, store.increment("k")] }
-    count = "SELECT FROM pg_stat_activity WHERE application_name = $1"
-    assert_equal 2, connect("postgres").exec_params(count, [application]).ntuples
+    owner = connect("postgres")
+    sessions = "SELECT pid FROM pg_stat_activity WHERE application_name = $1 ORDER BY backend_start"
+    ours, *others = owner.exec_params(sessions, [application]).column_values(0)
+    assert_equal 1, others.size
     go_on[1].puts
     Process.wait(child)
     child = nil
     assert_equal 4, store.increment("k")
+    # The child has ended its own session, not ours.
+    wait_until { owner.exec_params(sessions, [application]).ntuples == 1 }
+    assert_equal [ours], owner.exec_params(sessions, [application]).column_values(0)
   ensure
     Process.kill("KILL", child) if child
   end
