@@ -46,20 +46,24 @@ interface Batch {
 const passed = ({ sent, sentAt }: Pick<Batch, 'sent' | 'sentAt'>) =>
     Math.max(performance.now() - sent, Date.now() - sentAt);
 
+const isCount = (count: unknown): boolean => Number.isFinite(count) && (count as number) >= 0;
+
 /** Spends of a batch; false: it has too little, or has ended. */
 function spends(batch: Batch | undefined, count: number): boolean {
-    if (!batch || !(count >= 0 && count <= batch.left) || passed(batch) >= batch.lasts) return false;
+    if (!batch || !isCount(count) || count > batch.left || passed(batch) >= batch.lasts) return false;
     batch.left -= count;
     return true;
 }
 
 interface Account {
     batch?: Batch;
-    /** Tokens of the next batch: as many as last between a half and all of its time. */
+    /** Tokens of the next batch: as many as last between a half and all of its time. 0: none is known to last. */
     size: number;
     /** The call that is under way, and the tokens for which others wait for it. */
     asking?: Promise<Asked>;
     awaited: number;
+    /** What is left of the batch before is on its way. */
+    returning?: Promise<unknown>;
     timer?: NodeJS.Timeout;
 }
 interface Asked extends BorrowResult {
@@ -103,12 +107,12 @@ export class Borrowed<C = unknown> {
     async #decided(options: AnyOptions): Promise<BorrowResult> {
         const key = this.#calls.keyOf(options);
         const { count = 1 } = options;
-        if (!(count >= 0)) throw new TypeError(`count is ${count}; allowed: a number from 0 on`);
+        if (!isCount(count)) throw new TypeError(`count is ${count}; allowed: a number from 0 on`);
         for (;;) {
             let account = this.#accounts.get(key);
             if (spends(account?.batch, count)) return { ok: true, retryAfter: null, retryAt: null };
             if (this.#closed) throw new Error('the borrowed tokens were returned by close()');
-            if (!account) this.#accounts.set(key, (account = { size: 1, awaited: 0 }));
+            if (!account) this.#accounts.set(key, (account = { size: 0, awaited: 0 }));
             if (!account.asking) {
                 const asking = this.#ask(key, account, count).finally(() => (account.asking = undefined));
                 return answer(await (account.asking = asking));
@@ -122,7 +126,6 @@ export class Borrowed<C = unknown> {
     /** Asks for what the account lacks of COUNT, and for a batch. */
     async #ask(key: string, account: Account, count: number): Promise<Asked> {
         const { batch } = account;
-        const since = { sent: performance.now(), sentAt: Date.now() };
         let had = 0;
         if (batch && passed(batch) < batch.lasts) {
             if (passed(batch) < batch.lasts / 2) account.size = Math.min(account.size * 2, this.#max);
@@ -130,9 +133,11 @@ export class Borrowed<C = unknown> {
             batch.left -= had;
         } else if (batch) this.#end(key, account);
         const missing = count - had;
-        // Others may have begun to wait by the next line only.
-        await undefined;
-        const most = Math.max(missing, Math.min(Math.max(account.size, missing + account.awaited), this.#max));
+        // The call may need what is returned. Others may have begun to wait by the next line only.
+        await account.returning;
+        const wanted = account.size > 0 ? Math.max(account.size, missing + account.awaited) : 0;
+        const most = Math.max(missing, Math.min(wanted, this.#max));
+        const since = { sent: performance.now(), sentAt: Date.now() };
         let row;
         try {
             row = await this.#calls.take(key, missing, most);
@@ -144,32 +149,34 @@ export class Borrowed<C = unknown> {
         if (row.ok && !row.error) {
             if (batch) this.#end(key, account);
             account.batch = this.#batchOf(row, missing, since);
-            if (row.taken < most) account.size = Math.max(Math.floor(account.size / 2), 1); // others want them, too
+            const size = row.taken < most ? Math.floor(account.size / 2) : account.size; // others want them, too
+            account.size = account.batch.lasts > 0 ? Math.max(size, 1) : 0;
         }
         return { ...resultOf(row), count };
     }
 
     #batchOf({ taken, reset, value }: any, spent: number, since: Pick<Batch, 'sent' | 'sentAt'>): Batch {
         const { config, now } = JSON.parse(value);
+        // Rounded up: a window may have begun with the call, and rounded down it would be that of another.
+        const takenAt = Math.ceil(now);
         // The rest is of no use where it can't be returned; a dry run has more than there was to take.
         const lasts = {
             'token bucket': this.#borrowFor,
             'unlimited': this.#borrowFor,
-            'fixed window': Math.min(this.#borrowFor, Number(reset) * 1000 - now),
+            'fixed window': Math.min(this.#borrowFor, Number(reset) * 1000 - takenAt),
         };
         const kept = config.enforce === false ? 0 : (lasts[config.kind as keyof typeof lasts] ?? 0);
-        return { taken, left: taken - spent, ...since, lasts: kept, takenAt: new Date(Math.floor(now)) };
+        return { taken, left: taken - spent, ...since, lasts: kept, takenAt: new Date(takenAt) };
     }
 
     /** Ends a batch: what is left is returned. Where that fails, it stays taken. */
     #end(key: string, account: Account): void {
         const { batch } = account;
         account.batch = undefined;
-        if (!batch) return;
-        const spent = batch.taken - batch.left;
-        if (batch.left > 0) account.size = Math.max(Math.ceil(spent), 1);
-        if (batch.left <= 0 || batch.lasts <= 0) return;
+        if (!batch || batch.left <= 0 || batch.lasts <= 0) return;
+        account.size = Math.max(Math.ceil(batch.taken - batch.left), 1);
         const returning = this.#calls.giveBack(key, batch.left, batch.takenAt).catch(ignore);
+        account.returning = returning;
         this.#returning.add(returning);
         void returning.then(() => this.#returning.delete(returning));
     }

@@ -257,14 +257,21 @@ export class RateLimiter<const D extends Definitions = {}> {
         const sent = this.#configOf(name, options);
         const kind = (config ?? this.definitions[name]).kind;
         if (!LENDS.includes(kind)) throw new TypeError(`${kind} can't be borrowed; allowed: ${LENDS.join(', ')}`);
+        checkedFailing('', { onError });
+        const checkApart = () => {
+            if (inTransaction(this.#of({})))
+                throw new TypeError('db is in a transaction, whose rollback would undo what is borrowed and returned');
+        };
         return new Borrowed(options, {
             keyOf,
             take: async (key, atLeast, atMost) => {
-                if (inTransaction(this.#of({})))
-                    throw new TypeError('db is in a transaction, whose rollback would return what is borrowed');
+                checkApart();
                 return this.#decided('take', { onError }, [name, key, atLeast, sent, atMost]);
             },
-            giveBack: (key, count, takenAt) => this.credit(name, { key, count, takenAt, config } as any),
+            giveBack: async (key, count, takenAt) => {
+                checkApart();
+                return this.credit(name, { key, count, takenAt, config } as any);
+            },
             patiently: (asked, attempt) => this.#passing(name, asked, attempt),
         });
     }

@@ -133,8 +133,8 @@ test('calls at once share a batch', async (context) => {
     const key = newKey();
     const answers = await Promise.all(Array.from({ length: 1500 }, () => local.limit({ key })));
     assert.equal(answers.filter(({ ok }) => ok).length, 1000);
-    // The first has all that wait with it; the second finds no more, and is denied for all.
-    assert.equal(asked(), 2);
+    // The first learns that batches last, the second has all that wait; the third finds no more, and is denied for all.
+    assert.equal(asked(), 3);
     assert.ok(answers.filter(({ ok }) => !ok).every(({ retryAfter }) => retryAfter > HOUR));
 });
 
@@ -203,6 +203,50 @@ test('a batch ends with its window, to which the rest is returned, and not to th
     }
 });
 
+test('what is left is returned to a window that has begun with its batch', async () => {
+    const { limiter } = make();
+    const local = limiter.borrow('daily', LONG);
+    const key = newKey();
+    for (let n = 0; n < 15; n++) await local.limit({ key });
+    await limiter.reset('daily', { key });
+    await local.limit({ key }); // the first of 16
+    await local.close();
+    assert.equal(await remaining('daily', key), 999);
+});
+
+test('a call waits for what is returned, and may get it', async (context) => {
+    const was = application.ahead;
+    context.after(() => (application.ahead = was));
+    const on = {
+        async query(text, values) {
+            if (text.includes('rl_credit')) await sleep(100);
+            return pool.query(text, values);
+        },
+    };
+    const local = make({ on }).limiter.borrow('daily', LONG);
+    context.after(() => local.close());
+    const key = newKey();
+    for (let n = 0; n < 17; n++) await local.limit({ key });
+    await make().limiter.limit('daily', { key, count: await remaining('daily', key) });
+    application.ahead += MINUTE;
+    assert.deepEqual(await local.limit({ key }), ok);
+});
+
+test('nothing is returned in a transaction, which may be rolled back', async () => {
+    const client = await pool.connect();
+    try {
+        const local = new RateLimiter(LIMITS, { db: client }).borrow('daily', LONG);
+        for (let n = 0; n < 17; n++) await local.limit();
+        await client.query('BEGIN');
+        await local.close();
+        const { rows } = await client.query('SELECT pg_current_xact_id_if_assigned() AS written');
+        assert.equal(rows[0].written, null);
+        await client.query('ROLLBACK');
+    } finally {
+        client.release();
+    }
+});
+
 test('a denial is shared, thrown, waited for, and remembered', async (context) => {
     const { limiter, asked } = make({ rememberDenials: { forMs: HOUR } });
     const local = limiter.borrow('small', LONG);
@@ -252,12 +296,15 @@ test('an exempt key borrows; a dry run, and an override of another kind, are ask
     context.after(() => dry.close());
     for (let n = 0; n < 20; n++) assert.deepEqual(await dry.limit({ key }), ok);
     assert.equal(asked(), 20);
+    await Promise.all(Array.from({ length: 3 }, () => dry.limit({ key: 'at once' })));
+    assert.equal(await remaining('dry', 'at once'), 5 - 3);
     await run('postgres', NAME, "SELECT rl_define('overridden', rl_token_bucket(rate => 5, period => '1 day'))",
         "SELECT rl_define('overridden', rl_sliding_log(rate => 5, period => '1 day'), key => 'other')");
     const defined = new RateLimiter({ overridden: LIMITS.bucket }, { db: pool, defined: true });
     const local = defined.borrow('overridden', LONG);
     context.after(() => local.close());
-    for (let n = 0; n < 7; n++) assert.equal((await local.limit({ key: 'other' })).ok, n < 5);
+    const answers = await Promise.all(Array.from({ length: 7 }, () => local.limit({ key: 'other' })));
+    assert.equal(answers.filter(({ ok }) => ok).length, 5);
 });
 
 test('what can not be borrowed is refused', async (context) => {
@@ -267,6 +314,7 @@ test('what can not be borrowed is refused', async (context) => {
     assert.throws(() => limiter.borrow('none'), /there is no limit/);
     for (const borrowFor of [0, -1, NaN, '1 second', 60_001])
         assert.throws(() => limiter.borrow('daily', { borrowFor }), /borrowFor/);
+    assert.throws(() => limiter.borrow('daily', { onError: 'opens' }), /onError is opens/);
     for (const max of [0, 1.5, NaN, '1']) assert.throws(() => limiter.borrow('daily', { max }), /max/);
     const local = limiter.borrow('daily', LONG);
     context.after(() => local.close());
@@ -274,7 +322,7 @@ test('what can not be borrowed is refused', async (context) => {
     const key = newKey();
     await local.limit({ key });
     await local.limit({ key });
-    for (const count of [-1, NaN]) {
+    for (const count of [-1, NaN, Infinity, null, '1']) {
         assert.equal(local.take({ key, count }), false);
         await assert.rejects(local.limit({ key, count }), /count is/);
     }
