@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -54,8 +55,8 @@ class _Account:
 
     def __init__(self, asking: Any) -> None:
         self.batch: _Batch | None = None
-        self.size = 1
-        """Tokens of the next batch: as many as last between a half and all of its time."""
+        self.size = 0
+        """Tokens of the next batch: as many as last between a half and all of its time. 0: none is known to last."""
         self.users, self.awaited = 0, 0.0
         """Calls under way, and the tokens of those that wait for another."""
         self.asked = 0
@@ -130,7 +131,7 @@ class _Borrowed:
             return account is not None and account.batch is not None and account.batch.spends(count)
 
     def _enter(self, key: str, count: float) -> _Account:
-        if not count >= 0:
+        if not 0 <= count < math.inf:
             raise ValueError(f"count is {count!r}; allowed: a number from 0 on")
         with self._lock:
             self._check_open()
@@ -188,7 +189,8 @@ class _Borrowed:
             else:
                 self._end(key, account, left)
             least = count - had
-            most = max(least, min(max(account.size, least + account.awaited), self._max))
+            wanted = max(account.size, least + account.awaited) if account.size > 0 else 0
+            most = max(least, min(wanted, self._max))
             return _Question(count, had, least, most, sent, sent_at)
 
     def _call(self, key: str, question: _Question) -> Call[Taken]:
@@ -214,13 +216,13 @@ class _Borrowed:
                 return answer
             self._end(key, account, left)
             account.batch = self._batch(answer, question)
-            if answer.taken < question.most:
-                account.size = max(account.size // 2, 1)  # others want them, too
+            size = account.size // 2 if answer.taken < question.most else account.size  # others want them, too
+            account.size = max(size, 1) if account.batch.lasts > 0 else 0
             return _passed()
 
     def _batch(self, answer: Taken, question: _Question) -> _Batch:
         value = json.loads(answer.value)
-        config, now = value["config"], datetime.fromtimestamp(value["now"] // 1 / 1000, timezone.utc)
+        config, now = value["config"], datetime.fromtimestamp(value["now"] / 1000, timezone.utc)
         lasts = 0.0
         # The rest is of no use where it can't be returned; a dry run has more than there was to take.
         if config.get("enforce") is not False and config["kind"] in ("token bucket", "unlimited"):
@@ -233,12 +235,9 @@ class _Borrowed:
     def _end(self, key: str, account: _Account, left: list[Left]) -> None:
         """Ends a batch; adds what is to be returned of it."""
         batch, account.batch = account.batch, None
-        if batch is None:
-            return
-        if batch.left > 0:
+        if batch is not None and batch.left > 0 and batch.lasts > 0:
             account.size = max(int(batch.taken - batch.left), 1)
-            if batch.lasts > 0:
-                left.append((key, batch.left, batch.taken_at))
+            left.append((key, batch.left, batch.taken_at))
 
     def _sweep(self, every: bool = False) -> list[Left] | None:
         """Ends the batches whose time is up, or every one, and then forgets their keys. None: there are no more keys."""
@@ -290,6 +289,7 @@ class Borrowed(_Borrowed):
     def _begin(self) -> None:
         super()._begin()
         self._ends = Event()
+        self._sweeper: Thread | None = None
 
     def limit(
         self, key: Key = "", *, count: float = 1, wait: timedelta | float | None = None, throws: bool = False
@@ -321,6 +321,7 @@ class Borrowed(_Borrowed):
                 if known is not None:
                     return known
                 question = self._ask(key, account, count, left)
+                self._give_back(left)  # the call may need it
                 answer: Taken | BaseException
                 try:
                     answer = self._limiter._run_apart(self._call(key, question), self._on_error)
@@ -333,7 +334,9 @@ class Borrowed(_Borrowed):
             self._leave(account)
             self._give_back(left)
             if self._begins_to_sweep():
-                Thread(target=self._sweeping, args=(self._ends,), daemon=True).start()
+                sweeper = Thread(target=self._sweeping, args=(self._ends,), daemon=True)
+                sweeper.start()
+                self._sweeper = sweeper
 
     def _sweeping(self, ends: Event) -> None:
         while not ends.wait(self._borrow_for):
@@ -343,9 +346,9 @@ class Borrowed(_Borrowed):
             self._give_back(left)
 
     def _give_back(self, left: list[Left]) -> None:
-        for each in left:
+        while left:
             try:
-                self._limiter._run(self._refund(each), None)
+                self._limiter._run_apart(self._refund(left.pop()), None)
             except Exception as error:
                 _warn(error)
 
@@ -359,6 +362,8 @@ class Borrowed(_Borrowed):
                 pass
         self._ends.set()
         self._give_back(self._sweep(every=True) or [])
+        if self._sweeper is not None:
+            self._sweeper.join()
 
     def __enter__(self) -> Self:
         return self
@@ -375,6 +380,7 @@ class AsyncBorrowed(_Borrowed):
     def _begin(self) -> None:
         super()._begin()
         self._sweeper: asyncio.Task[None] | None = None
+        self._returning: asyncio.Future[None] | None = None
 
     async def limit(
         self, key: Key = "", *, count: float = 1, wait: timedelta | float | None = None, throws: bool = False
@@ -405,6 +411,7 @@ class AsyncBorrowed(_Borrowed):
                 if known is not None:
                     return known
                 question = self._ask(key, account, count, left)
+                await self._give_back(left)  # the call may need it
                 answer: Taken | BaseException
                 try:
                     answer = await self._limiter._run_apart(self._call(key, question), self._on_error)
@@ -425,12 +432,13 @@ class AsyncBorrowed(_Borrowed):
             left = self._sweep()
             if left is None:
                 return
-            await self._give_back(left)
+            self._returning = asyncio.ensure_future(self._give_back(left))
+            await asyncio.shield(self._returning)
 
     async def _give_back(self, left: list[Left]) -> None:
-        for each in left:
+        while left:
             try:
-                await self._limiter._run(self._refund(each), None)
+                await self._limiter._run_apart(self._refund(left.pop()), None)
             except Exception as error:
                 _warn(error)
 
@@ -445,6 +453,8 @@ class AsyncBorrowed(_Borrowed):
         if self._sweeper is not None:
             self._sweeper.cancel()
         await self._give_back(self._sweep(every=True) or [])
+        if self._returning is not None:
+            await self._returning
 
     async def __aenter__(self) -> Self:
         return self

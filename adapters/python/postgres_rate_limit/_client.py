@@ -214,7 +214,7 @@ class _Limiter(Generic[N]):
     @staticmethod
     def _refuse_transaction(on: Database | AsyncDatabase) -> None:
         if not _is_alone(on):
-            raise TypeError("db is in a transaction, whose rollback would return what is borrowed; allowed: a pool")
+            raise TypeError("db is in a transaction, whose rollback would undo what is borrowed and returned; allowed: a pool")
 
     @staticmethod
     def _refuse_wait(in_transaction: bool, reserve: bool) -> None:

@@ -181,6 +181,60 @@ def test_a_batch_ends_with_its_window_and_is_not_returned_to_the_next(make, name
     assert now.remaining == 0 or now.reset_at != taken.reset_at
 
 
+def test_what_is_left_is_returned_to_a_window_that_has_begun_with_its_batch(make, left, name, db):
+    local = make.borrow(make(), **LONG)
+    for _ in range(15):
+        local.limit()
+    assert RateLimiter({name: DAILY}, db=db).reset(name)
+    local.limit()  # the first of 16
+    local.close()
+    assert left() == 999
+
+
+def test_a_call_may_get_what_the_batch_before_it_returns(make, left, name, db, monkeypatch):
+    local = make.borrow(make(), **LONG)
+    for _ in range(17):
+        local.limit()
+    RateLimiter({name: DAILY}, db=db).limit(name, count=left())
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 60)
+    assert local.limit()
+    monkeypatch.undo()
+    local.close()
+
+
+def test_close_waits_for_what_is_being_returned(kind, make, left, name, db):
+    local = make.borrow(make(), borrow_for=3)
+    spent = 0
+    for _ in range(5):  # of batches of 1, 2 and 4, as a rule
+        assert local.limit()
+        spent += 1
+    with psycopg.connect() as holder:
+        RateLimiter({name: DAILY}, db=holder).limit(name)
+        waits = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%rl_credit%'"
+        until(lambda: db.execute(waits).fetchall(), make.sleep)
+
+        def release(is_closed):
+            assert not is_closed
+            holder.rollback()
+
+        if kind == "sync":
+            with ThreadPoolExecutor(1) as executor:
+                closing = executor.submit(local.close)
+                time.sleep(0.1)
+                release(closing.done())
+        else:
+
+            async def close():
+                closing = asyncio.ensure_future(local.of.close())
+                await asyncio.wait([closing], timeout=0.1)
+                release(closing.done())
+                await closing
+
+            local.run(close())
+    assert left() == 1000 - spent
+
+
 def test_a_denial_is_thrown_waited_for_and_remembered(make, name, db):
     local = make.borrow(make(fixed_window(3, DAY), remember_denials={"seconds": 3600}), **LONG)
     for _ in range(3):
@@ -221,13 +275,19 @@ def test_what_can_not_be_borrowed_is_refused(make, name, db, kind):
     with pytest.raises(UnknownLimit):
         limiter.borrow("other")
     local = make.borrow(limiter, **LONG)
-    for count in (-1, float("nan")):
+    for count in (-1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="count is"):
             local.limit(count=count)
     if kind == "sync":
         with db.transaction():
             with pytest.raises(TypeError, match="transaction"):
                 RateLimiter({name: DAILY}, db=db).borrow(name).limit()
+        local = RateLimiter({name: DAILY}, db=db).borrow(name, **LONG)
+        for _ in range(17):
+            local.limit()
+        with db.transaction():
+            local.close()
+            assert db.execute("SELECT pg_current_xact_id_if_assigned()").fetchone() == (None,)
 
 
 def test_requests_are_served_of_what_is_borrowed(name):
@@ -236,11 +296,13 @@ def test_requests_are_served_of_what_is_borrowed(name):
         borrowing.requests.close()
 
 
-def test_a_dry_run_is_asked_each_time(make):
+def test_a_dry_run_is_asked_each_time(make, left):
     local = make.borrow(make({**fixed_window(5, DAY), "enforce": False}), **LONG)
     for _ in range(20):
         assert local.limit()
     assert len(make.asked) == 20
+    make.together(local, 3, key="at once")
+    assert left({**fixed_window(5, DAY), "enforce": False}, "at once") == 5 - 3
 
 
 def test_a_child_that_is_forked_has_none_of_the_tokens(name):
