@@ -40,10 +40,22 @@ pub(crate) async fn within<P: Pool>(
     let Ok(connection) = timeout_at(deadline, pool.get()).await else {
         return Err(late("there was no connection to the database"));
     };
-    let mut connection = connection?;
-    let result = timeout_at(deadline, connection.text(sql, values)).await;
-    result.unwrap_or_else(|_| {
-        P::discard(connection);
-        Err(late("there was no answer of the database"))
-    })
+    let mut busy = Busy::<P>(None);
+    let result = timeout_at(deadline, busy.0.insert(connection?).text(sql, values)).await;
+    let Ok(result) = result else {
+        return Err(late("there was no answer of the database"));
+    };
+    drop(busy.0.take());
+    result
+}
+
+/// A connection whose statement has not ended. It is closed when it is dropped, also where a request is given up.
+struct Busy<P: Pool>(Option<P::Connection>);
+
+impl<P: Pool> Drop for Busy<P> {
+    fn drop(&mut self) {
+        if let Some(connection) = self.0.take() {
+            P::discard(connection);
+        }
+    }
 }

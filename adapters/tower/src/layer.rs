@@ -64,8 +64,8 @@ impl<P: Pool, K: Fn(&Parts) -> String> RateLimitLayer<P, K> {
     }
 
     /// How long a call may take to get a connection and its result. By default 5 seconds. A connection whose statement
-    /// is late is closed; in the server the statement may run on, and take its tokens: set `statement_timeout` for the
-    /// role.
+    /// is late is closed, as is that of a request that is given up meanwhile; in the server the statement may run on, and
+    /// take its tokens: set `statement_timeout` for the role.
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }

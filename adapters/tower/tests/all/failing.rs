@@ -109,6 +109,22 @@ async fn a_connection_is_lost<D: Driver>() {
     assert_eq!(left.remaining, Some(5.0), "each that passed has taken one");
 }
 
+/// Its statement waits on in the server.
+async fn a_request_that_is_given_up_keeps_no_connection_of_the_pool<D: Driver>() {
+    let limit = limit(9);
+    let to = To { most: 1, ..To::with("application_name", unique("given up")) };
+    let app = limited(layer(D::pool(to.clone()), limit.clone())).await;
+    let mut holder = admin().await;
+    let mut transaction = holder.begin().await.unwrap();
+    assert!(limit.take(&mut transaction, "a").await.unwrap().ok);
+    let client = tokio::spawn(status(app, "a"));
+    let waits = "SELECT count(*)::text FROM pg_stat_activity
+        WHERE application_name = $1 AND wait_event_type = 'Lock'";
+    until("it waits", async || sql(waits, &[&to.settings[0].1]).await == "1").await;
+    client.abort();
+    assert_eq!(status(app, "b").await, 200);
+}
+
 #[tokio::test]
 async fn a_client_whose_connection_is_closed() {
     let to = To::with("application_name", unique("closed"));
@@ -142,6 +158,7 @@ fn errors_that_say_not_now() {
 
 on_each_driver!(
     a_connection_is_lost,
+    a_request_that_is_given_up_keeps_no_connection_of_the_pool,
     a_row_is_locked,
     mistakes_and_refused_logins_never_pass,
     no_server_answers,
