@@ -150,6 +150,11 @@ async function table(context, onExpiry) {
     const found = told.fetches - told.empty;
     context.diagnostic(`${found} fetches found jobs, ${told.empty} none; at most ${wakes + found}`);
     assert.ok(late || told.empty <= wakes + found, `${told.empty} empty fetches, ${found} others`);
+    // What is no key of a limit would end each worker.
+    for (const tenant of ['', 'k'.repeat(1025)]) {
+        const queued = sql('INSERT INTO jobs (tenant, body) VALUES ($1, $1)', [tenant]);
+        await assert.rejects(queued, { code: '23514' });
+    }
     // However often a job has failed, it is put off.
     await sql(`INSERT INTO jobs (tenant, body, run_at, batch, attempt)
         VALUES ('x', 'x', now() + interval '1 day', 'x', 2000);
