@@ -31,8 +31,8 @@ pub enum OnError {
 /// Limits the requests of a service: one that is denied is answered with 429 and `Retry-After`.
 ///
 /// Every response of a request that was decided has the headers `RateLimit` and `RateLimit-Policy`. The service finds
-/// the [`Decision`] in the extensions of the request; what wraps this layer finds it in those of a response 429, and the
-/// [`Error`] in those of a response 503 or 500. The bodies of these are short texts.
+/// the [`Decision`] in the extensions of the request; what wraps this layer finds it in those of a response 429, and
+/// the [`Error`] in those of a response 503 or 500. The bodies of these are short texts.
 ///
 /// A layer takes its tokens before the service runs, in a transaction of its own. To take them in yours, call
 /// [`Limit::take`].
@@ -64,8 +64,8 @@ impl<P: Pool, K: Fn(&Parts) -> String> RateLimitLayer<P, K> {
     }
 
     /// How long a call may take to get a connection and its result. By default 5 seconds. A connection whose statement
-    /// is late is closed, as is that of a request that is given up meanwhile; in the server the statement may run on, and
-    /// take its tokens: set `statement_timeout` for the role.
+    /// is late is closed, as is that of a request that is given up meanwhile; in the server the statement may run on,
+    /// and take its tokens: set `statement_timeout` for the role.
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
