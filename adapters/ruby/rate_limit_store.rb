@@ -150,7 +150,7 @@ class RateLimitStore
   end
 
   def seconds(expires_in)
-    expires_in ? expires_in.to_f.ceil.clamp(1, LONGEST) : LONGEST
+    expires_in ? expires_in.to_f.clamp(1, LONGEST).ceil : LONGEST
   end
 
   # Returns the number that a statement returns. With a block it may fail open, and then returns what the block does.

@@ -54,7 +54,7 @@ class ClocksTest < Test
     at(TURN)
     @store.increment("short", expires_in: 0.2)
     @store.increment("ever")
-    @store.write("long", 1, expires_in: 10**12)
+    @store.write("long", 1, expires_in: Float::INFINITY)
     at(TURN + 0.9)
     assert_equal 1, @store.read("short")
     at(TURN + 98_999_999)
