@@ -159,6 +159,15 @@ async function table(context, onExpiry) {
     await sql(`INSERT INTO jobs (tenant, body, run_at, batch, attempt)
         VALUES ('x', 'x', now() + interval '1 day', 'x', 2000);
         SELECT finish_jobs('x', '{}', 0)`);
+    // A fetch reads no job that is not due.
+    for (const each of workers) await kill(each);
+    await sql(`INSERT INTO jobs (tenant, body, run_at)
+        SELECT 'x', 'x', now() + CASE WHEN n > 1 THEN interval '1 day' ELSE '0' END
+        FROM generate_series(1, 1000) AS n`);
+    const [[taken, read]] = await sql(`SELECT n::int, (SELECT idx_tup_fetch::int + 0 * n::int
+        FROM pg_stat_xact_user_tables WHERE relname = 'jobs') FROM (SELECT count(*) AS n FROM take_jobs(10)) AS taken`);
+    assert.equal(taken, 1);
+    assert.ok(read < 100, `${read} rows`);
 }
 
 test('a table: three workers admit exactly the limit, and the tokens of a killed one come back, or do not', (context) =>
