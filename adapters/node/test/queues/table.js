@@ -15,8 +15,11 @@ client.on('notification', () => {
 /** Sleeps until a job is queued, or until a tenant need not wait any more. */
 async function sleep() {
     const { rows } = await client.query('SELECT min(wait) * 1000 AS ms FROM job_waits');
-    const ms = Math.ceil(Math.min(rows[0].ms ?? Infinity, 600_000)); // others' holds may expire by then
-    if (!woken) await new Promise((resolve) => setTimeout((wake = resolve), ms));
+    // At least while others have locked what is due, and at most until others' holds may have expired.
+    const ms = Math.min(Math.max(Math.ceil(rows[0].ms ?? Infinity), 100), 600_000);
+    let timer;
+    if (!woken) await new Promise((resolve) => (timer = setTimeout((wake = resolve), ms)));
+    clearTimeout(timer);
 }
 
 async function work() {
