@@ -41,7 +41,8 @@ interface Batch {
     sent: number;
     sentAt: number;
     lasts: number;
-    takenAt: Date;
+    /** Absent: it was taken of no limit, so that nothing is returned. */
+    takenAt?: Date;
 }
 const passed = ({ sent, sentAt }: Pick<Batch, 'sent' | 'sentAt'>) =>
     Math.max(performance.now() - sent, Date.now() - sentAt);
@@ -166,7 +167,8 @@ export class Borrowed<C = unknown> {
             'fixed window': Math.min(this.#borrowFor, Number(reset) * 1000 - takenAt),
         };
         const kept = config.enforce === false ? 0 : (lasts[config.kind as keyof typeof lasts] ?? 0);
-        return { taken, left: taken - spent, ...since, lasts: kept, takenAt: new Date(takenAt) };
+        const batch = { taken, left: taken - spent, ...since, lasts: kept };
+        return config.kind === 'unlimited' ? batch : { ...batch, takenAt: new Date(takenAt) };
     }
 
     /** Ends a batch: what is left is returned. Where that fails, it stays taken. */
@@ -175,6 +177,7 @@ export class Borrowed<C = unknown> {
         account.batch = undefined;
         if (!batch || batch.left <= 0 || batch.lasts <= 0) return;
         account.size = Math.max(Math.ceil(batch.taken - batch.left), 1);
+        if (!batch.takenAt) return;
         const returning = this.#calls.giveBack(key, batch.left, batch.takenAt).catch(ignore);
         account.returning = returning;
         this.#returning.add(returning);

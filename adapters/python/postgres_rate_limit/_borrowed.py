@@ -27,12 +27,13 @@ log = logging.getLogger("postgres_rate_limit")
 
 
 class _Batch:
-    """sent, sent_at: when it was asked for, by the monotonic clock, which a suspended machine stops, and by the other."""
+    """sent, sent_at: when it was asked for, by the monotonic clock, which a suspended machine stops, and by the other.
+    taken_at: None: it was taken of no limit, so that nothing is returned."""
 
     __slots__ = ("taken", "left", "sent", "sent_at", "lasts", "taken_at")
 
     def __init__(
-        self, taken: float, left: float, sent: float, sent_at: float, lasts: float, taken_at: datetime
+        self, taken: float, left: float, sent: float, sent_at: float, lasts: float, taken_at: datetime | None
     ) -> None:
         self.taken, self.left, self.sent, self.sent_at = taken, left, sent, sent_at
         self.lasts, self.taken_at = lasts, taken_at
@@ -230,14 +231,16 @@ class _Borrowed:
         elif config.get("enforce") is not False and config["kind"] == "fixed window" and answer.reset_at is not None:
             lasts = min(self._borrow_for, answer.reset_at.timestamp() - value["now"] / 1000)
         left = answer.taken - question.least
-        return _Batch(answer.taken, left, question.sent, question.sent_at, lasts, now)
+        taken_at = None if config["kind"] == "unlimited" else now
+        return _Batch(answer.taken, left, question.sent, question.sent_at, lasts, taken_at)
 
     def _end(self, key: str, account: _Account, left: list[Left]) -> None:
         """Ends a batch; adds what is to be returned of it."""
         batch, account.batch = account.batch, None
         if batch is not None and batch.left > 0 and batch.lasts > 0:
             account.size = max(int(batch.taken - batch.left), 1)
-            left.append((key, batch.left, batch.taken_at))
+            if batch.taken_at is not None:
+                left.append((key, batch.left, batch.taken_at))
 
     def _sweep(self, every: bool = False) -> list[Left] | None:
         """Ends the batches whose time is up, or every one, and then forgets their keys. None: there are no more keys."""

@@ -305,6 +305,13 @@ def test_a_dry_run_is_asked_each_time(make, left):
     assert left({**fixed_window(5, DAY), "enforce": False}, "at once") == 5 - 3
 
 
+def test_nothing_is_returned_of_no_limit(make):
+    local = make.borrow(make({"kind": "unlimited"}), **LONG)
+    for _ in range(5):  # of batches of 1, 2 and 4
+        assert local.limit()
+    assert local.take() and not local._sweep(every=True)
+
+
 def test_a_child_that_is_forked_has_none_of_the_tokens(name):
     with ConnectionPool(min_size=1) as pool:
         local = RateLimiter({name: DAILY}, db=pool).borrow(name, **LONG)
