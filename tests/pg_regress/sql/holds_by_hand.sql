@@ -93,6 +93,13 @@ SELECT rl_prune() > 0;
 SELECT rl_prune();
 SELECT * FROM hh_rows;
 SELECT floor(remaining) AS remaining, held FROM rl_status('hh/rows', 'n');
+-- The next expiry, of a hold that was settled, leaves a value that no call writes as it is.
+SELECT ok FROM rl_hold('hh/rows', 'o', 90, '5 minutes', 'settled');
+SELECT ok FROM rl_settle('settled', 90);
+UPDATE rateLimits SET value = '-Infinity' WHERE name = 'hh/rows' AND key = 'o';
+SET ratelimit.clock = '2027-01-01 12:12:00+00';
+SELECT hh_error(f || '(''hh/rows'', ''o'')') FROM unnest('{rl_limit,rl_check,rl_hold}'::text[]) f;
+SELECT rl_reset('hh/rows', 'o');
 -- Slots.
 SELECT ok, hold, held, remaining FROM rl_hold_all('[{"name": "hh/slots", "count": 2}]', id => 'slots');
 DELETE FROM rateLimits WHERE name = 'hh/slots';

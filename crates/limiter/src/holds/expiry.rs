@@ -95,6 +95,11 @@ fn expired<H: Host>(host: &H, id: RowId, row: &Row, now: Micros, most: i64) -> R
                 stored = Stored::State(state);
             }
         }
+        // If what no call writes were written again, the limit would be full.
+        if let (Stored::Invalid { .. }, Some(own)) = (&stored, &limits.own) {
+            let target = Target::defined::<H>(name, key, own.clone(), None);
+            target.state(&own.limit, Some(&stored), now)?;
+        }
         Ok(Expired { stored, expires, holds: due })
     })
 }
