@@ -17,7 +17,7 @@ help:
 	@echo 'make playground  build, start a throw-away PostgreSQL, and a web page that shows the limits; PORT=8080'
 	@echo 'make example   the same, and a chat with limits, in Hono and React, that is there to be copied'
 	@echo 'make test      the tests of a change, in some minutes; ONLY=rust|pgrx|regress|isolation|server|storms|clients|'
-	@echo '               adapters|playground|example|pictures|upgrade|soak|plain for a part, ONLY=all for all,'
+	@echo '               adapters|playground|example|pictures|soak|plain for a part, ONLY=all for all,'
 	@echo '               TESTS="a b" for these files of a part (without ONLY: regress)'
 	@echo 'make accept    TESTS="a b": runs these, shows what their output changes, and makes it the expected'
 	@echo 'make test-all  every test on PostgreSQL 15, 16 and 18, with the release build; an hour or two'

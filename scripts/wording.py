@@ -12,14 +12,14 @@ HASH = r"(?:^|(?<=\s))#(?=\s)(.*)$"
 FOR_USERS = [
     # Prose: a group that begins where code or a link's target ends.
     (["*.md"], r"^```[\s\S]*?^```$|^    .*?$|(?P<ticks>`+)(?!`)[\s\S]*?(?<!`)(?P=ticks)(?!`)|(?<=\]\()[^)]*(?=\))|([^`\](]+)"),
-    (["sql/*.sql", ":!sql/install/"], r"(?:COMMENT ON [^;]*? IS|RAISE \w+|DETAIL =|HINT =|format\()\s*'((?:[^']|'')*)'"),
+    (["sql/*.sql"], r"(?:COMMENT ON [^;]*? IS|RAISE \w+|DETAIL =|HINT =|format\()\s*'((?:[^']|'')*)'"),
     (["src/*.rs", "crates/*/src/*.rs", ":!*tests*"], r"^\s*//.*$|#\[cfg\(test\)\]\nmod [\s\S]*|r#\"([\s\S]*?)\"#|(?<!')\"((?:[^\"\\]|\\[\s\S])*)\""),
 ]
 # Comments, in a group; strings match without one.
 COMMENTS = [
     (["*.rs"], r"r#\"[\s\S]*?\"#|\"(?:[^\"\\]|\\[\s\S])*\"|'(?:[^'\\\n]|\\.[^']*)'|//[/!]?(.*)"),
     (["*.js", "*.mjs", "*.cjs", "*.ts", "*.cts", "*.mts", "*.tsx", "*.go", "*.css"], r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"|/\*([\s\S]*?)\*/|//(.*)"),
-    (["*.sql", "*.spec", ":!sql/install/", ":!*version-1.sql"], rf"'(?:[^']|'')*'|--(.*)|{HASH}"),
+    (["*.sql", "*.spec"], rf"'(?:[^']|'')*'|--(.*)|{HASH}"),
     (["*.py"], rf"^\s*\"\"\"([\s\S]*?)\"\"\"|{HASH}"),
     (["*.sh", "*.rb", "*.yml", "*.toml", "*.conf", "*Dockerfile", "Makefile", "scripts/*", ".ci/*", "*/run", "*/try/build", ":!*.py"], HASH),
 ]

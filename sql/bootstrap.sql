@@ -45,7 +45,7 @@ COMMENT ON COLUMN @extschema@.rateLimits.value IS 'tokens left at ts, negative i
 COMMENT ON COLUMN @extschema@.rateLimits.ts IS 'time at which value was counted; window kinds: start of the window; -infinity: marker of a limit with shards';
 COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens used in the previous window; concurrency: 0, which says that log has leases';
 COMMENT ON COLUMN @extschema@.rateLimits.log IS 'sliding log: time of each token taken, oldest first; concurrency: for each slot, the id of its lease (a number, stored as a time) and when it expires';
-COMMENT ON COLUMN @extschema@.rateLimits.added IS 'fixed window: tokens that this window has added since it began; NULL: unknown, as in rows of 1.0.0';
+COMMENT ON COLUMN @extschema@.rateLimits.added IS 'fixed window: tokens that this window has added since it began; NULL: unknown';
 COMMENT ON COLUMN @extschema@.rateLimits.expires IS 'no later than when the first hold of the key expires that then gives tokens back; NULL: there is none';
 
 CREATE TABLE @extschema@.rl_config (

@@ -14,6 +14,7 @@ DECLARE
     states regclass := home || '.ratelimits';
     holds regclass := home || '.rl_holds';
     held boolean;
+    saved text;
     reference regclass;
     owner name;
     permission text;
@@ -86,6 +87,13 @@ BEGIN
         RAISE EXCEPTION 'rl_holds has rows, and holds are not distributed'
             USING ERRCODE = 'object_not_in_prerequisite_state', DETAIL = 'The tokens that they hold would never come back.',
                   HINT = format('Settle them, or let them expire: SELECT rl_prune(); DELETE FROM %s;', holds);
+    END IF;
+    EXECUTE format('SELECT min(name) FROM %s WHERE config ->> ''save'' IS NOT NULL', definitions) INTO saved;
+    IF saved IS NOT NULL THEN
+        RAISE EXCEPTION 'rate limit "%" has a "save", and saved limits are not distributed', saved
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  DETAIL = 'Each node counts for itself in memory, and would overwrite what others saved.',
+                  HINT = format('UPDATE %s SET config = config - ''save'' WHERE name = %L;', definitions, saved);
     END IF;
     -- Hides the notices of Citus about copied rows and their truncation, which follows below.
     IF told <> 'error' THEN

@@ -1,4 +1,4 @@
--- Privileges: only the database's owner, and the role that installs, can call and grant. The pure functions (builders, rl_calculate, rl_replay, rl_key) stay open.
+-- Privileges: only the database's owner, and the role that installs, can call and grant. The pure functions (builders, rl_calculate, rl_replay, rl_key, rl_address_key) stay open.
 
 -- Takes back what default privileges granted on the new objects. REVOKE adds the rest to the initial privileges,
 -- which have none of these objects yet.

@@ -296,6 +296,16 @@ LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_key';
 COMMENT ON FUNCTION @extschema@.rl_key IS 'key made of several texts, as a JSON array: that of a trigger with several columns';
 
+-- PostgreSQL's functions of network addresses do it all, and a query inlines it.
+CREATE FUNCTION @extschema@.rl_address_key(address inet, masklen integer DEFAULT 64)
+RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN abbrev(CASE
+        WHEN set_masklen(address, -1) <<= inet '::ffff:0:0/96' THEN inet '0.0.0.0' + (address - inet '::ffff:0:0')
+        WHEN family(address) = 6 THEN network(set_masklen(address, masklen))::inet
+        ELSE set_masklen(address, -1) END);
+COMMENT ON FUNCTION @extschema@.rl_address_key IS 'key of a client''s address: IPv4, also where IPv6 maps it, as it is; of IPv6, the network of masklen bits';
+
 -- The algorithm alone, for one call and for a log.
 
 CREATE FUNCTION @extschema@.rl_calculate(

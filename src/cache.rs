@@ -39,7 +39,8 @@ fn delete<T>(
 ) -> Result<Option<T>> {
     spi::with_owner(catalog, table, TableLock::Write, |spi| {
         let id = [Some(text_datum(name)), Some(text_datum(key))];
-        if spi.execute(lock, &id)? == 0 {
+        // One that was deleted during the wait may have been made again.
+        if spi.execute(lock, &id)? == 0 && spi.execute(lock, &id)? == 0 {
             return Ok(None);
         }
         let found = read(spi)?;

@@ -286,10 +286,10 @@ impl Host for Session<'_> {
     /// Under the lock that the call has on the table of rows, which comes first.
     ///
     /// # Errors
-    /// [`Error::NoHolds`], [`Error::HoldsOnCitus`] (0A000).
+    /// [`Error::HoldsOnCitus`] (0A000).
     fn with_holds<T>(&self, work: impl FnOnce(&dyn Holds) -> PortResult<T>) -> PortResult<T> {
         let catalog = self.catalog;
-        let table = catalog.rl_holds.ok_or(Error::NoHolds)?;
+        let table = catalog.rl_holds;
         if catalog.rate_limits.distributed || table.distributed {
             return Err(Error::HoldsOnCitus.into());
         }
@@ -319,8 +319,7 @@ impl Host for Session<'_> {
     }
 
     fn has_holds(&self) -> bool {
-        let holds = self.catalog.rl_holds.filter(|holds| !holds.distributed);
-        holds.is_some() && !self.catalog.rate_limits.distributed
+        !self.catalog.rl_holds.distributed && !self.catalog.rate_limits.distributed
     }
 
     fn entries(&self) -> PortResult<&SharedEntries> {

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use pgrx::pg_sys;
 use ratelimit_core::config::Definition;
 use ratelimit_limiter::error::LimiterError;
+use ratelimit_limiter::holds::prune;
 use ratelimit_limiter::ports::{Host, RowAccess};
 use ratelimit_limiter::stores;
 use ratelimit_memory::saved::SavedCopy;
@@ -82,7 +83,7 @@ pub struct Change<'c> {
 /// plan. Where keys leave memory, has them written now.
 ///
 /// # Errors
-/// A cancel.
+/// [`Error::SavedOnCitus`] (0A000); a cancel.
 pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
     let Change { name, of_key, old, new } = change;
     let saved = SavedMemory::open(Need::May)?;
@@ -95,11 +96,14 @@ pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
         return Ok(()); // nothing is in memory
     }
     let catalog = catalog::latest(function)?;
-    // Where Citus distributes the tables no limit is saved, and a trigger on a copy of this one can't query it.
-    let default_of = |name: &[u8]| match catalog.rl_config.distributed {
-        true => None,
-        false => definitions::default_of(&catalog, name).unwrap_or_default(),
-    };
+    // Where Citus distributes the tables, a commit could write nothing.
+    if catalog.rl_config.distributed || catalog.rate_limits.distributed {
+        return match new {
+            Some(RowConfig::Own(new)) if is_saved(Some(&new)) => Err(Error::SavedOnCitus),
+            _ => Ok(()),
+        };
+    }
+    let default_of = |name: &[u8]| definitions::default_of(&catalog, name).unwrap_or_default();
     // The statement may have changed the plan, too.
     let was_plan = matches!(old, Some(RowConfig::Plan(_)));
     let (was_defined, is_defined) = (old.is_some(), new.is_some());
@@ -125,7 +129,7 @@ pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
         new: new.as_deref(),
     };
     change.note(name)?;
-    let is_of_plan = !of_key && !catalog.rl_config.distributed && change.concerns_memory();
+    let is_of_plan = !of_key && change.concerns_memory();
     for name in name
         .filter(|_| is_of_plan)
         .map_or(Ok(Vec::new()), |plan| definitions::with_plan(&catalog, plan))?
@@ -190,6 +194,7 @@ fn is_saved(definition: Option<&Definition>) -> bool {
 /// A cancel.
 fn before_commit() -> Result<()> {
     let Some(Taken { function, names, redefined }) = changed::take() else { return Ok(()) };
+    give_back(function, &names)?;
     let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(()) };
     let catalog = match catalog::latest(function) {
         Err(Error::NoTable { .. }) => return Ok(()), // the extension is dropped by now
@@ -216,6 +221,28 @@ fn before_commit() -> Result<()> {
     }
     PENDING.set(Some(Pending { origin, names, stay, redefined }));
     Ok(())
+}
+
+/// Gives back what holds have that have expired, of keys whose states memory takes over.
+///
+/// # Errors
+/// A cancel.
+fn give_back(function: pg_sys::Oid, names: &[Option<Vec<u8>>]) -> Result<()> {
+    if names.iter().all(Option::is_none) {
+        return Ok(());
+    }
+    let given = Session::run(Use::Writes, function, |session| {
+        session.with_rows(RowAccess::Write, |rows| {
+            names
+                .iter()
+                .flatten()
+                .try_for_each(|name| prune::give_back_to_saved(session, rows, name))
+        })
+    });
+    match given {
+        Err(Error::NoTable { .. }) => Ok(()), // the extension is dropped by now
+        given => given,
+    }
 }
 
 /// Which keys of these names stay in memory, as this transaction leaves their definitions.

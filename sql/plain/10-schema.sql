@@ -26,7 +26,7 @@ $do$;
 -- Checks where this file runs, and creates the schema.
 DO LANGUAGE plpgsql $do$
 DECLARE
-    version CONSTANT int := 3;
+    version CONSTANT int := 1;
     path text := pg_catalog.current_setting('search_path');
     home oid;
     installed int;

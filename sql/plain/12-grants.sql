@@ -5,7 +5,7 @@
 -- Functions that every role may call: they need no rights.
 CREATE OR REPLACE FUNCTION ratelimit._is_open(name text) RETURNS boolean IMMUTABLE LANGUAGE sql AS $$
     SELECT name ~ '^(rl_(token_bucket|fixed_window|sliding_window|sliding_log|concurrency|unlimited|calculate|key'
-                  '|result)|_parse|_plan_name|_written|_valid)([(]|$)'
+                  '|address_key|result)|_parse|_plan_name|_written|_valid)([(]|$)'
 $$;
 
 -- Identifies the cluster, since oids may repeat in another one that restores a dump; 0 where the host hides it.
@@ -115,13 +115,13 @@ function _after(ratelimit._limit,bigint,float8)
 function _all_kinds()
 function _allowed(text,text,boolean)
 function _answer(ratelimit._decision)
-function _are_still(ratelimit._group[])
+function _attend()
 function _awaits(ratelimit._limit,float8)
 function _bad(text,text,text)
 function _bad_config(text,text,text,boolean)
 function _bad_hold(text,float8,float8,float8,timestamptz,timestamptz)
 function _bad_state(text,text,text,text)
-function _begins_anew(ratelimit._limit,text,text,float8,float8,timestamptz[])
+function _begins_anew(ratelimit._limit,text,text,bigint,float8,timestamptz,float8,timestamptz[],float8)
 function _boundary(ratelimit._limit,bigint)
 function _bounded(ratelimit._limit,float8,bigint)
 function _build(text,float8,interval,float8,float8,int,timestamptz,boolean,text)
@@ -139,6 +139,7 @@ function _check_fields(jsonb,text,text[])
 function _check_request(jsonb)
 function _check_outcome(jsonb)
 function _check_result(ratelimit.rl_result,text)
+function _check_row(text,text,float8,int,text[],name)
 function _check_style(text)
 function _check_support(jsonb)
 function _check_terms(interval,text,text)
@@ -159,23 +160,24 @@ function _decide(ratelimit._limit,ratelimit._state,bigint,float8,boolean,bigint)
 function _decide_as_many(ratelimit._limit,ratelimit._state,bigint,float8,float8,boolean)
 function _decide_group(ratelimit._group,bigint)
 function _decide_held(ratelimit._group,bigint)
-function _decide_hold(ratelimit._limit,ratelimit._state,bigint,boolean,float8,float8,boolean)
+function _decide_hold(ratelimit._limit,ratelimit._state,bigint,ratelimit._hold,float8,float8,boolean)
 function _decide_takes(ratelimit._group,bigint)
 function _decided(text,ratelimit._limit,text,text,bigint,float8,boolean,timestamptz,bigint,float8,float8,timestamptz,
     float8,timestamptz[],float8)
 function _decoded(text)
 function _defined(text,text,boolean)
 function _delete_holds(text,text)
+function _delete_idle(text,text,bigint)
 function _delete_key(text,text)
 function _denials(ratelimit._group[])
 function _denied(text,ratelimit._decision,text)
 function _digits(float8)
+function _drop_holds(text,text)
 function _due(ratelimit._limit,bigint,float8)
 function _duration(text)
 function _encoded(text,text)
 function _example(text,text,boolean)
-function _expire(text,text,boolean)
-function _expire_if_valid(text,text)
+function _expire(ratelimit._limit,text,text,boolean)
 function _expiries(timestamptz[])
 function _fading(float8,bigint,bigint)
 function _far_instant(bigint)
@@ -192,32 +194,33 @@ function _github(text,ratelimit.rl_result,numeric)
 function _gone(ratelimit._limit,timestamptz[],bigint)
 function _group(text,text)
 function _groups(text,jsonb)
-function _grown(ratelimit._hold,ratelimit._limit,bigint,bigint,float8,float8,jsonb,bigint)
+function _grown(ratelimit._hold,ratelimit._limit,ratelimit._state,bigint,float8,bigint,float8,jsonb,bigint)
 function _has_slots(ratelimit._hold)
 function _held(ratelimit._limit,text,text,bigint,float8,timestamptz,float8,timestamptz[],float8)
 function _held_group(ratelimit._group,ratelimit._hold,bigint)
 function _hold(text,text,float8,float8,boolean,jsonb,ratelimit._hold,bigint)
-function _hold_not_written()
 function _hold_of(text,text,text)
 function _hold_slots(ratelimit._limit,ratelimit._state,bigint,float8,timestamptz,timestamptz)
 function _idle(ratelimit._limit,ratelimit._state,bigint,text,text)
+function _ignores(ratelimit._limit,ratelimit._state,bigint)
 function _ietf(text,text,text,numeric)
 function _initial(ratelimit._limit,bigint,bigint)
 function _instant(bigint)
+function _is_due(ratelimit._limit,float8,timestamptz[],timestamptz,bigint)
 function _is_open(text)
-function _is_still(text,text,float8,timestamptz,timestamptz)
 function _items(text,ratelimit._limit,ratelimit.rl_result,numeric)
-function _kept(ratelimit._hold,ratelimit._limit,float8,float8,timestamptz[])
+function _kept(ratelimit._hold,ratelimit._limit,ratelimit._state,bigint,float8,float8,timestamptz[])
 function _keyed(text,text)
-function _lapse(text,text,timestamptz,bigint,float8,timestamptz,float8,timestamptz[],float8)
+function _lapse(ratelimit._limit,text,text,timestamptz,bigint,float8,timestamptz,float8,timestamptz[],float8)
 function _lapsed(ratelimit._hold,text[],float8[])
 function _lease(text,text,text)
 function _level(ratelimit._limit,ratelimit._state,bigint)
 function _limit_of(ratelimit._limit,jsonb)
+function _limit_of_expiry(ratelimit._limit,jsonb,ratelimit._limit)
 function _literal(text)
 function _live(timestamptz[],bigint)
 function _live_slots(ratelimit._hold,ratelimit._state,bigint)
-function _locked(text,text)
+function _locked(ratelimit._limit,text,text)
 function _log(text)
 function _log_denial(text,boolean,bigint)
 function _log_denials(ratelimit._group[])
@@ -230,10 +233,11 @@ function _millis(bigint)
 function _misuse(text,text,boolean)
 function _month(date)
 function _nearest(bigint)
+function _never(ratelimit._limit,text,text,bigint,float8,boolean,float8)
 function _next(ratelimit._limit,bigint)
 function _next_expiry(text,text,bigint)
 function _no_hold()
-function _not_written()
+function _not_written(text)
 function _now()
 function _null(text)
 function _number(float8)
@@ -242,6 +246,9 @@ function _outcomes(ratelimit._group[],boolean,boolean,boolean)
 function _parse(jsonb)
 function _passes(ratelimit._limit,bigint,float8,bigint,float8,boolean)
 function _passes_at(ratelimit._limit,ratelimit._state,bigint,float8,boolean)
+function _peek(text,text,text,float8,boolean,jsonb,boolean,float8)
+function _peek_groups(ratelimit._group[],ratelimit._hold,bigint)
+function _peek_hold(text,text,float8,float8,boolean,jsonb,ratelimit._hold)
 function _period(jsonb)
 function _phase(text,text)
 function _plan(jsonb)
@@ -249,7 +256,7 @@ function _plan_name(jsonb,text)
 function _plus(bigint,bigint)
 function _present(ratelimit._limit,ratelimit._state,bigint)
 function _prunable(ratelimit.ratelimits,bigint)
-function _prune_holds(int)
+function _prune_holds(bigint,bigint)
 function _raise(text,text,text,text)
 function _random_id()
 function _read(text,text,text,jsonb,float8)
@@ -292,7 +299,7 @@ function _state_of(ratelimit._limit,text,text,bigint,float8,timestamptz,float8,t
 function _stored(ratelimit._limit,ratelimit._state)
 function _subtract(float8,float8)
 function _take_log(ratelimit._limit,ratelimit._state,bigint,float8)
-function _take_row(text,text,float8,int,text[],name,text)
+function _take_row(text,text,float8,text)
 function _take_tokens(ratelimit._limit,ratelimit._state,bigint,float8,boolean)
 function _take_window(ratelimit._limit,ratelimit._state,bigint,float8)
 function _times(jsonb)
@@ -321,12 +328,13 @@ function _write_found(ratelimit._group[])
 function _write_hold(ratelimit._hold)
 function _write_lapsed(text,text,timestamptz,bigint,text[],float8[])
 function _write_taken(text,text,ratelimit._hold,ratelimit._limit,ratelimit._state,ratelimit._decision,bigint,float8,
-    ratelimit._hold,bigint,float8,float8,timestamptz[],timestamptz)
+    ratelimit._hold,bigint,float8,timestamptz,float8,timestamptz[],float8,timestamptz)
 function _written(jsonb)
 function _wrong_kind(text,text,text)
 function _xor(numeric,numeric)
 function _zones()
 function rl_acquire(text,text,float8,boolean,jsonb)
+function rl_address_key(inet,int)
 function rl_block(text,text,interval,timestamptz,text)
 function rl_calculate(jsonb,jsonb,timestamptz,float8,boolean)
 function rl_check(text,text,float8,boolean,boolean,jsonb)
@@ -385,75 +393,15 @@ type _outcome
 type _state
 type rl_result
 ';
-    -- Functions of version 1, which kept no record, that are no longer made.
-    earlier CONSTANT text[] := string_to_array(replace('_a(int)
-_allowed(text,int,boolean)
-_bad_config(text,text,int)
-_bad_state(text,text,text)
-_brought(ratelimit._limit,ratelimit._state,bigint,float8)
-_build(int,float8,interval,float8,float8,int,timestamptz,boolean,text)
-_change(text,text,text,float8,boolean,jsonb,timestamptz,bigint)
-_check_count(int,float8)
-_check_fields(jsonb,int,text[],int)
-_check_use(text,int,float8)
-_column(text,oid,boolean)
-_decided(text,ratelimit._limit,text,text,bigint,float8,boolean,timestamptz,bigint,float8,timestamptz,float8,
-    timestamptz[])
-_denied(text,ratelimit._decision)
-_example(text,int)
-_fits(int,float8,timestamptz[])
-_found(text,text)
-_keyed(text,int)
-_kinds()
-_let_pass(ratelimit._decision)
-_look(ratelimit._limit,ratelimit._state,bigint,timestamptz,float8,boolean,boolean)
-_policy(ratelimit._limit)
-_seen(text,text,text,jsonb,float8)
-_settle(text,text,jsonb)
-_several(text,jsonb,boolean)
-_state_json(ratelimit._state,int)
-_state_of(ratelimit._limit,text,text,bigint,float8,timestamptz,float8,timestamptz[])
-_status(text,text)
-_take_row(text,text,float8,text[],name)
-_told(text,ratelimit._decision)
-_wrong_kind(text,int)
-rl_block(text,text,interval,timestamptz)
-rl_headers(text,ratelimit.rl_result,text,jsonb)
-rl_state(text,text,jsonb)', E'\n    ', ''), E'\n');
-    first_version boolean;
     detail text;
     m record;
-    t text;
-    patience text := pg_catalog.current_setting('lock_timeout');
+    first_run boolean;
     taken text[] := '{}';
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     own := replace(own, E'\n    ', '');
-    -- Over an earlier version, lock the tables first, in the order in which most calls lock them, so that no call has
-    -- some of them. Others lock them in another order: release all before a waiting session looks for a deadlock, and
-    -- try again.
-    FOR try IN 1..300 LOOP
-        EXIT WHEN to_regclass('ratelimit.ratelimits') IS NULL OR (
-            SELECT count(*) = 2 FROM pg_attribute WHERE NOT attisdropped AND (attrelid, attname) IN (
-                (to_regclass('ratelimit.ratelimits'), 'added'), (to_regclass('ratelimit.rl_blocks'), 'reason')));
-        BEGIN
-            PERFORM set_config('lock_timeout', (SELECT greatest(s.setting::int * 3 / 10, 1)::text FROM pg_settings s
-                                                WHERE s.name = 'deadlock_timeout'), true);
-            FOREACH t IN ARRAY '{rl_blocks,ratelimits,rl_config}'::text[] LOOP
-                EXECUTE coalesce((SELECT format('LOCK TABLE ONLY "ratelimit".%s IN ACCESS EXCLUSIVE MODE', t)
-                                  WHERE to_regclass(format('"ratelimit".%s', t)) IS NOT NULL), 'SELECT');
-            END LOOP;
-            PERFORM set_config('lock_timeout', patience, true);
-            EXIT;
-        EXCEPTION WHEN lock_not_available THEN
-            IF try = 300 THEN RAISE; END IF;
-            PERFORM pg_sleep(0.2 * random());
-        END;
-    END LOOP;
-    IF to_regclass('ratelimit.rl_made') IS NULL THEN
-        -- Version 1 kept no record, but revoked everything in its last statement.
-        first_version := to_regclass('ratelimit.rl_version') IS NOT NULL AND coalesce(
-            (SELECT p.prosecdef FROM pg_proc p WHERE p.oid = to_regprocedure('ratelimit.rl_trigger()')), false);
+    first_run := to_regclass('ratelimit.rl_made') IS NULL;
+    IF first_run THEN
         CREATE TABLE ratelimit.rl_made (
             kind    text COLLATE "C" NOT NULL,
             name    text COLLATE "C" NOT NULL, -- without the schema
@@ -466,45 +414,31 @@ BEGIN
     END IF;
     INSERT INTO ratelimit.rl_made (kind, name)
     SELECT split_part(line, ' ', 1), substr(line, strpos(line || ' ', ' ') + 1)
-    FROM (SELECT string_to_table(btrim(own, E'\n'), E'\n')
-          -- Also what only the first version made: functions that have grown keep their grants.
-          UNION ALL SELECT 'function ' || e.name FROM unnest(earlier) AS e (name) WHERE first_version) AS made (line)
+    FROM string_to_table(btrim(own, E'\n'), E'\n') AS made (line)
     WHERE NOT EXISTS (SELECT FROM ONLY ratelimit.rl_made old WHERE btrim(concat_ws(' ', old.kind, old.name)) = line);
 
-    -- Objects without a record: version 1's, which left a list of grants on each function; restored ones without rows;
-    -- or those of an interrupted run, with no function SECURITY DEFINER yet.
+    -- Objects without a record: those restored without these rows, but not those of an interrupted run, of which no
+    -- function is SECURITY DEFINER yet. A schema made before the first run keeps its grants, unless PUBLIC has one.
     UPDATE ONLY ratelimit.rl_made AS made
     SET server = ratelimit._server(), acl = CASE WHEN was.known THEN o.grants END,
         oid = CASE WHEN was.known THEN o.object ELSE 0 END
     FROM ONLY ratelimit.rl_made AS same CROSS JOIN LATERAL ratelimit._object(same.kind, same.name) o
     LEFT JOIN pg_proc p ON same.kind = 'function' AND p.oid = o.object
-    -- Everything that default privileges give, and PUBLIC: restored without privileges.
-    CROSS JOIN LATERAL (SELECT o.grants ? '' AND NOT ratelimit._is_open(same.name) AND (p.proacl IS NULL OR bool_and(
-            o.grants ? CASE g.grantee WHEN 0 THEN '' ELSE pg_get_userbyid(g.grantee) END))
-        FROM pg_default_acl d, aclexplode(d.defaclacl) g WHERE d.defaclobjtype = 'f' AND d.defaclrole = o.owner
-          AND d.defaclnamespace IN (0, to_regnamespace('"ratelimit"')) AND g.grantee <> o.owner) AS restored (open)
-    CROSS JOIN LATERAL (SELECT first_version IS NOT NULL AND NOT coalesce(restored.open, false)) AS was (known)
+    CROSS JOIN LATERAL (SELECT first_run AND NOT o.grants ? '') AS was (known)
     WHERE same.kind = made.kind AND same.name = made.name AND made.oid IS NULL AND o.object IS NOT NULL
-      AND same.kind <> 'type' AND CASE WHEN p.oid IS NULL THEN first_version IS NULL OR first_version
-          OR same.kind = 'schema' ELSE first_version AND p.proname !~ '^_(is_open|server|object|close|say_taken)$'
-          OR first_version IS NULL AND p.prosecdef END;
+      AND same.kind <> 'type' AND CASE WHEN first_run THEN same.kind = 'schema' ELSE p.oid IS NULL OR p.prosecdef END;
 
     FOR m IN SELECT made.kind, made.name FROM ONLY ratelimit.rl_made made
              WHERE (ratelimit._object(made.kind, made.name)).object IS NOT NULL ORDER BY made.kind, made.name LOOP
         taken := taken || ratelimit._close(m.kind, m.name);
     END LOOP;
     PERFORM ratelimit._say_taken(taken);
-    -- What is no longer made, or has fewer columns. Functions that have grown keep their grants: the record has them,
-    -- for the end of this run.
-    FOR m IN SELECT made.name, o.object, CASE WHEN made.oid IS NOT NULL THEN o.grants ELSE '{}' END AS grants
-             FROM (SELECT e.name, NULL::oid AS oid FROM unnest(earlier) AS e (name)
-                   WHERE NOT EXISTS (SELECT FROM ONLY ratelimit.rl_made same WHERE same.name = e.name)
-                   UNION SELECT old.name, old.oid FROM ONLY ratelimit.rl_made old WHERE old.kind = 'function') AS made
-             CROSS JOIN LATERAL ratelimit._object('function', made.name) o
-             LEFT JOIN pg_proc p ON p.oid = o.object
-             WHERE strpos(own, format(E'\nfunction %s\n', made.name)) = 0
-                OR made.name = 'rl_status(text,text)' AND NOT 'held' = ANY (p.proargnames)
-                OR made.name ~ '^_(look_up|read)[(]' AND NOT 'expires' = ANY (p.proargnames) LOOP
+    -- Drops what is no longer made. Functions that have grown keep their grants: the record has them, for the end.
+    FOR m IN SELECT DISTINCT ON (made.name) made.name, o.object,
+                    CASE WHEN made.oid IS NOT NULL THEN o.grants ELSE '{}' END AS grants
+             FROM ONLY ratelimit.rl_made AS made CROSS JOIN LATERAL ratelimit._object('function', made.name) o
+             WHERE made.kind = 'function' AND strpos(own, format(E'\nfunction %s\n', made.name)) = 0
+             ORDER BY made.name, made.oid = o.object DESC NULLS LAST LOOP
         BEGIN
             EXECUTE CASE WHEN m.object IS NULL THEN 'SELECT'
                          ELSE format('DROP FUNCTION %s', m.object::regprocedure) END;
@@ -514,10 +448,9 @@ BEGIN
                 USING ERRCODE = SQLSTATE, DETAIL = detail,
                       HINT = 'Drop these objects, run this file, and create them again.';
         END;
-        DELETE FROM ONLY ratelimit.rl_made old WHERE old.kind = 'function' AND old.name = m.name
-            AND strpos(own, format(E'\nfunction %s\n', m.name)) = 0;
+        DELETE FROM ONLY ratelimit.rl_made old WHERE old.kind = 'function' AND old.name = m.name;
         UPDATE ONLY ratelimit.rl_made AS new SET acl = m.grants, oid = NULL
-        WHERE (m.grants <> '{}' OR new.name = m.name) AND new.kind = 'function'
+        WHERE m.grants <> '{}' AND new.kind = 'function'
           AND split_part(new.name, '(', 1) = split_part(m.name, '(', 1)
           AND (ratelimit._object('function', new.name)).object IS NULL;
     END LOOP;

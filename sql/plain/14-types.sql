@@ -42,11 +42,6 @@ DECLARE
     path text := pg_catalog.current_setting('search_path');
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    -- Version 1 had a column of type _limit; it is text now.
-    IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('ratelimit.rl_config') AND attname = 'parsed'
-               AND NOT attisdropped AND atttypid <> 'text'::regtype) THEN
-        ALTER TABLE ratelimit.rl_config DROP COLUMN parsed;
-    END IF;
     PERFORM ratelimit._make_type('rl_result', 'ok boolean, retry_after double precision, retry_at timestamptz,
         remaining double precision, capacity double precision, reset_at timestamptz');
     -- A parsed config. Periods and times are in microseconds, since 1970.

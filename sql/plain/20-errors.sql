@@ -112,17 +112,11 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._not_written() RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._not_written(table_name text DEFAULT 'rateLimits') RETURNS void
+LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM ratelimit._raise('55000', 'the rate limit could not be stored', 'A trigger, a rule or row security on the'
-        ' table rateLimits prevents rows from being written or read.');
-END
-$$;
-
-CREATE OR REPLACE FUNCTION ratelimit._hold_not_written() RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM ratelimit._raise('55000', 'the rate limit could not be stored', 'A trigger, a rule or row security on the'
-        ' table rl_holds prevents rows from being written or read.');
+    PERFORM ratelimit._raise('55000', 'the rate limit could not be stored', format('A trigger, a rule or row security '
+        'on the table %s prevents rows from being written or read.', table_name));
 END
 $$;
 
@@ -160,7 +154,8 @@ BEGIN
                    format('"Retry-After":"%s"', ratelimit._ceil(d.wait, 1000000) / 1000000)
                    || CASE WHEN d.wait IS NOT NULL THEN '' END));
     END IF;
-    PERFORM ratelimit._raise('PT429', message, detail, hint);
+    -- Here, so that the log has fewer lines of CONTEXT.
+    RAISE EXCEPTION USING ERRCODE = 'PT429', MESSAGE = message, DETAIL = detail, HINT = hint;
 END
 $$;
 

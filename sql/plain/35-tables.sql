@@ -42,7 +42,8 @@ BEGIN
                 key     text COLLATE "C" NOT NULL DEFAULT '',
                 config  jsonb NOT NULL,
                 parsed  text GENERATED ALWAYS AS (ratelimit._written(config)) STORED,
-                PRIMARY KEY (name, key), CHECK (ratelimit._valid(name, key))
+                PRIMARY KEY (name, key), CHECK (ratelimit._valid(name, key)),
+                CONSTRAINT rl_config_plan CHECK (ratelimit._plan_name(config, key) <> '')
             );
             COMMENT ON TABLE ratelimit.rl_config IS
                 'rate limiter: defined limits, and overrides for a key';
@@ -78,7 +79,9 @@ BEGIN
         WHEN 'rl_settings' THEN
             CREATE TABLE ratelimit.rl_settings (
                 name   text COLLATE "C" PRIMARY KEY,
-                value  text NOT NULL
+                value  text NOT NULL,
+                CONSTRAINT rl_settings_values CHECK (CASE name WHEN 'error_style' THEN value IN ('pt429', 'pgrst')
+                    WHEN 'log_denials' THEN value ~ '^(0?[.][0-9]{1,15}|[01]([.]0*)?)$' ELSE false END)
             );
             COMMENT ON TABLE ratelimit.rl_settings IS
                 'rate limiter: settings of the database';
@@ -88,43 +91,12 @@ BEGIN
         END CASE;
         PERFORM ratelimit._close('table', t);
     END LOOP;
-    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('ratelimit.ratelimits')
-                   AND attname = 'added' AND NOT attisdropped) THEN
-        ALTER TABLE ratelimit.rateLimits ADD COLUMN added double precision;
-    END IF;
-    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('ratelimit.ratelimits')
-                   AND attname = 'expires' AND NOT attisdropped) THEN
-        ALTER TABLE ratelimit.rateLimits ADD COLUMN expires timestamptz;
-    END IF;
-    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('ratelimit.rl_blocks')
-                   AND attname = 'reason' AND NOT attisdropped) THEN
-        ALTER TABLE ratelimit.rl_blocks ADD COLUMN reason text CHECK (octet_length(reason) <= 200);
-    END IF;
-    -- Before version 3, prior had a fixed window's tokens, negated: -0 for 0. A restore may bring such rows later.
-    UPDATE ONLY ratelimit.rateLimits SET added = -prior, prior = NULL
-    WHERE log IS NULL AND added IS NULL AND prior > '-Infinity' AND starts_with(prior::text, '-');
-    -- Version 1 allowed fewer settings.
-    IF NOT EXISTS (SELECT FROM pg_constraint
-                   WHERE conrelid = to_regclass('ratelimit.rl_settings') AND conname = 'rl_settings_values') THEN
-        FOR defined IN SELECT conname AS name FROM pg_constraint WHERE conrelid = to_regclass('ratelimit.rl_settings')
-            AND conname IN ('rl_settings_name_check', 'rl_settings_value_check') LOOP
-            EXECUTE format('ALTER TABLE ratelimit.rl_settings DROP CONSTRAINT %I', defined.name);
-        END LOOP;
-        ALTER TABLE ratelimit.rl_settings
-            ADD CONSTRAINT rl_settings_values CHECK (CASE name WHEN 'error_style' THEN value IN ('pt429', 'pgrst')
-                WHEN 'log_denials' THEN value ~ '^(0?[.][0-9]{1,15}|[01]([.]0*)?)$' ELSE false END);
-    END IF;
-    IF NOT EXISTS (SELECT FROM pg_constraint
-                   WHERE conrelid = to_regclass('ratelimit.rl_config') AND conname = 'rl_config_plan') THEN
-        ALTER TABLE ratelimit.rl_config
-            ADD CONSTRAINT rl_config_plan CHECK (ratelimit._plan_name(config, key) <> '');
-    END IF;
-    INSERT INTO ratelimit.rl_version (version) SELECT 3 WHERE NOT EXISTS (
-        SELECT FROM ONLY ratelimit.rl_version v WHERE v.version = 3);
+    INSERT INTO ratelimit.rl_version (version) SELECT 1 WHERE NOT EXISTS (
+        SELECT FROM ONLY ratelimit.rl_version v WHERE v.version = 1);
 
     -- Parse what another version has parsed.
     BEGIN
-        FOR defined IN SELECT c.name, c.config, to_jsonb(c) ->> 'parsed' AS parsed FROM ONLY ratelimit.rl_config c LOOP
+        FOR defined IN SELECT c.name, c.config, c.parsed FROM ONLY ratelimit.rl_config c LOOP
             stale := stale OR ratelimit._written(defined.config) IS DISTINCT FROM defined.parsed;
         END LOOP;
     EXCEPTION WHEN OTHERS THEN
@@ -132,11 +104,7 @@ BEGIN
         RAISE EXCEPTION 'the config of rate limit "%" is no longer allowed: %', defined.name, SQLERRM
             USING ERRCODE = SQLSTATE, DETAIL = detail, HINT = 'Define it otherwise, and run this file again.';
     END;
-    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('ratelimit.rl_config') AND attname = 'parsed'
-                   AND NOT attisdropped) THEN
-        ALTER TABLE ratelimit.rl_config
-            ADD COLUMN parsed text GENERATED ALWAYS AS (ratelimit._written(config)) STORED;
-    ELSIF stale THEN
+    IF stale THEN
         UPDATE ONLY ratelimit.rl_config SET config = config;
     END IF;
     PERFORM set_config('search_path', path, true);

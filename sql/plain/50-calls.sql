@@ -110,33 +110,36 @@ BEGIN
 END
 $$;
 
--- Looks up a key's definition, block and row. One row, planned with the caller's statement.
+-- Looks up a key's definition, block and row. One row, planned with the caller's statement, which locks the tables in
+-- the order of all calls.
 CREATE OR REPLACE FUNCTION ratelimit._look_up(name text, key text) RETURNS TABLE (defined ratelimit._limit,
     until timestamptz, place tid, value double precision, ts timestamptz, prior double precision, log timestamptz[],
     added double precision, expires timestamptz) STABLE LANGUAGE sql AS $$
-    SELECT coalesce(
-               (SELECT coalesce(c.parsed, ratelimit._plan(c.config))
-                FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2),
+    SELECT coalesce(CASE WHEN own.name IS NOT NULL THEN coalesce(own.parsed, ratelimit._plan(own.config)) END,
                (SELECT c.parsed FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = ''))::ratelimit._limit,
            b.until, r.ctid, r.value, r.ts, r.prior, r.log, r.added, r.expires
-    FROM (SELECT) AS one LEFT JOIN ONLY ratelimit.rl_blocks b ON b.name = $1 AND b.key = $2
-    LEFT JOIN ONLY ratelimit.rateLimits r ON r.name = $1 AND r.key = $2
+    FROM (SELECT) AS one LEFT JOIN ONLY ratelimit.rateLimits r ON r.name = $1 AND r.key = $2
+    LEFT JOIN ONLY ratelimit.rl_config own ON own.name = $1 AND own.key = $2
+    LEFT JOIN ONLY ratelimit.rl_blocks b ON b.name = $1 AND b.key = $2
 $$;
 
 -- The answer to a call on a state, blocked or not. After a block a take in a dry run passes, while a check goes on
 -- reporting what would be denied.
 CREATE OR REPLACE FUNCTION ratelimit._look(l ratelimit._limit, s ratelimit._state, now bigint, until timestamptz,
     count double precision, reserve boolean, dry_run_passes boolean, at_least double precision DEFAULT NULL)
-RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
+RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
     ends CONSTANT bigint := ratelimit._us(until);
     d ratelimit._decision;
     level ratelimit._decision := ratelimit._level(l, s, now);
+    at CONSTANT bigint := CASE WHEN ends > now AND until < 'infinity' THEN ends ELSE now END;
 BEGIN
+    IF (ends > now) IS NOT TRUE OR until < 'infinity' THEN
+        d := CASE WHEN at_least IS NULL THEN ratelimit._decide(l, s, at, count, reserve)
+                  ELSE ratelimit._decide_as_many(l, s, at, count, at_least, reserve) END;
+    END IF;
     IF ends > now THEN
         IF until < 'infinity' THEN
-            d := CASE WHEN at_least IS NULL THEN ratelimit._decide(l, s, ends, count, reserve)
-                      ELSE ratelimit._decide_as_many(l, s, ends, count, at_least, reserve) END;
             d.wait := ends - now + CASE WHEN d.ok OR dry_run_passes AND NOT l.enforce THEN 0 ELSE d.wait END;
         END IF;
         d.ok := false;
@@ -147,8 +150,6 @@ BEGIN
         d.changed := false;
         d.blocked := true;
         d.forever := until = 'infinity';
-    ELSE
-        d := ratelimit._decide(l, s, now, count, reserve);
     END IF;
     d.remaining := level.remaining;
     d.reset_at := level.reset_at;
@@ -226,31 +227,33 @@ DECLARE
     l ratelimit._limit;
     d ratelimit._decision;
     now bigint;
+    never boolean;
     anew boolean;
-    tries int;
 BEGIN
-    LOOP
+    FOR try IN 1..1000 LOOP
         SELECT f.*, ratelimit._now() AS now INTO stored FROM ratelimit._look_up($2, $3) f;
         l := ratelimit._usable(function, name, key, stored.defined, config, count);
         IF at_least IS NOT NULL THEN PERFORM ratelimit._check_as_many(l.kind, count, at_least); END IF;
         IF stored.until IS NOT NULL AND function <> 'rl_credit' THEN
-            d := ratelimit._seen(l, name, key, stored.now, stored.until, count, reserve, true, at_least, stored.value,
-                                 stored.ts, stored.prior, stored.log, stored.added, stored.expires);
-            CONTINUE WHEN stored.expires IS NOT NULL
-                AND NOT ratelimit._is_still(name, key, stored.value, stored.ts, stored.expires);
+            PERFORM ratelimit._attend();
+            d := ratelimit._peek(function, name, key, count, reserve, config, true, at_least);
             IF d.blocked THEN RETURN ratelimit._logged(name, d); END IF;
         END IF;
         IF l.kind <> 'unlimited' THEN PERFORM ratelimit._writable(function); END IF;
-        IF l.kind <> 'unlimited' AND stored.expires <= ratelimit._instant(stored.now) THEN
-            PERFORM ratelimit._expire(name, key);
-            CONTINUE;
-        END IF;
         d := ratelimit._decided(function, l, name, key, stored.now, count, reserve, taken_at, id, at_least,
                                 stored.value, stored.ts, stored.prior, stored.log, stored.added);
-        IF stored.expires IS NOT NULL AND NOT d.ok AND d.enforced THEN
-            d := ratelimit._sooner(d, l, name, key, stored.now, NULL, count, reserve, at_least,
-                                   stored.value, stored.ts, stored.prior, stored.log, stored.added);
-            CONTINUE WHEN NOT ratelimit._is_still(name, key, stored.value, stored.ts, stored.expires);
+        -- A denial that no expiry can change reads and writes nothing more.
+        never := stored.expires IS NOT NULL AND NOT d.ok AND d.wait IS NULL AND ratelimit._returns(l)
+            AND ratelimit._never(l, name, key, stored.now, count, reserve, at_least);
+        IF ratelimit._is_due(l, stored.prior, stored.log, stored.expires, stored.now) AND NOT never THEN
+            PERFORM ratelimit._expire(l, name, key);
+            CONTINUE;
+        ELSIF stored.expires IS NOT NULL AND NOT d.ok AND d.enforced AND NOT never THEN
+            -- Again on one snapshot of row and holds; where it passes by now, it is decided under the lock.
+            PERFORM ratelimit._attend();
+            d := ratelimit._peek(function, name, key, count, reserve, config, true, at_least);
+            IF NOT d.ok THEN RETURN ratelimit._logged(name, d); END IF;
+            d.changed := true;
         END IF;
         IF NOT d.changed THEN RETURN ratelimit._logged(name, d); END IF;
 
@@ -267,7 +270,7 @@ BEGIN
         IF FOUND THEN
             -- Others may have changed the row during the wait, and the clock has gone on.
             now := ratelimit._now();
-            CONTINUE WHEN locked.expires <= ratelimit._instant(now);
+            CONTINUE WHEN ratelimit._is_due(l, locked.prior, locked.log, locked.expires, now);
             d := ratelimit._decided(function, l, name, key, now, count, reserve, taken_at, id, at_least,
                                     locked.value, locked.ts, locked.prior, locked.log, locked.added);
             IF locked.expires IS NOT NULL AND NOT d.ok AND d.enforced THEN
@@ -275,16 +278,16 @@ BEGIN
                                        locked.value, locked.ts, locked.prior, locked.log, locked.added);
             END IF;
             IF NOT d.changed THEN RETURN ratelimit._logged(name, d); END IF;
-            anew := ratelimit._begins_anew(l, name, key, locked.value, locked.prior, locked.log);
+            anew := ratelimit._begins_anew(l, name, key, now, locked.value, locked.ts, locked.prior, locked.log,
+                                           locked.added);
             UPDATE ONLY ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = d.prior,
                 log = d.log, added = d.added, expires = CASE WHEN NOT anew THEN r.expires END
             WHERE r.name = $2 AND r.key = $3;
             IF FOUND THEN RETURN d; END IF;
             PERFORM ratelimit._not_written();
         END IF;
-        tries := coalesce(tries, 0) + 1;
-        IF tries = 100 THEN PERFORM ratelimit._not_written(); END IF;
     END LOOP;
+    PERFORM ratelimit._not_written();
     RETURN NULL;
 END
 $$;
@@ -404,29 +407,48 @@ BEGIN
 END
 $$;
 
--- Reads a key's definition, block and state without a lock.
+-- Reads a key's definition, block and state, all of one moment, without a lock.
 CREATE OR REPLACE FUNCTION ratelimit._read(function text, name text, key text, config jsonb, count double precision,
-    OUT l ratelimit._limit, OUT s ratelimit._state, OUT now bigint, OUT until timestamptz, OUT has_state boolean,
-    OUT expires timestamptz)
-LANGUAGE plpgsql AS $$
+    OUT l ratelimit._limit, OUT s ratelimit._state, OUT now bigint, OUT until timestamptz, OUT has_state boolean)
+STABLE LANGUAGE plpgsql AS $$
 DECLARE
     stored record;
 BEGIN
-    LOOP
-        SELECT f.*, f.value AS was_value, f.ts AS was_ts INTO stored FROM ratelimit._look_up($2, $3) f;
-        l := ratelimit._usable(function, name, key, stored.defined, config, count);
-        now := ratelimit._now();
-        EXIT WHEN l.kind = 'unlimited' OR (stored.expires <= ratelimit._instant(now)) IS NOT TRUE;
+    SELECT f.* INTO stored FROM ratelimit._look_up($2, $3) f;
+    l := ratelimit._usable(function, name, key, stored.defined, config, count);
+    now := ratelimit._now();
+    IF ratelimit._is_due(l, stored.prior, stored.log, stored.expires, now) THEN
         SELECT x.value, x.ts, x.prior, x.log, x.added
         INTO stored.value, stored.ts, stored.prior, stored.log, stored.added
-        FROM ratelimit._lapse(name, key, stored.expires, now, stored.value, stored.ts, stored.prior, stored.log,
+        FROM ratelimit._lapse(l, name, key, stored.expires, now, stored.value, stored.ts, stored.prior, stored.log,
                               stored.added) x;
-        EXIT WHEN ratelimit._is_still(name, key, stored.was_value, stored.was_ts, stored.expires);
-    END LOOP;
+    END IF;
     until := stored.until;
-    expires := stored.expires;
     s := ratelimit._state_of(l, name, key, now, stored.value, stored.ts, stored.prior, stored.log, stored.added);
     has_state := stored.value <> 'Infinity' AND ratelimit._fits(l.kind, stored.prior, stored.log);
+END
+$$;
+
+-- Locks the tables before a function that is STABLE reads them: its snapshot must not be older than a wait for a lock.
+CREATE OR REPLACE FUNCTION ratelimit._attend() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM ONLY ratelimit.rateLimits, ONLY ratelimit.rl_config, ONLY ratelimit.rl_blocks, ONLY ratelimit.rl_holds
+    LIMIT 0;
+END
+$$;
+
+-- The answer to a call that changes nothing: of its definition, block, row and holds of one moment.
+CREATE OR REPLACE FUNCTION ratelimit._peek(function text, name text, key text, count double precision, reserve boolean,
+    config jsonb, dry_run_passes boolean, at_least double precision DEFAULT NULL) RETURNS ratelimit._decision STABLE
+LANGUAGE plpgsql AS $$
+DECLARE
+    stored record;
+    l ratelimit._limit;
+BEGIN
+    SELECT f.* INTO stored FROM ratelimit._look_up($2, $3) f;
+    l := ratelimit._usable(function, name, key, stored.defined, config, count);
+    RETURN ratelimit._seen(l, name, key, ratelimit._now(), stored.until, count, reserve, dry_run_passes, at_least,
+                           stored.value, stored.ts, stored.prior, stored.log, stored.added, stored.expires);
 END
 $$;
 
@@ -439,14 +461,15 @@ DECLARE
     d ratelimit._decision;
 BEGIN
     PERFORM ratelimit._check(name, key, count, reserve, throws);
-    LOOP
-        SELECT f.*, ratelimit._now() AS now INTO stored FROM ratelimit._look_up($1, $2) f;
+    SELECT f.*, ratelimit._now() AS now INTO stored FROM ratelimit._look_up($1, $2) f;
+    IF stored.expires IS NULL THEN
         l := ratelimit._usable('rl_check', name, key, stored.defined, config, count);
-        d := ratelimit._seen(l, name, key, stored.now, stored.until, count, reserve, false, NULL, stored.value,
-                             stored.ts, stored.prior, stored.log, stored.added, stored.expires);
-        EXIT WHEN stored.expires IS NULL
-            OR ratelimit._is_still(name, key, stored.value, stored.ts, stored.expires);
-    END LOOP;
+        d := ratelimit._look(l, ratelimit._state_of(l, name, key, stored.now, stored.value, stored.ts, stored.prior,
+                             stored.log, stored.added), stored.now, stored.until, count, reserve, false);
+    ELSE
+        PERFORM ratelimit._attend();
+        d := ratelimit._peek('rl_check', name, key, count, reserve, config, false);
+    END IF;
     IF throws AND NOT d.ok AND d.enforced THEN PERFORM ratelimit._denied(name, d); END IF;
     RETURN ratelimit._answer(d);
 END
@@ -466,7 +489,7 @@ $$;
 
 -- The definition of a key. of_state: the one that its state belongs to, which for an exempt key is the name's.
 CREATE OR REPLACE FUNCTION ratelimit._defined(name text, key text, of_state boolean DEFAULT false)
-RETURNS ratelimit._limit LANGUAGE plpgsql AS $$
+RETURNS ratelimit._limit STABLE LANGUAGE plpgsql AS $$
 DECLARE
     l ratelimit._limit;
 BEGIN
@@ -475,6 +498,17 @@ BEGIN
               FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key IN ('', $2)) d
           ORDER BY of_state AND coalesce((d.parsed).kind = 'unlimited', false), d.key DESC LIMIT 1);
     RETURN l;
+END
+$$;
+
+-- Deletes the holds of a key, whose row is locked.
+CREATE OR REPLACE FUNCTION ratelimit._drop_holds(name text, key text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    -- Planned now, since no plan under a rule that keeps rows notices when the rule is dropped.
+    EXECUTE 'DELETE FROM ONLY ratelimit.rl_holds WHERE name = $1 AND key = $2' USING name, key;
+    IF EXISTS (SELECT FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2) THEN
+        PERFORM ratelimit._not_written('rl_holds');
+    END IF;
 END
 $$;
 
@@ -487,7 +521,7 @@ BEGIN
         IF NOT EXISTS (SELECT FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2) THEN RETURN; END IF;
         PERFORM FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
         IF FOUND THEN
-            DELETE FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2;
+            PERFORM ratelimit._drop_holds(name, key);
             IF NOT has_row THEN DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2; END IF;
             RETURN;
         END IF;
@@ -505,11 +539,15 @@ DECLARE
     was double precision;
 BEGIN
     FOR try IN 1..100 LOOP
-        DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 RETURNING r.value INTO was;
+        SELECT r.value INTO was FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
         IF FOUND THEN
-            DELETE FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2;
+            DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2;
+            IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
+            PERFORM ratelimit._drop_holds(name, key);
             RETURN was <> 'Infinity';
-        ELSIF NOT EXISTS (SELECT FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2) THEN
+        -- A row that was deleted meanwhile may have been made again.
+        ELSIF NOT EXISTS (SELECT FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2)
+            AND NOT EXISTS (SELECT FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2) THEN
             RETURN false;
         END IF;
         -- No other transaction makes a row or holds until this one ends.
@@ -528,14 +566,24 @@ DECLARE
     l ratelimit._limit;
     was boolean;
 BEGIN
-    PERFORM ratelimit._check(name, key);
+    PERFORM ratelimit._check(name, key), ratelimit._attend();
     l := ratelimit._defined(name, key, true);
     IF l.keyed AND key = '' THEN PERFORM ratelimit._keyed(name, l.kind); END IF;
     PERFORM ratelimit._writable('rl_reset');
-    UPDATE ONLY ratelimit.rateLimits r
-    SET value = 'Infinity', prior = NULL, log = NULL, added = NULL, expires = NULL
-    WHERE r.name = $1 AND r.key = $2 AND r.value <> 'Infinity';
-    was := FOUND;
+    FOR try IN 1..100 LOOP
+        PERFORM FROM ONLY ratelimit.rateLimits r
+        WHERE r.name = $1 AND r.key = $2 AND r.value <> 'Infinity' FOR UPDATE;
+        was := FOUND;
+        -- A row that was deleted meanwhile may have been made again.
+        EXIT WHEN was OR NOT EXISTS (SELECT FROM ONLY ratelimit.rateLimits r
+                                     WHERE r.name = $1 AND r.key = $2 AND r.value <> 'Infinity');
+    END LOOP;
+    IF was THEN
+        UPDATE ONLY ratelimit.rateLimits r
+        SET value = 'Infinity', prior = NULL, log = NULL, added = NULL, expires = NULL
+        WHERE r.name = $1 AND r.key = $2;
+        IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
+    END IF;
     PERFORM ratelimit._delete_holds(name, key);
     RETURN was;
 END

@@ -1,6 +1,9 @@
 -- Holds that expire. A hold is an ordinary take, and a row of rl_holds. When it expires, what can come back does: at
 -- that time, whichever call finds it later. So every call that decides first gives back what has expired; calls that
--- only read do that to a copy of the state. rateLimits.expires says whether there is anything to do.
+-- only read do that to a copy of the state. rateLimits.expires says whether there is anything to do. While the limit is
+-- undefined, exempt or of a kind without holds, what has expired waits.
+--
+-- What reads a key's row and its holds is STABLE, so that both are of one moment: of the query that calls it.
 
 -- The tokens of a hold that can come back; an error where a column has a value that no call writes. In one expression:
 -- there may be thousands of holds.
@@ -18,12 +21,50 @@ CREATE OR REPLACE FUNCTION ratelimit._returns(l ratelimit._limit) RETURNS boolea
     SELECT coalesce(l.kind IN ('token bucket', 'fixed window'), false)
 $$;
 
--- The limit of a hold: as defined, or as the call defined it.
+-- The limit that settles a hold: as defined, or as the call defined it.
 CREATE OR REPLACE FUNCTION ratelimit._limit_of(defined ratelimit._limit, config jsonb) RETURNS ratelimit._limit
-LANGUAGE plpgsql AS $$
+STABLE LANGUAGE plpgsql AS $$
 BEGIN
     IF defined.kind IS NULL AND config IS NOT NULL THEN RETURN ratelimit._parse(config); END IF;
     RETURN defined;
+END
+$$;
+
+-- The limit to which an expired hold gives back: the same, or else that of the call which finds it; without a kind
+-- where neither has holds.
+CREATE OR REPLACE FUNCTION ratelimit._limit_of_expiry(defined ratelimit._limit, config jsonb, called ratelimit._limit)
+RETURNS ratelimit._limit STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    l ratelimit._limit := ratelimit._limit_of(defined, config);
+BEGIN
+    IF ratelimit._returns(l) THEN RETURN l; END IF;
+    IF ratelimit._returns(called) THEN RETURN called; END IF;
+    l.kind := NULL;
+    RETURN l;
+END
+$$;
+
+-- Whether holds may have expired that give back to a call's limit, of whose state the row is.
+CREATE OR REPLACE FUNCTION ratelimit._is_due(l ratelimit._limit, prior double precision, log timestamptz[],
+    expires timestamptz, now bigint) RETURNS boolean STABLE LANGUAGE sql AS $$
+    SELECT coalesce(expires <= ratelimit._instant(now) AND l.kind IN ('token bucket', 'fixed window')
+                    AND prior IS NULL AND log IS NULL, false)
+$$;
+
+-- Whether a call ignores a state, which is too far in the future. Its holds are ignored, too.
+CREATE OR REPLACE FUNCTION ratelimit._ignores(l ratelimit._limit, s ratelimit._state, now bigint) RETURNS boolean
+STABLE LANGUAGE sql AS $$
+    SELECT coalesce(s.ts > now AND ratelimit._current(l, s, now) IS DISTINCT FROM s, false)
+$$;
+
+-- Whether a limit in full denies a call, too.
+CREATE OR REPLACE FUNCTION ratelimit._never(l ratelimit._limit, name text, key text, now bigint, count double precision,
+    reserve boolean, at_least double precision) RETURNS boolean STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    full_state CONSTANT ratelimit._state := ratelimit._state_of(l, name, key, now);
+BEGIN
+    IF at_least IS NULL THEN RETURN NOT (ratelimit._decide(l, full_state, now, count, reserve)).ok; END IF;
+    RETURN NOT (ratelimit._decide_as_many(l, full_state, now, count, at_least, reserve)).ok;
 END
 $$;
 
@@ -36,14 +77,16 @@ CREATE OR REPLACE FUNCTION ratelimit._filled(l ratelimit._limit, value double pr
                 THEN ratelimit._tokens_at(l, value, ratelimit._us(ts), at) END
 $$;
 
--- A key's state after the holds that expire from since until now, with what came back of each.
-CREATE OR REPLACE FUNCTION ratelimit._lapse(name text, key text, since timestamptz, now bigint,
+-- A key's state after the holds that expire from since until now, with what came back of each; called: the limit of the
+-- call, if there is one. waits: when the first of them expired that can't give back yet.
+CREATE OR REPLACE FUNCTION ratelimit._lapse(called ratelimit._limit, name text, key text, since timestamptz, now bigint,
     INOUT value double precision, INOUT ts timestamptz, INOUT prior double precision, INOUT log timestamptz[],
-    INOUT added double precision, OUT changed boolean, OUT ids text[], OUT came double precision[])
-LANGUAGE plpgsql AS $$
+    INOUT added double precision, OUT changed boolean, OUT ids text[], OUT came double precision[],
+    OUT waits timestamptz) STABLE LANGUAGE plpgsql AS $$
 DECLARE
     defined CONSTANT ratelimit._limit := ratelimit._defined(name, key);
-    l ratelimit._limit := defined;
+    l ratelimit._limit := ratelimit._limit_of_expiry(defined, NULL, called);
+    of_other_kind CONSTANT boolean := value < 'Infinity' AND (prior IS NOT NULL OR log IS NOT NULL);
     parsed jsonb;
     h record;
     d ratelimit._decision;
@@ -57,18 +100,24 @@ BEGIN
     FOR h IN
         SELECT x.id, ratelimit._returnable(x.name, x.count, x.old, x.back, x.taken_at, x.expires_at) AS count,
                x.taken_at, x.expires_at, x.config FROM ONLY ratelimit.rl_holds x
-        WHERE x.name = $1 AND x.key = $2 AND NOT x.charge AND x.count > x.old AND x.expires_at >= since
-          AND x.expires_at <= ratelimit._instant($4) ORDER BY x.expires_at, x.id
+        WHERE x.name = $2 AND x.key = $3 AND NOT x.charge AND x.count > x.old AND x.expires_at >= since
+          AND x.expires_at <= ratelimit._instant($5) ORDER BY x.expires_at, x.id
     LOOP
         IF defined.kind IS NULL AND h.config IS DISTINCT FROM parsed THEN
             parsed := h.config;
-            l := ratelimit._limit_of(defined, parsed);
+            l := ratelimit._limit_of_expiry(defined, parsed, called);
+        END IF;
+        IF of_other_kind OR l.kind IS NULL AND value < 'Infinity' THEN
+            waits := h.expires_at;
+            RETURN;
         END IF;
         at := ratelimit._us(h.expires_at);
         tokens := CASE WHEN added IS NULL THEN ratelimit._filled(l, value, ts, prior, log, at) END;
-        IF tokens IS NULL THEN
-            d := ratelimit._refund(l, CASE WHEN ratelimit._returns(l) THEN ratelimit._state_of(l, name, key, at, value,
-                                   ts, prior, log, added) END, at, h.count, h.taken_at);
+        IF value = 'Infinity' THEN
+            back := 0; -- a full limit has no room
+        ELSIF tokens IS NULL THEN
+            d := ratelimit._refund(l, ratelimit._state_of(l, name, key, at, value, ts, prior, log, added), at, h.count,
+                                   h.taken_at);
             back := d.taken;
             IF d.changed THEN
                 value := d.value; ts := ratelimit._nearest(d.ts); prior := NULL; log := NULL; added := d.added;
@@ -87,10 +136,11 @@ BEGIN
 END
 $$;
 
--- Gives back what has expired: one write of the key's row, which it locks, and one of the holds. Returns whether holds
--- had. With every hold it leaves a row that is locked, and doesn't trust rateLimits.expires.
-CREATE OR REPLACE FUNCTION ratelimit._expire(name text, key text, every_hold boolean DEFAULT false) RETURNS boolean
-LANGUAGE plpgsql AS $$
+-- Gives back what has expired, for a call's limit, if there is one: one write of the key's row, which it locks, and one
+-- of the holds. Returns whether holds had. With every hold it leaves a row that is locked, or has a value
+-- that no call writes, and doesn't trust rateLimits.expires.
+CREATE OR REPLACE FUNCTION ratelimit._expire(called ratelimit._limit, name text, key text,
+    every_hold boolean DEFAULT false) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     locked record;
     now bigint;
@@ -99,22 +149,28 @@ BEGIN
     FOR try IN 1..2 LOOP
         EXIT WHEN NOT every_hold;
         SELECT r.value, r.ts, r.prior, r.log, r.added, '-infinity'::timestamptz AS expires INTO locked
-        FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE SKIP LOCKED;
-        EXIT WHEN FOUND OR EXISTS (SELECT FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2);
+        FROM ONLY ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3 FOR UPDATE SKIP LOCKED;
+        EXIT WHEN FOUND OR EXISTS (SELECT FROM ONLY ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3);
         -- Without a row the key has all its tokens: like one that was reset.
         INSERT INTO ratelimit.rateLimits (name, key, value, ts)
-        VALUES ($1, $2, 'Infinity', ratelimit._nearest(ratelimit._now())) ON CONFLICT DO NOTHING;
+        VALUES ($2, $3, 'Infinity', ratelimit._nearest(ratelimit._now())) ON CONFLICT DO NOTHING;
     END LOOP;
     IF NOT every_hold THEN
         SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires INTO locked
-        FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
+        FROM ONLY ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3 FOR UPDATE;
     END IF;
     now := ratelimit._now();
     IF (locked.expires <= ratelimit._instant(now)) IS NOT TRUE THEN RETURN false; END IF;
-    SELECT * INTO p FROM ratelimit._lapse(name, key, locked.expires, now, locked.value, locked.ts, locked.prior,
-                                          locked.log, locked.added) x;
+    BEGIN
+        SELECT * INTO p FROM ratelimit._lapse(called, name, key, locked.expires, now, locked.value, locked.ts,
+                                              locked.prior, locked.log, locked.added) x;
+    EXCEPTION WHEN object_not_in_prerequisite_state THEN
+        IF every_hold THEN RETURN false; END IF; -- kept for inspection
+        RAISE;
+    END;
+    IF p.waits IS NOT NULL AND p.ids = '{}' THEN RETURN false; END IF;
     UPDATE ONLY ratelimit.rateLimits r SET value = p.value, ts = p.ts, prior = p.prior, log = p.log, added = p.added,
-        expires = ratelimit._next_expiry($1, $2, now) WHERE r.name = $1 AND r.key = $2;
+        expires = coalesce(p.waits, ratelimit._next_expiry($2, $3, now)) WHERE r.name = $2 AND r.key = $3;
     IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
     PERFORM ratelimit._write_lapsed(name, key, locked.expires, now, p.ids, p.came);
     RETURN cardinality(p.ids) > 0;
@@ -127,37 +183,42 @@ CREATE OR REPLACE FUNCTION ratelimit._write_lapsed(name text, key text, since ti
 DECLARE
     written bigint;
 BEGIN
-    UPDATE ONLY ratelimit.rl_holds h SET back = h.back + e.came,
-        count = CASE WHEN e.came = h.count - h.old THEN h.old ELSE h.count - e.came END,
-        old = CASE WHEN e.came = h.count - h.old THEN h.old ELSE h.count - e.came END
-    FROM unnest(ids, came) AS e (id, came) WHERE h.id = e.id AND h.name = $1 AND h.key = $2 AND NOT h.charge
-      AND h.expires_at >= since AND h.expires_at <= ratelimit._instant(now);
-    GET DIAGNOSTICS written = ROW_COUNT;
-    -- Unless it was settled without this lock, since its limit can't have holds any more.
-    IF written < cardinality(ids) AND EXISTS (
-        SELECT FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2 AND NOT h.charge AND h.count > h.old
-        AND h.expires_at >= since AND h.expires_at <= ratelimit._instant(now) AND h.id = ANY (ids)) THEN
-        PERFORM ratelimit._hold_not_written();
-    END IF;
+    -- A trigger may have changed them.
+    WITH changed AS (
+        UPDATE ONLY ratelimit.rl_holds h SET back = e.back, count = e.count, old = e.count
+        FROM (SELECT x.ctid AS place, x.back + e.came AS back,
+                     CASE WHEN e.came = x.count - x.old THEN x.old ELSE x.count - e.came END AS count
+              FROM unnest(ids, came) AS e (id, came)
+              JOIN ONLY ratelimit.rl_holds x ON x.id = e.id AND x.name = $1 AND x.key = $2 AND NOT x.charge
+               AND x.expires_at >= since AND x.expires_at <= ratelimit._instant(now)) AS e
+        WHERE h.ctid = e.place
+        RETURNING (h.count, h.old, h.back) = (e.count, e.count, e.back) AS as_meant
+    ) SELECT count(*) FILTER (WHERE as_meant) INTO written FROM changed;
+    IF written < cardinality(ids) THEN PERFORM ratelimit._not_written('rl_holds'); END IF;
 END
 $$;
 
 -- When the next hold that gives tokens back expires.
 CREATE OR REPLACE FUNCTION ratelimit._next_expiry(name text, key text, now bigint) RETURNS timestamptz
-LANGUAGE plpgsql AS $$
+STABLE LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT x.expires_at FROM ONLY ratelimit.rl_holds x WHERE x.name = $1 AND x.key = $2 AND NOT x.charge
             AND x.count > x.old AND x.expires_at > ratelimit._instant($3) ORDER BY x.expires_at LIMIT 1);
 END
 $$;
 
--- Whether a write begins a key's state again, since the row's is of another kind. Then its holds are deleted: what they
--- have was not taken from the new state.
-CREATE OR REPLACE FUNCTION ratelimit._begins_anew(l ratelimit._limit, name text, key text, value double precision,
-    prior double precision, log timestamptz[]) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Whether a write begins a key's state again, since the row's is of another kind, or ignored. Then its holds are
+-- deleted: what they have was not taken from the new state.
+CREATE OR REPLACE FUNCTION ratelimit._begins_anew(l ratelimit._limit, name text, key text, now bigint,
+    value double precision, ts timestamptz, prior double precision, log timestamptz[], added double precision)
+RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    IF value IS NULL OR value = 'Infinity' OR ratelimit._fits(l.kind, prior, log) THEN RETURN false; END IF;
-    DELETE FROM ONLY ratelimit.rl_holds h WHERE h.name = $2 AND h.key = $3;
+    IF value IS NULL OR value = 'Infinity' OR ratelimit._fits(l.kind, prior, log) AND NOT (
+        ts > ratelimit._instant(now) AND ratelimit._ignores(l, ratelimit._state_of(l, name, key, now, value, ts, prior,
+                                                                                    log, added), now)) THEN
+        RETURN false;
+    END IF;
+    PERFORM ratelimit._drop_holds(name, key);
     RETURN true;
 END
 $$;
@@ -167,7 +228,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._sooner(d ratelimit._decision, l ratelimit._limit, name text, key text, now bigint,
     until timestamptz, count double precision, reserve boolean, at_least double precision, value double precision,
     ts timestamptz, prior double precision, log timestamptz[], added double precision) RETURNS ratelimit._decision
-LANGUAGE plpgsql AS $$
+STABLE LANGUAGE plpgsql AS $$
 DECLARE
     defined CONSTANT ratelimit._limit := ratelimit._defined(name, key);
     opens CONSTANT bigint := greatest(ratelimit._us(until), now);
@@ -179,8 +240,7 @@ DECLARE
     other ratelimit._limit;
 BEGIN
     IF NOT ratelimit._returns(l) OR d.forever OR passes <= opens
-        OR coalesce(least(ceil(at_least), count), count) > l.capacity + l.tolerance
-           + (CASE WHEN reserve THEN coalesce(l.max_reserved, 'Infinity') ELSE 0 END) THEN
+        OR ratelimit._never(l, name, key, now, count, reserve, at_least) THEN
         RETURN d;
     ELSIF NOT reserve AND opens = now AND l = defined
         AND ratelimit._filled(l, value, ts, prior, log, now) IS NOT NULL THEN
@@ -194,8 +254,7 @@ BEGIN
     LOOP
         at := ratelimit._us(h.expires_at);
         EXIT WHEN passes <= at;
-        other := ratelimit._limit_of(defined, h.config);
-        CONTINUE WHEN NOT ratelimit._returns(other);
+        other := ratelimit._limit_of_expiry(defined, h.config, l);
         back := ratelimit._refund(other, ratelimit._state_of(other, name, key, at, value, ts, prior, log, added), at,
                                   h.count, h.taken_at);
         CONTINUE WHEN NOT back.changed;
@@ -217,7 +276,7 @@ $$;
 -- Does that for a row of a token bucket that has tokens, in few expressions a hold.
 CREATE OR REPLACE FUNCTION ratelimit._sooner_filled(d ratelimit._decision, l ratelimit._limit, name text, key text,
     now bigint, count double precision, value double precision, ts timestamptz) RETURNS ratelimit._decision
-LANGUAGE plpgsql AS $$
+STABLE LANGUAGE plpgsql AS $$
 DECLARE
     came_at bigint := now; -- that of the state
     waited bigint := d.wait; -- from then on, without further holds
@@ -256,54 +315,60 @@ BEGIN
 END
 $$;
 
--- The answer to a call on a key's row, blocked or not, as if what has expired had come back.
+-- The answer to a call on a key's row, blocked or not, as if what has expired had come back. A block, and a denial that
+-- no expiry can change, read no holds.
 CREATE OR REPLACE FUNCTION ratelimit._seen(l ratelimit._limit, name text, key text, now bigint, until timestamptz,
     count double precision, reserve boolean, dry_run_passes boolean, at_least double precision, value double precision,
     ts timestamptz, prior double precision, log timestamptz[], added double precision, expires timestamptz)
-RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
+RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
+    blocked CONSTANT boolean := coalesce(ratelimit._us(until) > now, false);
+    due CONSTANT boolean := ratelimit._is_due(l, prior, log, expires, now);
     d ratelimit._decision;
 BEGIN
-    IF expires <= ratelimit._instant(now) THEN
+    IF NOT due OR blocked OR ratelimit._never(l, name, key, now, count, reserve, at_least) THEN
+        d := ratelimit._look(l, ratelimit._state_of(l, name, key, now, value, ts, prior, log, added), now, until, count,
+                             reserve, dry_run_passes, at_least);
+        IF expires IS NULL OR d.ok OR d.forever OR NOT blocked AND d.wait IS NULL
+            OR d.wait = ratelimit._us(until) - now OR dry_run_passes AND NOT l.enforce THEN
+            RETURN d;
+        END IF;
+    END IF;
+    IF due THEN
         SELECT x.value, x.ts, x.prior, x.log, x.added INTO value, ts, prior, log, added
-        FROM ratelimit._lapse(name, key, expires, now, value, ts, prior, log, added) x;
+        FROM ratelimit._lapse(l, name, key, expires, now, value, ts, prior, log, added) x;
+        d := ratelimit._look(l, ratelimit._state_of(l, name, key, now, value, ts, prior, log, added), now, until, count,
+                             reserve, dry_run_passes, at_least);
+        IF d.ok OR dry_run_passes AND NOT l.enforce THEN RETURN d; END IF;
     END IF;
-    d := ratelimit._look(l, ratelimit._state_of(l, name, key, now, value, ts, prior, log, added), now, until, count,
-                         reserve, dry_run_passes, at_least);
-    IF expires IS NOT NULL AND NOT d.ok AND NOT (dry_run_passes AND NOT l.enforce) THEN
-        d := ratelimit._sooner(d, l, name, key, now, until, count, reserve, at_least, value, ts, prior, log, added);
-    END IF;
-    RETURN d;
-END
-$$;
-
--- Whether a key's row is as it was read without a lock; a value of NULL: there was none. Otherwise what was read of the
--- holds after it is of another moment: a settlement, say, gives tokens to the row and takes the hold away.
-CREATE OR REPLACE FUNCTION ratelimit._is_still(name text, key text, value double precision, ts timestamptz,
-    expires timestamptz) RETURNS boolean LANGUAGE plpgsql AS $$
-DECLARE
-    now record;
-BEGIN
-    SELECT r.value, r.ts, r.expires INTO now FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2;
-    RETURN (now.value, now.ts, now.expires) IS NOT DISTINCT FROM ($3, $4, $5);
+    RETURN ratelimit._sooner(d, l, name, key, now, until, count, reserve, at_least, value, ts, prior, log, added);
 END
 $$;
 
 -- Tokens of a key's holds that would come back if all were settled as unused now.
 CREATE OR REPLACE FUNCTION ratelimit._held(l ratelimit._limit, name text, key text, now bigint,
     value double precision, ts timestamptz, prior double precision, log timestamptz[], added double precision)
-RETURNS double precision LANGUAGE plpgsql AS $$
+RETURNS double precision STABLE LANGUAGE plpgsql AS $$
 DECLARE
     since timestamptz := timestamptz '-infinity';
+    s ratelimit._state;
+    r record;
+    room double precision;
 BEGIN
     IF NOT ratelimit._returns(l) THEN RETURN 0; END IF;
+    s := ratelimit._state_of(l, name, key, now, value, ts, prior, log, added);
+    IF ratelimit._ignores(l, s, now) THEN RETURN 0; END IF;
+    r := ratelimit._refilled(l, s, now);
+    room := l.capacity - r.tokens;
     IF l.kind = 'fixed window' THEN
-        since := ratelimit._nearest((ratelimit._refilled(l, ratelimit._current(l, ratelimit._state_of(l, name, key, now,
-            value, ts, prior, log, added), now), now)).ts);
+        since := ratelimit._nearest(r.ts);
+        IF r.ts = s.ts THEN room := room + greatest(coalesce(s.added - greatest(s.value, 0), 0) - l.adds, 0); END IF;
     END IF;
-    RETURN coalesce((SELECT sum(ratelimit._returnable(h.name, h.count, h.old, h.back, h.taken_at, h.expires_at))
-        FROM ONLY ratelimit.rl_holds h
-        WHERE h.name = $2 AND h.key = $3 AND h.count > h.old AND h.expires_at > ratelimit._instant($4)
-        AND h.taken_at >= since), 0);
+    -- A charged hold counts for the day in which it can be settled.
+    RETURN least(coalesce((
+        SELECT sum(ratelimit._returnable(h.name, h.count, h.old, h.back, h.taken_at, h.expires_at))
+        FROM ONLY ratelimit.rl_holds h WHERE h.name = $2 AND h.key = $3 AND h.count > h.old AND h.taken_at >= since
+        AND (h.expires_at > ratelimit._instant($4)
+             OR h.charge AND h.expires_at >= ratelimit._instant($4 - 86400000000))), 0), greatest(room, 0));
 END
 $$;

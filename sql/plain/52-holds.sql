@@ -34,17 +34,22 @@ BEGIN
 END
 $$;
 
--- What a hold has of a limit; NULLs if that is nothing. Only the primary key fits this condition: the other index would
--- find all holds of the key, and is what a plan takes that was made while the table was empty.
+-- What a hold has of a limit; NULLs if that is nothing. In the order of the primary key, which stops at the first: the
+-- other index would find all holds of the key, and is what a plan takes that was made while the table was empty.
 CREATE OR REPLACE FUNCTION ratelimit._hold_of(id text, name text, key text) RETURNS ratelimit._hold
-LANGUAGE plpgsql AS $$
+STABLE LANGUAGE plpgsql AS $$
 DECLARE
     h ratelimit._hold;
 BEGIN
     IF id IS NOT NULL THEN
         SELECT x.id, x.name, x.key, x.count, x.old, x.back, x.taken_at, x.expires_at, x.charge, x.config INTO h
-        FROM ONLY ratelimit.rl_holds x WHERE x.id = $1 AND x.name || '' = $2 AND x.key || '' = $3;
-        IF FOUND THEN PERFORM ratelimit._returnable(h.name, h.count, h.old, h.back, h.taken_at, h.expires_at); END IF;
+        FROM ONLY ratelimit.rl_holds x WHERE x.id = $1 AND (x.name, x.key) >= ($2, $3)
+        ORDER BY x.id, x.name, x.key LIMIT 1;
+        IF (h.name, h.key) IS DISTINCT FROM ($2, $3) THEN
+            h := NULL;
+        ELSE
+            PERFORM ratelimit._returnable(h.name, h.count, h.old, h.back, h.taken_at, h.expires_at);
+        END IF;
     END IF;
     RETURN h;
 END
@@ -62,14 +67,19 @@ BEGIN
 END
 $$;
 
--- Decides a hold of more tokens than it has, or of no more.
-CREATE OR REPLACE FUNCTION ratelimit._decide_hold(l ratelimit._limit, s ratelimit._state, now bigint,
-    has_all boolean, more double precision, at_least double precision, reserve boolean)
-RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
+-- Decides a hold of more tokens than it has, or of no more: then the start of a reservation stays.
+CREATE OR REPLACE FUNCTION ratelimit._decide_hold(l ratelimit._limit, s ratelimit._state, now bigint, h ratelimit._hold,
+    more double precision, at_least double precision, reserve boolean) RETURNS ratelimit._decision STABLE
+LANGUAGE plpgsql AS $$
 DECLARE
     d ratelimit._decision;
+    start CONSTANT bigint := ratelimit._us(h.taken_at);
 BEGIN
-    IF has_all THEN RETURN ratelimit._untouched(l, s, now); END IF;
+    IF h.id IS NOT NULL AND more = 0 THEN
+        d := ratelimit._untouched(l, s, now);
+        IF start > ratelimit._present(l, s, now) THEN d.wait := start - now; END IF;
+        RETURN d;
+    END IF;
     IF at_least IS NOT NULL THEN RETURN ratelimit._decide_as_many(l, s, now, more, at_least, reserve); END IF;
     d := ratelimit._decide(l, s, now, more, reserve);
     d.taken := CASE WHEN d.ok THEN more ELSE 0 END;
@@ -77,37 +87,118 @@ BEGIN
 END
 $$;
 
--- The hold after a take of taken tokens, of those that it wanted in all, from a state whose time is ts.
-CREATE OR REPLACE FUNCTION ratelimit._grown(h ratelimit._hold, l ratelimit._limit, ts bigint, now bigint,
-    taken double precision, wanted double precision, given jsonb, expires bigint) RETURNS ratelimit._hold
-LANGUAGE plpgsql AS $$
+-- The hold after a take of taken tokens, of those that it wanted in all, which left a state; wait: until they are
+-- there, of a reservation.
+CREATE OR REPLACE FUNCTION ratelimit._grown(h ratelimit._hold, l ratelimit._limit, after ratelimit._state, now bigint,
+    taken double precision, wait bigint, wanted double precision, given jsonb, ttl bigint) RETURNS ratelimit._hold
+STABLE LANGUAGE plpgsql AS $$
 DECLARE
     had CONSTANT double precision := coalesce(h.count, 0);
+    -- The clock may be behind the state.
+    present CONSTANT bigint := greatest(now, after.ts);
+    start CONSTANT bigint := greatest(present, ratelimit._plus(now, coalesce(wait, 0)));
+    early double precision := 0;
+    since bigint := after.ts;
 BEGIN
+    IF start > present AND l.kind = 'fixed window' THEN
+        -- A reservation's tokens of windows before that of its start end with those.
+        since := (ratelimit._refilled(l, after, start)).ts;
+        early := -(ratelimit._refilled(l, after, start - 1)).tokens;
+        early := CASE WHEN early > 0 THEN taken - least(early, taken) ELSE 0 END;
+    END IF;
     IF h.count IS NULL THEN
         h.old := 0;
         h.config := given;
-    ELSIF taken > 0 AND l.kind = 'fixed window' AND ts > ratelimit._us(h.taken_at) THEN
+    ELSIF taken > 0 AND l.kind = 'fixed window' AND since > ratelimit._us(h.taken_at) THEN
         h.old := had; -- its window has ended
     END IF;
-    IF h.count IS NULL OR taken > 0 AND h.old = had THEN h.taken_at := ratelimit._nearest(greatest(now, ts)); END IF;
+    IF h.count IS NULL OR taken > 0 AND (h.old = had OR start > present) THEN
+        h.taken_at := ratelimit._nearest(start);
+    END IF;
+    h.old := h.old + early;
     -- A sum may miss it by its last bit.
     h.count := greatest(had + taken, CASE WHEN taken = greatest(wanted - had, 0) THEN wanted END);
     h.back := 0;
-    h.expires_at := greatest(h.expires_at, ratelimit._nearest(expires));
+    h.expires_at := greatest(h.expires_at, ratelimit._nearest(ratelimit._plus(now + coalesce(wait, 0), ttl)));
     RETURN h;
 END
 $$;
 
--- Writes a hold.
+-- Writes a hold, unless a trigger keeps or changes it.
 CREATE OR REPLACE FUNCTION ratelimit._write_hold(h ratelimit._hold) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    written record;
 BEGIN
     INSERT INTO ratelimit.rl_holds AS x (id, name, key, count, old, back, taken_at, expires_at, charge, config)
     VALUES (h.id, h.name, h.key, h.count, h.old, h.back, h.taken_at, h.expires_at, h.charge, h.config)
     ON CONFLICT ON CONSTRAINT rl_holds_pkey DO UPDATE SET count = excluded.count, old = excluded.old,
         back = excluded.back, taken_at = excluded.taken_at, expires_at = excluded.expires_at,
-        charge = excluded.charge, config = excluded.config;
-    IF NOT FOUND THEN PERFORM ratelimit._hold_not_written(); END IF;
+        charge = excluded.charge, config = excluded.config
+    RETURNING x.id = h.id AND x.name = h.name AND x.key = h.key, x.count, x.old, x.back, x.taken_at, x.expires_at,
+        x.charge INTO written;
+    IF NOT FOUND OR written IS DISTINCT FROM (true, h.count, h.old, h.back, h.taken_at, h.expires_at, h.charge) THEN
+        PERFORM ratelimit._not_written('rl_holds');
+    END IF;
+END
+$$;
+
+-- Decides a hold without a lock, on definition, block, row and holds of one moment; unknown: the number of holds that
+-- have expired since the row was written.
+CREATE OR REPLACE FUNCTION ratelimit._peek_hold(name text, key text, count double precision, at_least double precision,
+    reserve boolean, config jsonb, terms ratelimit._hold, OUT l ratelimit._limit, OUT d ratelimit._decision,
+    OUT h ratelimit._hold, OUT unknown int) STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    stored record;
+    now bigint;
+    blocked boolean;
+    due boolean;
+    s ratelimit._state;
+    more double precision;
+    fewest double precision;
+    p record;
+BEGIN
+    SELECT f.* INTO stored FROM ratelimit._look_up($1, $2) f;
+    l := ratelimit._usable('rl_hold', name, key, stored.defined, config, count);
+    PERFORM ratelimit._check_at_least(at_least, count);
+    IF l.kind <> 'unlimited' THEN PERFORM ratelimit._writable('rl_hold'); END IF;
+    now := ratelimit._now();
+    blocked := coalesce(ratelimit._us(stored.until) > now, false);
+    due := ratelimit._is_due(l, stored.prior, stored.log, stored.expires, now);
+    s := ratelimit._state_of(l, name, key, now, stored.value, stored.ts, stored.prior, stored.log, stored.added);
+    h := ratelimit._kept(ratelimit._hold_of(terms.id, name, key), l, s, now, stored.value, stored.prior, stored.log);
+    unknown := 0;
+    FOR try IN 1..2 LOOP
+        more := greatest(count - coalesce(h.count, 0), 0);
+        fewest := CASE WHEN at_least IS NOT NULL THEN greatest(at_least - coalesce(h.count, 0), 0) END;
+        IF blocked THEN
+            d := ratelimit._look(l, s, now, stored.until, more, reserve, true, fewest);
+            -- It has all that it asks for.
+            IF more = 0 AND h.id IS NOT NULL AND NOT d.forever THEN d.wait := ratelimit._us(stored.until) - now; END IF;
+            -- A block reads no other holds, unless one that expires lets the call pass sooner.
+            IF stored.expires IS NULL OR (d.forever OR d.wait = ratelimit._us(stored.until) - now)
+                AND NOT (due AND coalesce(NOT h.charge AND h.expires_at <= ratelimit._instant(now), false)) THEN
+                RETURN;
+            END IF;
+        ELSIF NOT due THEN
+            d := ratelimit._decide_hold(l, s, now, h, more, fewest, reserve);
+            IF d.ok OR NOT d.enforced OR stored.expires IS NULL THEN RETURN; END IF;
+        END IF;
+        IF due THEN
+            due := false;
+            SELECT * INTO p FROM ratelimit._lapse(l, name, key, stored.expires, now, stored.value, stored.ts,
+                                                  stored.prior, stored.log, stored.added) x;
+            stored.value := p.value; stored.ts := p.ts; stored.prior := p.prior; stored.log := p.log;
+            stored.added := p.added;
+            unknown := cardinality(p.ids);
+            h := ratelimit._lapsed(h, p.ids, p.came);
+            s := ratelimit._state_of(l, name, key, now, stored.value, stored.ts, stored.prior, stored.log,
+                                     stored.added);
+            CONTINUE;
+        END IF;
+        d := ratelimit._sooner(d, l, name, key, now, CASE WHEN blocked THEN stored.until END, more, reserve, fewest,
+                               stored.value, stored.ts, stored.prior, stored.log, stored.added);
+        RETURN;
+    END LOOP;
 END
 $$;
 
@@ -116,125 +207,106 @@ CREATE OR REPLACE FUNCTION ratelimit._hold(name text, key text, count double pre
     reserve boolean, config jsonb, terms ratelimit._hold, ttl bigint, OUT d ratelimit._decision, OUT h ratelimit._hold,
     OUT held double precision) LANGUAGE plpgsql AS $$
 DECLARE
-    stored record;
-    was record;
-    until timestamptz;
+    p record;
     l ratelimit._limit;
+    stored record;
     now bigint;
     s ratelimit._state;
     more double precision;
     fewest double precision;
-    lapsed text[];
-    came double precision[];
-    first boolean := true;
 BEGIN
+    PERFORM ratelimit._attend();
+    p := ratelimit._peek_hold(name, key, count, at_least, reserve, config, terms);
+    l := p.l; d := p.d; h := p.h;
+    IF d.ok AND l.kind = 'unlimited' THEN
+        h := NULL;
+        held := count;
+        RETURN;
+    END IF;
     FOR try IN 1..1000 LOOP
-        IF first THEN
-            SELECT f.*, ratelimit._now() AS now INTO stored FROM ratelimit._look_up($1, $2) f;
-            now := stored.now;
-            until := stored.until;
-            l := ratelimit._usable('rl_hold', name, key, stored.defined, config, count);
-            PERFORM ratelimit._check_at_least(at_least, count);
-            IF l.kind <> 'unlimited' THEN PERFORM ratelimit._writable('rl_hold'); END IF;
-        ELSE
-            SELECT r.ctid AS place, r.value, r.ts, r.prior, r.log, r.added, r.expires INTO stored
-            FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
-            now := ratelimit._now();
-        END IF;
-        was := stored;
-        h := ratelimit._kept(ratelimit._hold_of(terms.id, name, key), l, stored.value, stored.prior, stored.log);
-        lapsed := NULL;
-        IF stored.expires <= ratelimit._instant(now) AND l.kind <> 'unlimited' THEN
-            IF NOT first THEN
-                PERFORM ratelimit._expire(name, key);
-                CONTINUE;
-            END IF;
-            SELECT x.value, x.ts, x.prior, x.log, x.added, x.ids, x.came
-            INTO stored.value, stored.ts, stored.prior, stored.log, stored.added, lapsed, came
-            FROM ratelimit._lapse(name, key, stored.expires, now, stored.value, stored.ts, stored.prior, stored.log,
-                                  stored.added) x;
-            h := ratelimit._lapsed(h, lapsed, came);
-        END IF;
-        more := greatest(count - coalesce(h.count, 0), 0);
-        fewest := CASE WHEN at_least IS NOT NULL THEN greatest(at_least - coalesce(h.count, 0), 0) END;
-        IF first AND until IS NOT NULL THEN
-            d := ratelimit._seen(l, name, key, now, until, more, reserve, true, fewest, stored.value, stored.ts,
-                stored.prior, stored.log, stored.added,
-                CASE WHEN stored.expires IS NOT NULL THEN timestamptz 'infinity' END);
-            CONTINUE WHEN NOT ratelimit._is_still(name, key, was.value, was.ts, was.expires);
-            EXIT WHEN d.blocked;
-        END IF;
-        IF l.kind = 'unlimited' THEN
-            d := ratelimit._decide(l, NULL, now, count, false);
-            held := count;
-            RETURN;
+        -- A dry run extends a hold that it doesn't have more tokens for.
+        EXIT WHEN d.blocked OR NOT d.ok AND (d.enforced OR h.id IS NULL);
+        SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires INTO stored
+        FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
+        now := ratelimit._now();
+        IF NOT FOUND THEN
+            -- Like a row that was reset, it counts as no row.
+            INSERT INTO ratelimit.rateLimits (name, key, value, ts)
+            VALUES ($1, $2, 'Infinity', ratelimit._nearest(now)) ON CONFLICT DO NOTHING;
+            CONTINUE;
+        ELSIF ratelimit._is_due(l, stored.prior, stored.log, stored.expires, now) THEN
+            PERFORM ratelimit._expire(l, name, key);
+            CONTINUE;
         END IF;
         s := ratelimit._state_of(l, name, key, now, stored.value, stored.ts, stored.prior, stored.log, stored.added);
-        d := ratelimit._decide_hold(l, s, now, h.id IS NOT NULL AND more = 0, more, fewest, reserve);
-        -- A dry run extends a hold that it doesn't have more tokens for.
+        h := ratelimit._kept(ratelimit._hold_of(terms.id, name, key), l, s, now, stored.value, stored.prior,
+                             stored.log);
+        more := greatest(count - coalesce(h.count, 0), 0);
+        fewest := CASE WHEN at_least IS NOT NULL THEN greatest(at_least - coalesce(h.count, 0), 0) END;
+        d := ratelimit._decide_hold(l, s, now, h, more, fewest, reserve);
         IF NOT d.ok AND (d.enforced OR h.id IS NULL) THEN
             IF d.enforced AND stored.expires IS NOT NULL THEN
                 d := ratelimit._sooner(d, l, name, key, now, NULL, more, reserve, fewest, stored.value, stored.ts,
                                        stored.prior, stored.log, stored.added);
             END IF;
-            EXIT WHEN NOT first OR ratelimit._is_still(name, key, was.value, was.ts, was.expires);
             CONTINUE;
         END IF;
-        IF NOT first AND stored.place IS NOT NULL THEN
-            h := ratelimit._write_taken(name, key, h, l, s, d, now, count, terms, ttl, stored.value, stored.prior,
-                                        stored.log, stored.expires);
-            -- A dry run lets all pass, whatever the limit has.
-            held := CASE WHEN d.enforced THEN h.count ELSE greatest(count, h.count) END;
-            d := ratelimit._logged(name, d);
-            RETURN;
-        END IF;
-        first := false;
-        IF stored.place IS NULL THEN
-            -- Like a row that was reset, it counts as no row.
-            INSERT INTO ratelimit.rateLimits (name, key, value, ts)
-            VALUES ($1, $2, 'Infinity', ratelimit._nearest(now)) ON CONFLICT DO NOTHING;
-        END IF;
+        h := ratelimit._write_taken(name, key, h, l, s, d, now, count, terms, ttl, stored.value, stored.ts,
+                                    stored.prior, stored.log, stored.added, stored.expires);
+        -- A dry run lets all pass, whatever the limit has.
+        held := CASE WHEN d.enforced THEN h.count ELSE greatest(count, h.count) END;
+        d := ratelimit._logged(name, d);
+        RETURN;
     END LOOP;
     IF d.ok THEN PERFORM ratelimit._not_written(); END IF;
-    IF cardinality(lapsed) > 100 AND d.blocked IS NULL THEN PERFORM ratelimit._expire(name, key); END IF;
+    IF p.unknown > 100 AND d.blocked IS NULL THEN PERFORM ratelimit._expire(l, name, key); END IF;
     held := coalesce(h.count, 0);
     d := ratelimit._logged(name, d);
     IF d.ok THEN held := greatest(count, held); END IF; -- a dry run
 END
 $$;
 
--- A hold where a limit may still have what it holds: not one of slots, nor of a state of another kind.
-CREATE OR REPLACE FUNCTION ratelimit._kept(h ratelimit._hold, l ratelimit._limit, value double precision,
-    prior double precision, log timestamptz[]) RETURNS ratelimit._hold LANGUAGE plpgsql AS $$
+-- A hold where a limit may still have what it holds: not one of slots, nor of a state of another kind, nor of one that
+-- is ignored.
+CREATE OR REPLACE FUNCTION ratelimit._kept(h ratelimit._hold, l ratelimit._limit, s ratelimit._state, now bigint,
+    value double precision, prior double precision, log timestamptz[]) RETURNS ratelimit._hold STABLE
+LANGUAGE plpgsql AS $$
 BEGIN
     IF l.kind = 'unlimited' OR ratelimit._has_slots(h) OR value < 'Infinity'
-        AND NOT ratelimit._fits(l.kind, prior, log) THEN
+        AND (NOT ratelimit._fits(l.kind, prior, log) OR ratelimit._ignores(l, s, now)) THEN
         RETURN NULL;
     END IF;
     RETURN h;
 END
 $$;
 
--- Writes the hold of a take that passes, and the key's row, which is locked: with this value, prior, log and expires.
+-- Writes the hold of a take that passes, and the key's row, which is locked and has these columns.
 CREATE OR REPLACE FUNCTION ratelimit._write_taken(name text, key text, h ratelimit._hold, l ratelimit._limit,
     s ratelimit._state, d ratelimit._decision, now bigint, count double precision, terms ratelimit._hold, ttl bigint,
-    value double precision, prior double precision, log timestamptz[], expires timestamptz) RETURNS ratelimit._hold
-LANGUAGE plpgsql AS $$
+    value double precision, ts timestamptz, prior double precision, log timestamptz[], added double precision,
+    expires timestamptz) RETURNS ratelimit._hold LANGUAGE plpgsql AS $$
 DECLARE
-    anew CONSTANT boolean := ratelimit._begins_anew(l, name, key, value, prior, log);
+    anew CONSTANT boolean := ratelimit._begins_anew(l, name, key, now, value, ts, prior, log, added);
     first timestamptz := CASE WHEN NOT anew THEN expires END;
+    after ratelimit._state;
 BEGIN
-    h := ratelimit._grown(h, l, coalesce(d.ts, (ratelimit._current(l, s, now)).ts), now,
-        CASE WHEN d.ok THEN d.taken ELSE 0 END, count, terms.config,
-        ratelimit._plus(now + CASE WHEN d.ok AND d.wait > 0 THEN d.wait ELSE 0 END, ttl));
+    IF d.changed THEN
+        after.value := d.value; after.ts := d.ts; after.added := d.added;
+    ELSE
+        after := ratelimit._current(l, s, now);
+    END IF;
+    h := ratelimit._grown(h, l, after, now, CASE WHEN d.ok THEN d.taken ELSE 0 END, CASE WHEN d.ok THEN d.wait END,
+                          count, terms.config, ttl);
     h.id := coalesce(terms.id, gen_random_uuid()::text);
     h.name := name; h.key := key; h.charge := coalesce(h.charge, terms.charge);
     IF NOT h.charge AND h.count > h.old THEN first := least(first, h.expires_at); END IF;
     IF d.changed THEN
         UPDATE ONLY ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = NULL, log = NULL,
             added = d.added, expires = first WHERE r.name = $1 AND r.key = $2;
-    ELSIF first IS DISTINCT FROM expires THEN
+        IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
+    ELSIF NOT anew AND first IS DISTINCT FROM expires THEN
         UPDATE ONLY ratelimit.rateLimits r SET expires = first WHERE r.name = $1 AND r.key = $2;
+        IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
     END IF;
     PERFORM ratelimit._write_hold(h);
     RETURN h;
@@ -266,7 +338,10 @@ BEGIN
     PERFORM ratelimit._check(name, key, count, reserve, throws), ratelimit._check_terms(ttl, id, on_expiry);
     terms.id := id;
     terms.charge := on_expiry = 'charge';
-    terms.config := CASE WHEN config IS NOT NULL AND (ratelimit._defined(name, key)).kind IS NULL THEN config END;
+    IF config IS NOT NULL THEN
+        PERFORM ratelimit._attend();
+        terms.config := CASE WHEN (ratelimit._defined(name, key)).kind IS NULL THEN config END;
+    END IF;
     found_hold := ratelimit._hold(name, key, count, at_least, reserve, config, terms, ratelimit._micros(ttl));
     IF throws AND NOT (found_hold.d).ok THEN PERFORM ratelimit._denied(name, found_hold.d); END IF;
     r := ratelimit._answer(found_hold.d);
@@ -277,20 +352,20 @@ BEGIN
 END
 $$;
 
--- Locks a key's row, or inserts it first, and gives back what has expired.
-CREATE OR REPLACE FUNCTION ratelimit._locked(name text, key text, OUT value double precision,
+-- Locks a key's row, or inserts it first, and gives back what has expired, to a limit that has holds.
+CREATE OR REPLACE FUNCTION ratelimit._locked(l ratelimit._limit, name text, key text, OUT value double precision,
     OUT ts timestamptz, OUT prior double precision, OUT log timestamptz[], OUT added double precision,
     OUT expires timestamptz, OUT now bigint) LANGUAGE plpgsql AS $$
 BEGIN
     FOR try IN 1..100 LOOP
         SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires INTO value, ts, prior, log, added, expires
-        FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
+        FROM ONLY ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3 FOR UPDATE;
         now := ratelimit._now();
         IF NOT FOUND THEN
             INSERT INTO ratelimit.rateLimits (name, key, value, ts)
-            VALUES ($1, $2, 'Infinity', ratelimit._nearest(now)) ON CONFLICT DO NOTHING;
-        ELSIF expires <= ratelimit._instant(now) THEN
-            PERFORM ratelimit._expire(name, key);
+            VALUES ($2, $3, 'Infinity', ratelimit._nearest(now)) ON CONFLICT DO NOTHING;
+        ELSIF ratelimit._is_due(l, prior, log, expires, now) THEN
+            PERFORM ratelimit._expire(l, name, key);
         ELSE
             RETURN;
         END IF;
@@ -312,26 +387,41 @@ DECLARE
     s ratelimit._state;
     d ratelimit._decision;
 BEGIN
-    IF fits THEN locked := ratelimit._locked(name, key); END IF;
-    DELETE FROM ONLY ratelimit.rl_holds x WHERE x.id = $1 AND x.name || '' = $2 AND x.key || '' = $3
-    RETURNING x.id, x.name, x.key, x.count, x.old, x.back, x.taken_at, x.expires_at, x.charge, x.config INTO h;
-    IF NOT FOUND THEN RETURN NULL; END IF;
-    -- It may have waited for the hold.
-    IF fits AND ratelimit._now() - locked.now >= 1000 THEN locked := ratelimit._locked(name, key); END IF;
-    IF l.kind IS NULL THEN
-        d.ok := true;
-        RETURN d;
-    ELSIF NOT fits THEN
-        SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires, ratelimit._now() AS now INTO locked
-        FROM (SELECT) AS one LEFT JOIN ONLY ratelimit.rateLimits r ON r.name = $2 AND r.key = $3;
-        IF locked.expires <= ratelimit._instant(locked.now) THEN
-            SELECT x.value, x.ts, x.prior, x.log, x.added, locked.expires AS expires, locked.now AS now INTO locked
-            FROM ratelimit._lapse(name, key, locked.expires, locked.now, locked.value, locked.ts, locked.prior,
-                                  locked.log, locked.added) x;
-        END IF;
+    IF fits THEN
+        locked := ratelimit._locked(l, name, key);
+    ELSE
+        PERFORM FROM ONLY ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3 FOR UPDATE;
     END IF;
+    FOR try IN 1..100 LOOP
+        DELETE FROM ONLY ratelimit.rl_holds x WHERE (x.name, x.key) = ($2, $3) AND x.ctid = (
+            SELECT y.ctid FROM ONLY ratelimit.rl_holds y WHERE y.id = $1 AND (y.name, y.key) >= ($2, $3)
+            ORDER BY y.id, y.name, y.key LIMIT 1)
+        RETURNING x.id, x.name, x.key, x.count, x.old, x.back, x.taken_at, x.expires_at, x.charge, x.config INTO h;
+        EXIT WHEN FOUND;
+        -- Unless it has changed since: it may have no row to lock.
+        IF (ratelimit._hold_of($1, $2, $3)).id IS NULL THEN RETURN NULL; END IF;
+        IF try = 100 THEN PERFORM ratelimit._not_written('rl_holds'); END IF;
+    END LOOP;
+    IF NOT fits THEN
+        IF NOT h.charge AND h.count > h.old AND h.expires_at <= ratelimit._instant(ratelimit._now()) THEN
+            -- It has come back, and waits for a limit that has holds again; its new id is known to no caller.
+            h.id := gen_random_uuid()::text;
+            PERFORM ratelimit._write_hold(h);
+        END IF;
+        IF l.kind IS NULL THEN
+            d.ok := true;
+            RETURN d;
+        END IF;
+        SELECT r.value, r.ts, r.prior, r.log, r.added, ratelimit._now() AS now INTO locked
+        FROM (SELECT) AS one LEFT JOIN ONLY ratelimit.rateLimits r ON r.name = $2 AND r.key = $3;
+        RETURN ratelimit._untouched(l, ratelimit._state_of(l, name, key, locked.now, locked.value, locked.ts,
+                                    locked.prior, locked.log, locked.added), locked.now);
+    END IF;
+    -- It may have waited for the hold.
+    IF ratelimit._now() - locked.now >= 1000 THEN locked := ratelimit._locked(l, name, key); END IF;
     s := ratelimit._state_of(l, name, key, locked.now, locked.value, locked.ts, locked.prior, locked.log, locked.added);
-    IF NOT fits THEN RETURN ratelimit._untouched(l, s, locked.now); END IF;
+    -- As after a reset.
+    IF ratelimit._ignores(l, s, locked.now) THEN RETURN NULL; END IF;
     used := coalesce(used, h.count + h.back);
     IF l.kind = 'concurrency' THEN
         d := ratelimit._free(l, s, locked.now, h.taken_at);
@@ -383,7 +473,7 @@ DECLARE
     r ratelimit.rl_result;
 BEGIN
     PERFORM ratelimit._check_used(used);
-    PERFORM ratelimit._writable('rl_settle');
+    IF hold IS NOT NULL THEN PERFORM ratelimit._writable('rl_settle'), ratelimit._attend(); END IF;
     SELECT array_agg(x.name), array_agg(x.key) INTO names, keys FROM ONLY ratelimit.rl_holds x WHERE x.id = $1;
     IF cardinality(names) > 1 THEN
         PERFORM ratelimit._raise('22023', format('the hold is of %s limits', cardinality(names)), NULL,

@@ -5,11 +5,14 @@ LANGUAGE plpgsql AS $$
 DECLARE
     plan text;
     is_same boolean;
+    written boolean;
 BEGIN
     PERFORM ratelimit._writable('rl_define'), ratelimit._check(name, '');
     IF config IS NULL THEN PERFORM ratelimit._null('config'); END IF;
     PERFORM ratelimit._check(name, key);
     plan := ratelimit._plan_name(config, key);
+    -- As the INSERT locks, before FOR SHARE does: REINDEX waits between the two.
+    IF plan IS NOT NULL THEN LOCK TABLE ONLY ratelimit.rl_config IN ROW EXCLUSIVE MODE; END IF;
     is_same := EXISTS (SELECT FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $3 AND c.config = $2);
     IF plan IS NULL THEN
         PERFORM ratelimit._parse(config);
@@ -22,8 +25,13 @@ BEGIN
     IF plan IS NOT NULL AND NOT FOUND THEN PERFORM ratelimit._undefined_plan(name, plan); END IF;
     IF is_same THEN RETURN false; END IF;
     INSERT INTO ratelimit.rl_config AS c (name, config, key) VALUES ($1, $2, $3)
-    ON CONFLICT ON CONSTRAINT rl_config_pkey DO UPDATE SET config = excluded.config WHERE c.config <> excluded.config;
-    RETURN FOUND;
+    ON CONFLICT ON CONSTRAINT rl_config_pkey DO UPDATE SET config = excluded.config WHERE c.config <> excluded.config
+    RETURNING true INTO written;
+    IF NOT FOUND AND NOT EXISTS (SELECT FROM ONLY ratelimit.rl_config c
+                                 WHERE c.name = $1 AND c.key = $3 AND c.config = $2) THEN
+        PERFORM ratelimit._not_written('rl_config');
+    END IF;
+    RETURN coalesce(written, false);
 END
 $$;
 
@@ -31,8 +39,11 @@ CREATE OR REPLACE FUNCTION ratelimit.rl_undefine(name text, key text DEFAULT '')
 LANGUAGE plpgsql AS $$
 DECLARE
     keys bigint;
+    was boolean;
 BEGIN
     PERFORM ratelimit._writable('rl_undefine'), ratelimit._check(name, key);
+    -- As a DELETE locks.
+    LOCK TABLE ONLY ratelimit.rl_config IN ROW EXCLUSIVE MODE;
     IF key = '' THEN
         PERFORM FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = '' FOR UPDATE;
         SELECT count(*) INTO keys FROM ONLY ratelimit.rl_config c
@@ -44,7 +55,12 @@ BEGIN
                 || ratelimit._literal(jsonb_build_object('plan', name)::text) || ';');
         END IF;
     END IF;
-    DELETE FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2;
+    PERFORM FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2 FOR UPDATE;
+    was := FOUND;
+    -- Also one that was deleted and made again meanwhile. No plan is made where a rule forbids RETURNING, so none stays
+    -- after the rule.
+    DELETE FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2 RETURNING 1 INTO keys;
+    IF was AND NOT FOUND THEN PERFORM ratelimit._not_written('rl_config'); END IF;
     RETURN FOUND;
 END
 $$;
@@ -72,8 +88,12 @@ BEGIN
     ELSIF until <= at THEN
         PERFORM ratelimit._bad('until', 'in the past', 'a future time, or infinity');
     END IF;
-    INSERT INTO ratelimit.rl_blocks (name, key, until, reason) VALUES ($1, $2, ends, $5)
-    ON CONFLICT ON CONSTRAINT rl_blocks_pkey DO UPDATE SET until = excluded.until, reason = excluded.reason;
+    -- In the order of all calls: its definition is looked up below.
+    LOCK TABLE ONLY ratelimit.rl_config IN ACCESS SHARE MODE;
+    INSERT INTO ratelimit.rl_blocks AS b (name, key, until, reason) VALUES ($1, $2, ends, $5)
+    ON CONFLICT ON CONSTRAINT rl_blocks_pkey DO UPDATE SET until = excluded.until, reason = excluded.reason
+    RETURNING b.until INTO ends;
+    IF NOT FOUND THEN PERFORM ratelimit._not_written('rl_blocks'); END IF;
     l := ratelimit._defined(name, key);
     IF l.kind IS NULL THEN
         -- Every call of a key whose plan is not defined fails.
@@ -92,10 +112,17 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit.rl_unblock(name text, key text DEFAULT '') RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    was bigint;
+    was boolean;
+    ended bigint;
 BEGIN
     PERFORM ratelimit._writable('rl_unblock'), ratelimit._check(name, key);
-    DELETE FROM ONLY ratelimit.rl_blocks b WHERE b.name = $1 AND b.key = $2 RETURNING ratelimit._us(b.until) INTO was;
-    RETURN coalesce(was > ratelimit._now(), false);
+    -- As a DELETE locks, before it reads any: REINDEX waits for none that reads.
+    LOCK TABLE ONLY ratelimit.rl_blocks IN ROW EXCLUSIVE MODE;
+    PERFORM FROM ONLY ratelimit.rl_blocks b WHERE b.name = $1 AND b.key = $2 FOR UPDATE;
+    was := FOUND;
+    -- Also one that was deleted and made again meanwhile.
+    DELETE FROM ONLY ratelimit.rl_blocks b WHERE b.name = $1 AND b.key = $2 RETURNING ratelimit._us(b.until) INTO ended;
+    IF was AND NOT FOUND THEN PERFORM ratelimit._not_written('rl_blocks'); END IF;
+    RETURN coalesce(ended > ratelimit._now(), false);
 END
 $$;

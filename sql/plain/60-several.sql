@@ -199,7 +199,7 @@ $$;
 
 -- Decides a group at an instant, ignoring blocks.
 CREATE OR REPLACE FUNCTION ratelimit._decide_takes(g ratelimit._group, now bigint) RETURNS ratelimit._group
-LANGUAGE plpgsql AS $$
+STABLE LANGUAGE plpgsql AS $$
 DECLARE
     d ratelimit._decision;
     r record;
@@ -223,6 +223,11 @@ BEGIN
         IF (ratelimit._run(g.l, ratelimit._state_of(g.l, g.name, g.key, now), now, g.counts, g.reserves)).passes THEN
             SELECT CASE WHEN bool_and(x.wait IS NOT NULL) THEN max(x.wait) END INTO wait
             FROM unnest(g.decisions) x WHERE NOT x.ok;
+            -- The first take of a window would meet a change of its rate, which a denial doesn't.
+            IF (g.l).kind = 'fixed window' AND wait > 0
+                AND (ratelimit._run(g.l, g.s, ratelimit._plus(now, wait - 1), g.counts, g.reserves)).passes THEN
+                wait := 0;
+            END IF;
             IF wait IS NOT NULL THEN wait := ratelimit._first_pass(g, now, wait); END IF;
         END IF;
         FOR i IN 1..cardinality(g.decisions) LOOP
@@ -235,17 +240,30 @@ BEGIN
 END
 $$;
 
--- Decides a group at an instant.
+-- Decides a group at an instant. A block, and a denial that no expiry can change, read no holds.
 CREATE OR REPLACE FUNCTION ratelimit._decide_group(g ratelimit._group, now bigint) RETURNS ratelimit._group
-LANGUAGE plpgsql AS $$
+STABLE LANGUAGE plpgsql AS $$
 DECLARE
     ends CONSTANT bigint := ratelimit._us(g.until);
+    due boolean := g.ids IS NULL AND ratelimit._is_due(g.l, g.prior, g.log, g.expires, now);
     d ratelimit._decision;
 BEGIN
-    IF g.expires <= ratelimit._instant(now) AND g.ids IS NULL AND (g.l).kind <> 'unlimited' THEN
+    IF due AND ends > now THEN
+        IF g.until < 'infinity' THEN
+            g.s := ratelimit._state_of(g.l, g.name, g.key, now, g.value, g.ts, g.prior, g.log, g.added);
+            FOREACH d IN ARRAY (ratelimit._decide_takes(g, ends)).decisions LOOP
+                due := due AND (g.l).enforce AND NOT d.ok;
+            END LOOP;
+        ELSE
+            due := false;
+        END IF;
+    ELSIF due AND g.ttl IS NULL AND cardinality(g.counts) = 1 THEN
+        due := NOT ratelimit._never(g.l, g.name, g.key, now, g.counts[1], g.reserves[1], NULL);
+    END IF;
+    IF due THEN
         SELECT x.value, x.ts, x.prior, x.log, x.added, x.ids, x.came
         INTO g.value, g.ts, g.prior, g.log, g.added, g.ids, g.came
-        FROM ratelimit._lapse(g.name, g.key, g.expires, now, g.value, g.ts, g.prior, g.log, g.added) x;
+        FROM ratelimit._lapse(g.l, g.name, g.key, g.expires, now, g.value, g.ts, g.prior, g.log, g.added) x;
         g.h := ratelimit._lapsed(g.h, g.ids, g.came);
     END IF;
     g.s := ratelimit._state_of(g.l, g.name, g.key, now, g.value, g.ts, g.prior, g.log, g.added);
@@ -283,7 +301,6 @@ LANGUAGE plpgsql AS $$
 DECLARE
     g ratelimit._group;
     now bigint;
-    since timestamptz;
     passes boolean := true;
 BEGIN
     FOR i IN 1..cardinality(groups) LOOP
@@ -315,10 +332,15 @@ BEGIN
     FOR i IN 1..cardinality(groups) LOOP
         g := groups[i];
         CONTINUE WHEN g.place IS NULL;
-        since := g.expires;
-        IF g.ids IS NOT NULL THEN g.expires := ratelimit._next_expiry(g.name, g.key, now); END IF;
+        IF g.ids IS NOT NULL THEN
+            PERFORM ratelimit._write_lapsed(g.name, g.key, g.expires, now, g.ids, g.came);
+            g.expires := ratelimit._next_expiry(g.name, g.key, now);
+        END IF;
         IF g.changed THEN
-            IF ratelimit._begins_anew(g.l, g.name, g.key, g.value, g.prior, g.log) THEN g.expires := NULL; END IF;
+            IF ratelimit._begins_anew(g.l, g.name, g.key, now, g.value, g.ts, g.prior, g.log, g.added)
+                AND (g.after).ts IS NOT NULL THEN
+                g.expires := NULL;
+            END IF;
             IF g.ttl IS NOT NULL THEN g := ratelimit._write_held(g, now); END IF;
         END IF;
         IF g.changed AND (g.after).ts IS NOT NULL THEN
@@ -330,9 +352,6 @@ BEGIN
         UPDATE ONLY ratelimit.rateLimits r SET value = g.value, ts = g.ts, prior = g.prior, log = g.log,
             added = g.added, expires = g.expires WHERE r.name = g.name AND r.key = g.key;
         IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
-        IF g.ids IS NOT NULL THEN
-            PERFORM ratelimit._write_lapsed(g.name, g.key, since, now, g.ids, g.came);
-        END IF;
     END LOOP;
     RETURN groups;
 END
@@ -408,29 +427,14 @@ DECLARE
     g ratelimit._group;
 BEGIN
     FOREACH g IN ARRAY groups LOOP
-        IF cardinality(g.ids) > 100 THEN PERFORM ratelimit._expire(g.name, g.key); END IF;
+        IF cardinality(g.ids) > 100 THEN PERFORM ratelimit._expire(g.l, g.name, g.key); END IF;
     END LOOP;
-END
-$$;
-
--- Whether the rows of groups that have holds are as they were read.
-CREATE OR REPLACE FUNCTION ratelimit._are_still(seen ratelimit._group[]) RETURNS boolean LANGUAGE plpgsql AS $$
-DECLARE
-    g ratelimit._group;
-BEGIN
-    FOREACH g IN ARRAY seen LOOP
-        IF (g.expires IS NOT NULL OR g.ttl IS NOT NULL)
-            AND NOT ratelimit._is_still(g.name, g.key, g.value, g.ts, g.expires) THEN
-            RETURN false;
-        END IF;
-    END LOOP;
-    RETURN true;
 END
 $$;
 
 -- Lets the denials of groups wait no longer than until holds that expire give back what they need.
 CREATE OR REPLACE FUNCTION ratelimit._denials(groups ratelimit._group[]) RETURNS ratelimit._group[]
-LANGUAGE plpgsql AS $$
+STABLE LANGUAGE plpgsql AS $$
 DECLARE
     g ratelimit._group;
     d ratelimit._decision;
@@ -454,7 +458,7 @@ $$;
 
 -- Does that for several takes of one limit: they wait until all of them pass.
 CREATE OR REPLACE FUNCTION ratelimit._sooner_together(g ratelimit._group) RETURNS ratelimit._group
-LANGUAGE plpgsql AS $$
+STABLE LANGUAGE plpgsql AS $$
 DECLARE
     now CONSTANT bigint := (g.decisions[1]).at;
     opens CONSTANT bigint := greatest(ratelimit._us(g.until), now);
@@ -474,7 +478,7 @@ BEGIN
     LOOP
         instant := ratelimit._us(h.expires_at);
         EXIT WHEN passes <= instant OR passes <= opens;
-        l := ratelimit._limit_of(ratelimit._defined(g.name, g.key), h.config);
+        l := ratelimit._limit_of_expiry(ratelimit._defined(g.name, g.key), h.config, g.l);
         d := ratelimit._refund(l, ratelimit._state_of(l, g.name, g.key, instant, later.value, later.ts, later.prior,
                                later.log, later.added), instant, h.count, h.taken_at);
         CONTINUE WHEN NOT d.changed;
@@ -496,55 +500,58 @@ BEGIN
 END
 $$;
 
+-- Decides groups without locks, on rows and holds of one moment; asked and ttl are a hold's. passes: none denies.
+CREATE OR REPLACE FUNCTION ratelimit._peek_groups(requested ratelimit._group[], asked ratelimit._hold, ttl bigint,
+    OUT groups ratelimit._group[], OUT passes boolean, OUT changed boolean) STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    now bigint;
+    g ratelimit._group;
+BEGIN
+    groups := requested;
+    FOR i IN 1..cardinality(groups) LOOP
+        g := groups[i];
+        SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires
+        INTO g.value, g.ts, g.prior, g.log, g.added, g.expires
+        FROM ONLY ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key;
+        IF ttl IS NOT NULL THEN g := ratelimit._held_group(g, asked, ttl); END IF;
+        groups[i] := g;
+    END LOOP;
+    now := ratelimit._now();
+    passes := true;
+    changed := false;
+    FOR i IN 1..cardinality(groups) LOOP
+        g := ratelimit._decide_group(groups[i], now);
+        passes := passes AND g.allows;
+        changed := changed OR g.changed;
+        groups[i] := g;
+    END LOOP;
+    IF NOT passes OR NOT changed THEN groups := ratelimit._denials(groups); END IF;
+END
+$$;
+
 -- Limits, checks or holds: asked and ttl are a hold's.
 CREATE OR REPLACE FUNCTION ratelimit._several(function text, requests jsonb, throws boolean,
     asked ratelimit._hold DEFAULT NULL, ttl bigint DEFAULT NULL, OUT outcomes ratelimit._outcome[],
     OUT groups ratelimit._group[]) LANGUAGE plpgsql AS $$
 DECLARE
-    now bigint;
-    ok boolean := true;
-    changed boolean := false;
-    requested ratelimit._group[];
+    peeked record;
     rowless boolean := true;
     refused boolean := false;
     again boolean;
-    seen ratelimit._group[];
     g ratelimit._group;
 BEGIN
     IF requests IS NULL THEN PERFORM ratelimit._null('requests'); END IF;
     IF throws IS NULL THEN PERFORM ratelimit._null('throws'); END IF;
+    PERFORM ratelimit._attend();
     groups := ratelimit._groups(function, requests);
     FOREACH g IN ARRAY groups LOOP rowless := rowless AND (g.l).kind = 'unlimited'; END LOOP;
     IF function <> 'rl_check_all' AND NOT rowless THEN PERFORM ratelimit._writable(function); END IF;
-    requested := groups;
-    LOOP
-        groups := requested;
-        FOR i IN 1..cardinality(groups) LOOP
-            g := groups[i];
-            SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires
-            INTO g.value, g.ts, g.prior, g.log, g.added, g.expires
-            FROM ONLY ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key;
-            IF ttl IS NOT NULL THEN g := ratelimit._held_group(g, asked, ttl); END IF;
-            groups[i] := g;
-        END LOOP;
-        seen := groups;
-        now := ratelimit._now();
-        ok := true;
-        changed := false;
-        FOR i IN 1..cardinality(groups) LOOP
-            g := ratelimit._decide_group(groups[i], now);
-            ok := ok AND g.allows;
-            changed := changed OR g.changed;
-            groups[i] := g;
-        END LOOP;
-        EXIT WHEN function <> 'rl_check_all' AND ok AND changed;
-        IF NOT ok OR NOT changed THEN groups := ratelimit._denials(groups); END IF;
-        EXIT WHEN ratelimit._are_still(seen);
-    END LOOP;
-    IF function = 'rl_check_all' OR NOT ok OR NOT changed THEN
+    peeked := ratelimit._peek_groups(groups, asked, ttl);
+    groups := peeked.groups;
+    IF function = 'rl_check_all' OR NOT peeked.passes OR NOT peeked.changed THEN
         IF function <> 'rl_check_all' AND NOT rowless THEN PERFORM ratelimit._write_found(groups); END IF;
         IF function <> 'rl_check_all' THEN PERFORM ratelimit._log_denials(groups); END IF;
-        outcomes := ratelimit._outcomes(groups, ok, false, throws);
+        outcomes := ratelimit._outcomes(groups, peeked.passes, false, throws);
         RETURN;
     END IF;
     FOR try IN 1..100 LOOP

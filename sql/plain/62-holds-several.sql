@@ -45,7 +45,7 @@ $$;
 
 -- A hold with the slots that are still its own.
 CREATE OR REPLACE FUNCTION ratelimit._live_slots(h ratelimit._hold, s ratelimit._state, now bigint)
-RETURNS ratelimit._hold LANGUAGE plpgsql AS $$
+RETURNS ratelimit._hold STABLE LANGUAGE plpgsql AS $$
 DECLARE
     live CONSTANT timestamptz[] := ratelimit._live(s.log, now);
 BEGIN
@@ -56,7 +56,7 @@ $$;
 
 -- A group's request as that of a hold.
 CREATE OR REPLACE FUNCTION ratelimit._held_group(g ratelimit._group, asked ratelimit._hold, ttl bigint)
-RETURNS ratelimit._group LANGUAGE plpgsql AS $$
+RETURNS ratelimit._group STABLE LANGUAGE plpgsql AS $$
 BEGIN
     g.ttl := ttl;
     asked.name := g.name;
@@ -88,23 +88,31 @@ $$;
 
 -- Decides a hold's request at an instant: what it lacks.
 CREATE OR REPLACE FUNCTION ratelimit._decide_held(g ratelimit._group, now bigint) RETURNS ratelimit._group
-LANGUAGE plpgsql AS $$
+STABLE LANGUAGE plpgsql AS $$
 DECLARE
+    asked ratelimit._hold := g.asked;
     d ratelimit._decision;
 BEGIN
-    -- What it has of a state of another kind is gone.
-    IF g.value < 'Infinity' AND NOT ratelimit._fits((g.l).kind, g.prior, g.log) AND (g.l).kind <> 'unlimited'
-        OR (g.l).kind = 'unlimited' OR ((g.l).kind = 'concurrency') <> ratelimit._has_slots(g.h) THEN
+    -- What it has of a state of another kind, or of one that is ignored, is gone.
+    IF g.value < 'Infinity' AND (g.l).kind <> 'unlimited' AND (NOT ratelimit._fits((g.l).kind, g.prior, g.log)
+            OR ratelimit._ignores(g.l, g.s, now))
+        OR (g.l).kind = 'unlimited' THEN
         g.h := NULL;
     END IF;
+    -- One of tokens means nothing to slots, nor one of slots to tokens, but a denial shows its end.
+    asked.expires_at := NULL;
+    IF ((g.l).kind = 'concurrency') <> ratelimit._has_slots(g.h) THEN
+        asked.expires_at := (g.h).expires_at;
+        g.h := NULL;
+    END IF;
+    g.asked := asked;
     IF (g.l).kind = 'concurrency' THEN
         d := ratelimit._hold_slots(g.l, g.s, now, (g.asked).count, coalesce((g.h).taken_at, (g.asked).taken_at),
                                    ratelimit._nearest(ratelimit._plus(now, g.ttl)));
         IF (g.h).id IS NOT NULL THEN g.h := ratelimit._live_slots(g.h, g.s, now); END IF;
     ELSE
         g.counts[1] := greatest((g.asked).count - coalesce((g.h).count, 0), 0);
-        d := ratelimit._decide_hold(g.l, g.s, now, (g.h).id IS NOT NULL AND g.counts[1] = 0, g.counts[1], NULL,
-                                    g.reserves[1]);
+        d := ratelimit._decide_hold(g.l, g.s, now, g.h, g.counts[1], NULL, g.reserves[1]);
     END IF;
     g.decisions := ARRAY[d];
     g.changed := (g.l).kind <> 'unlimited' AND (d.ok OR NOT d.enforced AND (g.h).id IS NOT NULL);
@@ -119,6 +127,8 @@ LANGUAGE plpgsql AS $$
 DECLARE
     d CONSTANT ratelimit._decision := g.decisions[1];
     h ratelimit._hold := g.h;
+    after ratelimit._state;
+    live CONSTANT double precision := CASE WHEN (g.l).kind = 'concurrency' AND d.taken <= 0 THEN h.count END;
 BEGIN
     IF (g.l).kind = 'concurrency' AND d.taken > 0 THEN
         h := g.asked;
@@ -126,17 +136,17 @@ BEGIN
         h.count := d.taken; h.old := d.taken; h.back := 0; h.charge := true;
         h.expires_at := greatest((g.h).expires_at, ratelimit._nearest(ratelimit._plus(now, g.ttl)));
     ELSE
-        -- A dry run extends a hold that it doesn't have more tokens for.
-        h := ratelimit._grown(h, g.l,
-            CASE (g.l).kind WHEN 'concurrency' THEN now
-                            ELSE coalesce((g.after).ts, (ratelimit._current(g.l, g.s, now)).ts) END, now,
-            CASE WHEN d.ok THEN d.taken ELSE 0 END, (g.asked).count, (g.asked).config,
-            ratelimit._plus(now + CASE WHEN d.ok AND d.wait > 0 THEN d.wait ELSE 0 END, g.ttl));
+        -- A dry run extends a hold that it doesn't have more tokens for; and slots that have expired stay in it.
+        IF live IS NOT NULL THEN h.count := greatest(h.count, h.old); END IF;
+        after := CASE WHEN (g.l).kind <> 'concurrency' THEN coalesce(g.after, ratelimit._current(g.l, g.s, now)) END;
+        h := ratelimit._grown(h, g.l, after, now, CASE WHEN d.ok THEN d.taken ELSE 0 END,
+                              CASE WHEN d.ok THEN d.wait END, (g.asked).count, (g.asked).config, g.ttl);
         h.id := (g.asked).id; h.name := g.name; h.key := g.key;
         h.charge := coalesce((g.h).charge, (g.asked).charge);
         IF NOT h.charge AND h.count > h.old THEN g.expires := least(g.expires, h.expires_at); END IF;
     END IF;
     PERFORM ratelimit._write_hold(h);
+    h.count := coalesce(live, h.count);
     g.h := h;
     RETURN g;
 END
@@ -165,7 +175,8 @@ BEGIN
         -- Where a dry run admits what the limit has not, and for an exempt key: as if it held them.
         held := CASE WHEN ok AND NOT (g.changed AND (g.decisions[1]).ok) THEN greatest((g.asked).count, (g.h).count)
                      ELSE coalesce((g.h).count, 0) END;
-        expires_at := CASE WHEN NOT ok OR g.changed THEN ratelimit._shown(ratelimit._us((g.h).expires_at)) END;
+        expires_at := CASE WHEN NOT ok OR g.changed
+                           THEN ratelimit._shown(ratelimit._us(coalesce((g.h).expires_at, (g.asked).expires_at))) END;
         RETURN NEXT;
     END LOOP;
 END
@@ -210,7 +221,7 @@ BEGIN
                     to_json(ratelimit._short(field))), allowed);
             END IF;
             IF abs(given::numeric) > 1.7976931348623158e308 THEN
-                PERFORM ratelimit._bad('used', 'too large for ' || to_json(ratelimit._short(field)), allowed);
+                PERFORM ratelimit._bad('used', 'too large', allowed);
             END IF;
             PERFORM ratelimit._check_used(ratelimit._float(given::numeric));
         END LOOP;
@@ -222,7 +233,7 @@ BEGIN
     ELSIF used IS NOT NULL THEN
         PERFORM ratelimit._bad('used', replace(ratelimit._type_of(used), 'empty ', ''), allowed);
     END IF;
-    PERFORM ratelimit._writable('rl_settle_all');
+    IF hold IS NOT NULL THEN PERFORM ratelimit._writable('rl_settle_all'), ratelimit._attend(); END IF;
     SELECT array_agg(x.name ORDER BY x.name, x.key), array_agg(x.key ORDER BY x.name, x.key) INTO names, keys
     FROM ONLY ratelimit.rl_holds x WHERE x.id = $1;
     IF names IS NULL AND hold IS NOT NULL THEN PERFORM ratelimit._no_hold(); END IF;

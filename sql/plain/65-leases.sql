@@ -69,6 +69,7 @@ BEGIN
         IS NOT TRUE THEN
         PERFORM ratelimit._bad('lease', 'malformed', 'a lease that rl_acquire() returned');
     END IF;
+    PERFORM ratelimit._attend();
     l := ratelimit._resolve(function, lease_name, lease_key, ratelimit._defined(lease_name, lease_key), config);
     IF l.kind = 'unlimited' THEN RETURN CASE function WHEN 'rl_extend' THEN timestamptz 'infinity' END; END IF;
     IF l.kind <> 'concurrency' THEN PERFORM ratelimit._wrong_kind(function, l.kind); END IF;

@@ -160,6 +160,7 @@ DECLARE
     l ratelimit._limit;
     s ratelimit._state;
 BEGIN
+    PERFORM ratelimit._attend();
     stored := ratelimit._read('rl_value', name, key, config, 0);
     l := stored.l;
     IF stored.has_state THEN s := ratelimit._reported(l, stored.s, stored.now); END IF;

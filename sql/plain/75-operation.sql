@@ -3,33 +3,43 @@
 CREATE OR REPLACE FUNCTION ratelimit._standing(of_name text, of_key text)
 RETURNS TABLE (name text, key text, kind text, remaining double precision, capacity double precision,
     retry_at timestamptz, as_of timestamptz, shards integer, limited boolean, limited_by text, block_reason text,
-    held double precision) LANGUAGE plpgsql AS $$
+    held double precision) STABLE LANGUAGE plpgsql AS $$
 DECLARE
     seen record;
-    was record;
     l ratelimit._limit;
     s ratelimit._state;
     d ratelimit._decision;
     now bigint := ratelimit._now();
     retry bigint;
+    parsed text;
 BEGIN
     PERFORM ratelimit._check(coalesce(of_name, 'any'), coalesce(of_key, ''));
     FOR seen IN
-        SELECT coalesce(r.name, b.name, e.name) AS name, coalesce(r.key, b.key, e.key) AS key, r.value, r.ts, r.prior,
-               r.log, r.added, r.expires, b.until, b.reason
-        FROM (SELECT * FROM ONLY ratelimit.rateLimits x WHERE (x.name = of_name OR of_name IS NULL)
-              AND (x.key = of_key OR of_key IS NULL)) r
-        FULL JOIN (SELECT * FROM ONLY ratelimit.rl_blocks x WHERE (x.name = of_name OR of_name IS NULL)
-                   AND (x.key = of_key OR of_key IS NULL) AND x.until > ratelimit._instant(now)) b
-            ON b.name = r.name AND b.key = r.key
-        -- Exempt keys.
-        FULL JOIN (SELECT x.name, x.key FROM ONLY ratelimit.rl_config x WHERE x.key > ''
-                   AND coalesce(x.config ->> 'kind', (SELECT p.config ->> 'kind' FROM ONLY ratelimit.rl_config p
-                       WHERE p.name = x.config ->> 'plan' AND p.key = '')) = 'unlimited'
-                   AND (x.name = of_name OR of_name IS NULL) AND (x.key = of_key OR of_key IS NULL)
-                   UNION SELECT of_name, of_key WHERE of_name IS NOT NULL AND of_key IS NOT NULL
-                   AND (ratelimit._defined(of_name, of_key)).kind = 'unlimited') e
-            ON e.name = coalesce(r.name, b.name) AND e.key = coalesce(r.key, b.key)
+        SELECT k.*, h.name IS NOT NULL AS has_holds, coalesce(own.parsed,
+                   CASE WHEN own.name IS NOT NULL THEN ratelimit._plan(own.config) END, whole.parsed)
+                   AS parsed
+        FROM (
+            SELECT coalesce(r.name, b.name, e.name) AS name, coalesce(r.key, b.key, e.key) AS key, r.value, r.ts,
+                   r.prior, r.log, r.added, r.expires, b.until, b.reason
+            FROM (SELECT * FROM ONLY ratelimit.rateLimits x WHERE (x.name = of_name OR of_name IS NULL)
+                  AND (x.key = of_key OR of_key IS NULL)) r
+            FULL JOIN (SELECT * FROM ONLY ratelimit.rl_blocks x WHERE (x.name = of_name OR of_name IS NULL)
+                       AND (x.key = of_key OR of_key IS NULL) AND x.until > ratelimit._instant(now)) b
+                ON b.name = r.name AND b.key = r.key
+            -- Exempt keys.
+            FULL JOIN (SELECT x.name, x.key FROM ONLY ratelimit.rl_config x WHERE x.key > ''
+                       AND coalesce(x.config ->> 'kind', (SELECT p.config ->> 'kind' FROM ONLY ratelimit.rl_config p
+                           WHERE p.name = x.config ->> 'plan' AND p.key = '')) = 'unlimited'
+                       AND (x.name = of_name OR of_name IS NULL) AND (x.key = of_key OR of_key IS NULL)
+                       UNION SELECT of_name, of_key WHERE of_name IS NOT NULL AND of_key IS NOT NULL
+                       AND (ratelimit._defined(of_name, of_key)).kind = 'unlimited') e
+                ON e.name = coalesce(r.name, b.name) AND e.key = coalesce(r.key, b.key)
+        ) k
+        LEFT JOIN ONLY ratelimit.rl_config own ON own.name = k.name AND own.key = k.key
+        LEFT JOIN ONLY ratelimit.rl_config whole ON whole.name = k.name AND whole.key = ''
+        LEFT JOIN (SELECT DISTINCT x.name, x.key FROM ONLY ratelimit.rl_holds x
+                   WHERE x.count > x.old AND (x.name = of_name OR of_name IS NULL)
+                   AND (x.key = of_key OR of_key IS NULL)) h ON h.name = k.name AND h.key = k.key
         ORDER BY 1, 2
     LOOP
         name := seen.name; key := seen.key; shards := 1;
@@ -37,31 +47,30 @@ BEGIN
         block_reason := NULL;
         now := ratelimit._now();
         retry := ratelimit._us(seen.until);
-        l := ratelimit._defined(name, key);
-        LOOP
-            was := seen;
-            IF seen.expires <= ratelimit._instant(now) THEN
-                SELECT x.value, x.ts, x.prior, x.log, x.added
-                INTO seen.value, seen.ts, seen.prior, seen.log, seen.added
-                FROM ratelimit._lapse(name, key, seen.expires, now, seen.value, seen.ts, seen.prior, seen.log,
-                                      seen.added) x;
-            END IF;
+        -- Most keys of a name have the same.
+        IF seen.parsed IS DISTINCT FROM parsed THEN
+            parsed := seen.parsed;
+            l := parsed::ratelimit._limit;
+        END IF;
+        IF ratelimit._is_due(l, seen.prior, seen.log, seen.expires, now) THEN
+            SELECT x.value, x.ts, x.prior, x.log, x.added
+            INTO seen.value, seen.ts, seen.prior, seen.log, seen.added
+            FROM ratelimit._lapse(l, name, key, seen.expires, now, seen.value, seen.ts, seen.prior, seen.log,
+                                  seen.added) x;
+        END IF;
+        held := CASE WHEN l.kind IS NOT NULL THEN 0 END;
+        IF seen.has_holds AND l.kind IS NOT NULL THEN
             held := ratelimit._held(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log, seen.added);
-            s := NULL;
-            IF l.kind IS NOT NULL THEN
-                s := ratelimit._state_of(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log, seen.added);
-                d := ratelimit._look(l, s, now, seen.until, 1, false, false);
-                IF seen.expires IS NOT NULL AND NOT d.ok THEN
-                    d := ratelimit._sooner(d, l, name, key, now, seen.until, 1, false, NULL, seen.value, seen.ts,
-                                           seen.prior, seen.log, seen.added);
-                END IF;
+        END IF;
+        s := NULL;
+        IF l.kind IS NOT NULL THEN
+            s := ratelimit._state_of(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log, seen.added);
+            d := ratelimit._look(l, s, now, seen.until, 1, false, false);
+            IF seen.expires IS NOT NULL AND NOT d.ok THEN
+                d := ratelimit._sooner(d, l, name, key, now, seen.until, 1, false, NULL, seen.value, seen.ts,
+                                       seen.prior, seen.log, seen.added);
             END IF;
-            EXIT WHEN seen.expires IS NULL OR ratelimit._is_still(name, key, was.value, was.ts, was.expires);
-            SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires
-            INTO seen.value, seen.ts, seen.prior, seen.log, seen.added, seen.expires
-            FROM ONLY ratelimit.rateLimits r WHERE r.name = seen.name AND r.key = seen.key;
-            now := ratelimit._now();
-        END LOOP;
+        END IF;
         as_of := ratelimit._shown(now);
         IF l.kind IS NOT NULL THEN
             limited := NOT d.ok;
@@ -90,6 +99,7 @@ CREATE OR REPLACE FUNCTION ratelimit.rl_status(name text DEFAULT NULL, key text 
 RETURNS TABLE (name text, key text, kind text, remaining double precision, capacity double precision,
     retry_at timestamptz, as_of timestamptz, shards integer, limited boolean, limited_by text, block_reason text,
     held double precision) LANGUAGE sql AS $$
+    SELECT ratelimit._attend();
     SELECT * FROM ratelimit._standing($1, $2)
 $$;
 
@@ -98,6 +108,7 @@ CREATE OR REPLACE FUNCTION ratelimit.rl_forget(key text) RETURNS bigint LANGUAGE
 DECLARE
     found_name text;
     more bigint;
+    found_rows bigint;
     count bigint := 0;
 BEGIN
     PERFORM ratelimit._writable('rl_forget'), ratelimit._check('any', key);
@@ -106,11 +117,18 @@ BEGIN
                       UNION SELECT h.name FROM ONLY ratelimit.rl_holds h WHERE h.key = $1 ORDER BY 1 LOOP
         IF ratelimit._delete_key(found_name, key) THEN count := count + 1; END IF;
     END LOOP;
-    DELETE FROM ONLY ratelimit.rl_config c WHERE c.key = $1;
-    GET DIAGNOSTICS more = ROW_COUNT;
+    LOCK TABLE ONLY ratelimit.rl_config, ONLY ratelimit.rl_blocks IN ROW EXCLUSIVE MODE;
+    PERFORM FROM ONLY ratelimit.rl_config c WHERE c.key = $1 FOR UPDATE;
+    GET DIAGNOSTICS found_rows = ROW_COUNT;
+    WITH gone AS (DELETE FROM ONLY ratelimit.rl_config c WHERE c.key = $1 RETURNING 1)
+    SELECT count(*) INTO more FROM gone;
+    IF more < found_rows THEN PERFORM ratelimit._not_written('rl_config'); END IF;
     count := count + more;
-    DELETE FROM ONLY ratelimit.rl_blocks b WHERE b.key = $1;
-    GET DIAGNOSTICS more = ROW_COUNT;
+    PERFORM FROM ONLY ratelimit.rl_blocks b WHERE b.key = $1 FOR UPDATE;
+    GET DIAGNOSTICS found_rows = ROW_COUNT;
+    WITH gone AS (DELETE FROM ONLY ratelimit.rl_blocks b WHERE b.key = $1 RETURNING 1)
+    SELECT count(*) INTO more FROM gone;
+    IF more < found_rows THEN PERFORM ratelimit._not_written('rl_blocks'); END IF;
     RETURN count + more;
 END
 $$;
@@ -120,15 +138,17 @@ CREATE OR REPLACE FUNCTION ratelimit._prunable(seen ratelimit.rateLimits, span b
 LANGUAGE plpgsql AS $$
 DECLARE
     now CONSTANT bigint := ratelimit._now();
-    l ratelimit._limit := ratelimit._defined(seen.name, seen.key);
+    l CONSTANT ratelimit._limit := ratelimit._defined(seen.name, seen.key);
+    is_limited CONSTANT boolean := coalesce(l.kind <> 'unlimited', false);
 BEGIN
-    -- What a hold gives back when it expires, needs the row.
-    IF seen.expires > ratelimit._instant(now) OR seen.expires IS NOT NULL AND EXISTS (
+    -- What holds give back needs the row; also of a limit that isn't there now, as long as it may be there again.
+    IF seen.expires IS NOT NULL AND EXISTS (
         SELECT FROM ONLY ratelimit.rl_holds h WHERE h.name = seen.name AND h.key = seen.key AND NOT h.charge
-        AND h.expires_at >= seen.expires AND h.count > h.old) THEN
+        AND h.count > h.old AND (is_limited OR span IS NULL OR h.expires_at >= ratelimit._instant(now - span)))
+        OR (is_limited OR span IS NULL) AND seen.expires > ratelimit._instant(now) THEN
         RETURN false;
     END IF;
-    IF l.kind IS NULL OR l.kind = 'unlimited' THEN
+    IF NOT is_limited THEN
         RETURN seen.value = 'Infinity' OR coalesce(ratelimit._us(seen.ts) < now - span
             AND (seen.prior IS NULL OR seen.log IS NULL OR ratelimit._live(seen.log, now) = '{}'), false);
     END IF;
@@ -139,46 +159,75 @@ EXCEPTION WHEN object_not_in_prerequisite_state THEN
 END
 $$;
 
--- Gives back what has expired of a key that no transaction has locked. Returns whether it did.
-CREATE OR REPLACE FUNCTION ratelimit._expire_if_valid(name text, key text) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Deletes a row that was found idle, unless it has changed since, or is locked. Returns whether it did.
+CREATE OR REPLACE FUNCTION ratelimit._delete_idle(name text, key text, span bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    seen ratelimit.rateLimits;
 BEGIN
-    RETURN ratelimit._expire(name, key, true);
-EXCEPTION WHEN object_not_in_prerequisite_state THEN
-    RETURN false; -- kept for inspection
+    SELECT r.* INTO seen FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2;
+    IF NOT FOUND OR NOT ratelimit._prunable(seen, span) THEN RETURN false; END IF;
+    DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = seen.name AND r.key = seen.key
+        AND r.ctid = (SELECT x.ctid FROM ONLY ratelimit.rateLimits x
+        WHERE x.name = seen.name AND x.key = seen.key AND x.value = seen.value
+        AND x.ts = seen.ts AND x.prior IS NOT DISTINCT FROM seen.prior AND x.log IS NOT DISTINCT FROM seen.log
+        AND x.added IS NOT DISTINCT FROM seen.added AND x.expires IS NOT DISTINCT FROM seen.expires
+        FOR UPDATE SKIP LOCKED);
+    IF NOT FOUND THEN RETURN false; END IF;
+    -- Those of a limit are deleted a day after they expire.
+    IF seen.expires IS NOT NULL AND coalesce((ratelimit._defined($1, $2)).kind = 'unlimited', true) THEN
+        PERFORM ratelimit._drop_holds(name, key);
+    END IF;
+    RETURN true;
 END
 $$;
 
--- Gives back what has expired of keys that no transaction has locked, then deletes holds that have given back what they
--- could, a day after they expired; at most this number of keys and holds. Returns how many.
-CREATE OR REPLACE FUNCTION ratelimit._prune_holds(max_rows int) RETURNS bigint LANGUAGE plpgsql AS $$
+-- Gives back what has expired of keys that no transaction has locked, deletes holds that have given back what they
+-- could, a day after they expired, and the rows of those keys that are idle then; at most this number of keys, holds
+-- and rows, and of many keys those that take 20 milliseconds, since calls on them wait. Returns how many.
+CREATE OR REPLACE FUNCTION ratelimit._prune_holds(max_rows bigint, span bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    due record;
-    given_back bigint := 0;
-    deleted bigint;
+    due_name text;
+    due_key text;
+    names text[] := '{}'::text[];
+    keys text[] := '{}'::text[];
+    pruned bigint := 0;
+    more bigint;
+    began timestamptz;
 BEGIN
-    FOR due IN
+    FOR due_name, due_key IN
         SELECT DISTINCT h.name, h.key FROM ONLY ratelimit.rl_holds h WHERE NOT h.charge AND h.count > h.old
         AND h.expires_at <= ratelimit._instant(ratelimit._now()) ORDER BY h.name, h.key
     LOOP
-        EXIT WHEN given_back >= max_rows;
-        IF ratelimit._expire_if_valid(due.name, due.key) THEN given_back := given_back + 1; END IF;
+        began := coalesce(began, clock_timestamp());
+        EXIT WHEN pruned >= max_rows
+            OR pruned >= 100 AND clock_timestamp() - began > interval '20 milliseconds';
+        IF ratelimit._expire(NULL, due_name, due_key, true) THEN
+            pruned := pruned + 1;
+            names := names || due_name;
+            keys := keys || due_key;
+        END IF;
     END LOOP;
     DELETE FROM ONLY ratelimit.rl_holds h WHERE h.ctid = ANY (ARRAY(SELECT x.ctid FROM ONLY ratelimit.rl_holds x
         WHERE x.expires_at < ratelimit._instant(ratelimit._now() - 86400000000) AND (x.charge OR x.count <= x.old)
-        LIMIT max_rows - given_back FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS deleted = ROW_COUNT;
-    RETURN given_back + deleted;
+        LIMIT max_rows - pruned FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS more = ROW_COUNT;
+    pruned := pruned + more;
+    FOR i IN 1..cardinality(keys) LOOP
+        EXIT WHEN pruned >= max_rows;
+        IF ratelimit._delete_idle(names[i], keys[i], span) THEN pruned := pruned + 1; END IF;
+    END LOOP;
+    RETURN pruned;
 END
 $$;
 
--- Deletes expired blocks, then idle rows that no transaction has locked, beginning at a random key. It finds them
--- first, without locks: it may read the whole table, and what it deletes stays locked.
+-- Deletes expired blocks, then idle rows that no transaction has locked, beginning at a random key, and gives back what
+-- has expired. It finds the rows first, without locks: it may read the whole table, and what it writes stays locked.
 CREATE OR REPLACE FUNCTION ratelimit.rl_prune(max_rows integer DEFAULT 10000, undefined_idle interval DEFAULT NULL)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     span bigint;
     deleted bigint;
-    deleted_holds bigint;
     seen ratelimit.rateLimits;
     first record;
     names text[];
@@ -194,12 +243,8 @@ BEGIN
     span := (extract(year FROM undefined_idle) * 360 + extract(month FROM undefined_idle) * 30
              + extract(day FROM undefined_idle)) * 86400000000
             + extract(epoch FROM undefined_idle - date_trunc('day', undefined_idle)) * 1000000;
-    deleted_holds := ratelimit._prune_holds(max_rows);
-    max_rows := max_rows - deleted_holds;
-    IF max_rows = 0 THEN RETURN deleted_holds; END IF;
     LOOP
-        names := '{}';
-        keys := '{}';
+        names := '{}'; keys := '{}';
         SELECT r.name, r.key INTO first FROM ONLY ratelimit.rateLimits r TABLESAMPLE SYSTEM (1) LIMIT 1;
         FOR seen IN
             (SELECT r.* FROM ONLY ratelimit.rateLimits r
@@ -208,15 +253,10 @@ BEGIN
             (SELECT r.* FROM ONLY ratelimit.rateLimits r WHERE (r.name, r.key) < (first.name, first.key)
              ORDER BY r.name, r.key)
         LOOP
-            -- Its hold was settled since, or it has just expired.
-            IF seen.expires <= ratelimit._instant(ratelimit._now()) THEN
-                PERFORM ratelimit._expire_if_valid(seen.name, seen.key);
-                SELECT r.* INTO seen FROM ONLY ratelimit.rateLimits r WHERE r.name = seen.name AND r.key = seen.key;
-                CONTINUE WHEN NOT FOUND;
+            IF ratelimit._prunable(seen, span) THEN
+                names := names || seen.name;
+                keys := keys || seen.key;
             END IF;
-            CONTINUE WHEN NOT ratelimit._prunable(seen, span);
-            names := names || seen.name;
-            keys := keys || seen.key;
             EXIT WHEN cardinality(keys) >= max_rows;
         END LOOP;
         DELETE FROM ONLY ratelimit.rl_blocks b WHERE b.until <= ratelimit._instant(ratelimit._now())
@@ -225,20 +265,12 @@ BEGIN
         GET DIAGNOSTICS deleted = ROW_COUNT;
         FOR i IN 1..cardinality(keys) LOOP
             EXIT WHEN deleted >= max_rows;
-            SELECT r.* INTO seen FROM ONLY ratelimit.rateLimits r WHERE r.name = names[i] AND r.key = keys[i];
-            CONTINUE WHEN NOT FOUND OR NOT ratelimit._prunable(seen, span);
-            -- Unless it has changed since, or is locked.
-            DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = seen.name AND r.key = seen.key
-                AND r.ctid = (SELECT x.ctid FROM ONLY ratelimit.rateLimits x
-                WHERE x.name = seen.name AND x.key = seen.key AND x.value = seen.value
-                AND x.ts = seen.ts AND x.prior IS NOT DISTINCT FROM seen.prior AND x.log IS NOT DISTINCT FROM seen.log
-                AND x.added IS NOT DISTINCT FROM seen.added AND x.expires IS NOT DISTINCT FROM seen.expires
-                FOR UPDATE SKIP LOCKED);
-            IF FOUND THEN deleted := deleted + 1; END IF;
+            IF ratelimit._delete_idle(names[i], keys[i], span) THEN deleted := deleted + 1; END IF;
         END LOOP;
+        IF deleted < max_rows THEN deleted := deleted + ratelimit._prune_holds(max_rows - deleted, span); END IF;
         -- 0 means that no row is idle. If all that were found have changed since, others may be idle.
         EXIT WHEN deleted > 0 OR cardinality(keys) < max_rows;
     END LOOP;
-    RETURN deleted_holds + deleted;
+    RETURN deleted;
 END
 $$;

@@ -3,19 +3,8 @@ DO LANGUAGE plpgsql $do$
 DECLARE
     path text := pg_catalog.current_setting('search_path');
     f record;
-    old regprocedure;
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    -- Version 1 had them with other signatures.
-    FOR old IN SELECT p.oid::regprocedure FROM pg_proc p
-        WHERE p.pronamespace = to_regnamespace('"ratelimit"') AND (p.proname = 'rl_distribute' AND p.pronargs = 0
-            OR p.proname = 'rl_replay' AND p.prokind = 'f' AND p.proargtypes[0] = 'jsonb'::regtype
-            OR p.prorettype = 'bigint'::regtype AND (p.proname = 'rl_memory' AND p.pronargs = 0
-                OR p.proname = 'rl_top_denied' AND NOT p.proretset)) LOOP
-        -- Their successors are new, not restored.
-        UPDATE ONLY ratelimit.rl_made SET oid = NULL, acl = NULL WHERE oid = old;
-        EXECUTE format('DROP FUNCTION %s', old);
-    END LOOP;
     -- Those with columns return a row of them, those that count a number.
     FOR f IN SELECT * FROM (VALUES
         ('rl_stats', '', 'TABLE (%s)', 'name text, allowed bigint, denied bigint, denied_in_dry_run bigint, '

@@ -149,6 +149,7 @@ BEGIN
     IF config IS NOT NULL THEN
         l := ratelimit._parse(config);
     ELSE
+        PERFORM ratelimit._attend();
         l := ratelimit._resolve('rl_headers', name, coalesce(key, ''),
             ratelimit._defined(name, coalesce(key, '')), NULL);
     END IF;
@@ -261,6 +262,7 @@ BEGIN
             IF nullif(outcome -> 'config', 'null') IS NOT NULL THEN
                 l := ratelimit._parse(outcome -> 'config');
             ELSE
+                PERFORM ratelimit._attend();
                 l := ratelimit._resolve('rl_headers', outcome ->> 'name', coalesce(outcome ->> 'key', ''),
                     ratelimit._defined(outcome ->> 'name', coalesce(outcome ->> 'key', '')), NULL);
             END IF;

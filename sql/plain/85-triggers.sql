@@ -38,6 +38,14 @@ BEGIN
 END
 $$;
 
+-- The key of a client's address; its network functions check masklen. An address of IPv6 that maps one of IPv4 is that.
+CREATE OR REPLACE FUNCTION ratelimit.rl_address_key(address inet, masklen int DEFAULT 64) RETURNS text
+IMMUTABLE LANGUAGE sql
+    RETURN abbrev(CASE
+        WHEN set_masklen(address, -1) <<= inet '::ffff:0:0/96' THEN inet '0.0.0.0' + (address - inet '::ffff:0:0')
+        WHEN family(address) = 6 THEN network(set_masklen(address, masklen))::inet
+        ELSE set_masklen(address, -1) END);
+
 -- A key made of several texts, as a JSON array; the extension has the same limits.
 CREATE OR REPLACE FUNCTION ratelimit.rl_key(VARIADIC parts text[]) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -94,20 +102,31 @@ BEGIN
 END
 $$;
 
--- Takes a row's tokens. columns: of the name, of the count, and of the key; missing: which of the key's is NULL.
-CREATE OR REPLACE FUNCTION ratelimit._take_row(name text, key text, count double precision, missing int,
-    columns text[], relation name, message text) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    d ratelimit._decision;
+-- Checks what a row names. columns: of the name, of the count, and of the key; missing: which of the key's is NULL.
+CREATE OR REPLACE FUNCTION ratelimit._check_row(name text, key text, count double precision, missing int,
+    columns text[], relation name) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF name IS NULL THEN
         PERFORM ratelimit._null(format('name column "%s" of table "%s"', columns[1], relation));
-    ELSIF key IS NULL THEN
+    END IF;
+    PERFORM ratelimit._check(name, '');
+    IF key IS NULL THEN
         PERFORM ratelimit._null(format('key column "%s" of table "%s"', columns[2 + missing], relation));
-    ELSIF count IS NULL THEN
+    END IF;
+    PERFORM ratelimit._check(name, key);
+    IF count IS NULL THEN
         PERFORM ratelimit._null(format('count column "%s" of table "%s"', columns[2], relation));
     END IF;
-    PERFORM ratelimit._check(name, key), ratelimit._check_count(NULL, count);
+    PERFORM ratelimit._check_count(NULL, count);
+END
+$$;
+
+-- Takes a key's tokens.
+CREATE OR REPLACE FUNCTION ratelimit._take_row(name text, key text, count double precision, message text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision;
+BEGIN
     d := ratelimit._change('rl_limit', name, key, count, false, NULL);
     IF NOT d.ok THEN PERFORM ratelimit._denied(name, d, message); END IF;
 END
@@ -183,24 +202,29 @@ BEGIN
     query := format('SELECT %s, %s, %s, %s FROM %s', named, keyed[1], counted, keyed[2],
         CASE WHEN statement THEN format('%I r', transition) ELSE '(SELECT ($1).*) r' END);
     IF statement THEN
-        -- Sorted by the bytes of names and keys, so that statements lock rows in the same order. A count out of range
-        -- stands for the key's total, and is refused.
-        FOR limited, k, n, missing IN EXECUTE format('SELECT l COLLATE "C", k COLLATE "C", '
-            'CASE WHEN bool_or(n IS NULL) THEN NULL '
-            'ELSE coalesce(max(n) FILTER (WHERE NOT (n >= 0 AND n <= 1e15)), sum(n)) END, min(missing) '
-            'FROM (%s) AS counts (l, k, n, missing) GROUP BY 1, 2 ORDER BY 1 NULLS FIRST, 2 NULLS FIRST', query)
+        -- All rows are checked before the first call.
+        FOR limited, k, n, missing IN EXECUTE format('SELECT * FROM (%s) AS counts (l, k, n, missing) WHERE '
+            '(octet_length(l) <= 200 AND octet_length(k) <= 1024 AND n >= 0 AND n <= 1e15 AND l <> '''') IS NOT TRUE',
+            query)
         LOOP
-            PERFORM ratelimit._take_row(limited, k, n, missing, columns, TG_TABLE_NAME, message);
+            PERFORM ratelimit._check_row(limited, k, n, missing, columns, TG_TABLE_NAME);
+        END LOOP;
+        -- Sorted by the bytes of names and keys, so that statements lock rows in the same order.
+        FOR limited, k, n IN EXECUTE format('SELECT l COLLATE "C", k COLLATE "C", sum(n) '
+            'FROM (%s) AS counts (l, k, n, missing) GROUP BY 1, 2 ORDER BY 1, 2', query)
+        LOOP
+            PERFORM ratelimit._check_count(NULL, n);
+            PERFORM ratelimit._take_row(limited, k, n, message);
         END LOOP;
         RETURN NULL;
-    END IF;
-    IF TG_OP = 'DELETE' THEN
+    ELSIF TG_OP = 'DELETE' THEN
         EXECUTE query INTO limited, k, n, missing USING OLD;
-        PERFORM ratelimit._take_row(limited, k, n, missing, columns, TG_TABLE_NAME, message);
-        RETURN OLD;
+    ELSE
+        EXECUTE query INTO limited, k, n, missing USING NEW;
     END IF;
-    EXECUTE query INTO limited, k, n, missing USING NEW;
-    PERFORM ratelimit._take_row(limited, k, n, missing, columns, TG_TABLE_NAME, message);
+    PERFORM ratelimit._check_row(limited, k, n, missing, columns, TG_TABLE_NAME);
+    PERFORM ratelimit._take_row(limited, k, n, message);
+    IF TG_OP = 'DELETE' THEN RETURN OLD; END IF;
     RETURN NEW;
 END
 $$;

@@ -32,7 +32,9 @@ DECLARE
         'rl_headers', 'HTTP headers for the result of a call; style ietf, github or postgrest',
         'rl_headers_all', 'HTTP headers for the rows of rl_limit_all; style ietf, github or postgrest',
         'rl_trigger', 'trigger: takes tokens for the rows written; arguments: name, key=<column>, count=<column>',
-        'rl_key', 'key made of several texts, as a JSON array: that of a trigger with several columns');
+        'rl_key', 'key made of several texts, as a JSON array: that of a trigger with several columns',
+        'rl_address_key', 'key of a client''s address: IPv4, also where IPv6 maps it, as it is; of IPv6, '
+            'the network of masklen bits');
     -- Used by errors, definitions and log lines only, where a search_path of their own costs no call anything.
     seldom CONSTANT text := '^_(allowed|bad|bad_config|bad_hold|bad_state|build|called|check_fields|check_support|'
         'dates|denied|duration|example|first_date|keyed|literal|log|misuse|not_written|null|period|raise|set_clock|'

@@ -30,7 +30,7 @@ CREATE TEMP TABLE rl_grant (object text, grantee oid, privilege text, with_optio
 -- The objects that the file has recorded. Others in the schema are their owner's.
 CREATE FUNCTION pg_temp.rl_made(home text) RETURNS TABLE (kind text, objid oid, name text) LANGUAGE plpgsql AS $$
 DECLARE
-    version CONSTANT int := 3;
+    version CONSTANT int := 1;
     installed int;
     restored boolean := true;
 BEGIN

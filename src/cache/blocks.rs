@@ -7,11 +7,10 @@ use ratelimit_core::Micros;
 use ratelimit_limiter::ports::BlockInForce;
 use ratelimit_limiter::target::FOREVER;
 
-use crate::schema::catalog::{Catalog, Table, TableLock};
+use crate::schema::catalog::{Catalog, TableLock};
 use crate::schema::error::Result;
 use crate::schema::spi::{self, Statement};
 use ratelimit_pg::clock;
-use ratelimit_pg::error::PgError;
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::values::text_datum;
 
@@ -39,8 +38,7 @@ pub fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Blocked> {
         results: &[],
         lock: TableLock::Read,
     };
-    let Some(table) = catalog.rl_blocks else { return Ok(Blocked::default()) };
-    spi::with_owner(catalog, table, TableLock::Read, |spi| {
+    spi::with_owner(catalog, catalog.rl_blocks, TableLock::Read, |spi| {
         let name = Some(text_datum(name));
         if spi.execute(&ANY_KEY, &[name])? == 0 {
             return Ok(Blocked::default());
@@ -55,7 +53,7 @@ pub fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Blocked> {
 /// Blocks a name and key until an instant or [`FOREVER`], for a reason, if any. An earlier block is replaced.
 ///
 /// # Errors
-/// 55000: the row could not be written. 42P13: the extension's SQL is older than blocks.
+/// 55000: the row could not be written.
 pub fn put(
     catalog: &Catalog,
     name: &[u8],
@@ -70,7 +68,7 @@ pub fn put(
         results: &[],
         lock: TableLock::Write,
     };
-    spi::with_owner(catalog, table(catalog)?, TableLock::Write, |spi| {
+    spi::with_owner(catalog, catalog.rl_blocks, TableLock::Write, |spi| {
         let until = match until {
             FOREVER => i64::MAX,
             until => clock::to_nearest_timestamptz(until),
@@ -101,7 +99,7 @@ pub fn names(catalog: &Catalog, key: &[u8]) -> Result<Vec<Vec<u8>>> {
         results: &[TEXTOID],
         lock: TableLock::Read,
     };
-    super::names_of(catalog, table(catalog)?, &NAMES, key)
+    super::names_of(catalog, catalog.rl_blocks, &NAMES, key)
 }
 
 /// Deletes the block of a name and key; returns its end as a timestamptz, `None` if there was none.
@@ -120,7 +118,7 @@ fn take(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<i64>> {
         results: &[],
         lock: TableLock::Write,
     };
-    super::delete(catalog, table(catalog)?, [&LOCK, &REMOVE], name, key, |spi| {
+    super::delete(catalog, catalog.rl_blocks, [&LOCK, &REMOVE], name, key, |spi| {
         Ok(spi.field(0, 1).map_or(i64::MIN, |until| until.value() as i64))
     })
 }
@@ -145,7 +143,7 @@ pub fn prune(catalog: &Catalog, max_rows: i64) -> Result<i64> {
         parameters: &[TIMESTAMPTZOID],
         ..PRUNE
     };
-    let Some(table) = catalog.rl_blocks else { return Ok(0) };
+    let table = catalog.rl_blocks;
     let now = Some(clock::to_nearest_timestamptz(clock::now()).into());
     spi::with_owner(catalog, table, TableLock::Write, |spi| {
         // Citus neither knows a ctid nor skips locks on all copies.
@@ -172,9 +170,8 @@ pub fn in_force(
         results: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TEXTOID],
         lock: TableLock::Read,
     };
-    let Some(table) = catalog.rl_blocks else { return Ok(Vec::new()) };
     let now = clock::to_nearest_timestamptz(clock::now());
-    spi::with_owner(catalog, table, TableLock::Read, |spi| {
+    spi::with_owner(catalog, catalog.rl_blocks, TableLock::Read, |spi| {
         let count =
             spi.execute(&IN_FORCE, &[Some(now.into()), name.map(text_datum), key.map(text_datum)])?;
         let block = |row| {
@@ -189,12 +186,4 @@ pub fn in_force(
         };
         Ok((0..count).filter_map(block).collect())
     })
-}
-
-/// The table.
-///
-/// # Errors
-/// 42P13: the extension's SQL is older than blocks.
-fn table(catalog: &Catalog) -> Result<Table> {
-    catalog.rl_blocks.ok_or(PgError::Declaration.into())
 }

@@ -281,7 +281,7 @@ fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Stored> {
         }
         let has_keys = spi.execute(&HAS_KEYS, &[name])? > 0;
         let mut is_notified = true;
-        for table in [Some(catalog.rl_config), catalog.rl_blocks].into_iter().flatten() {
+        for table in [catalog.rl_config, catalog.rl_blocks] {
             is_notified &=
                 !table.distributed || spi.execute(&IS_HERE, &[Some(table.oid.into())])? > 0;
         }

@@ -57,20 +57,20 @@ sql_function! {
             let old_name = trigger.old_text(c"name")?;
             let has_key = |key: Option<&[u8]>| key.is_some_and(|key| !key.is_empty());
             let old_key = trigger.old_text(c"key")?;
-            let of_key = has_key(key) || has_key(old_key);
             // An old config that is no longer valid was not saved.
             let old = trigger.old_jsonb(c"config")?.and_then(|old| of_row(old, old_key).ok());
-            let note = |name, old, new| {
+            let note = |name, key, old, new| {
+                let of_key = has_key(key);
                 redefined::note(call.function(), Change { name, of_key, old, new })
             };
             match (old_name, name) {
-                (None, None) if trigger.event() == Event::Truncate => note(None, None, None)?,
+                (None, None) if trigger.event() == Event::Truncate => note(None, None, None, None)?,
                 (None, None) => {}
-                (Some(from), Some(to)) if from != to => {
-                    note(Some(from), old, None)?;
-                    note(Some(to), None, new)?;
+                (Some(from), Some(to)) if (from, old_key) != (to, key) => {
+                    note(Some(from), old_key, old, None)?;
+                    note(Some(to), key, None, new)?;
                 }
-                (from, to) => note(to.or(from), old, new)?,
+                (from, to) => note(to.or(from), key.or(old_key), old, new)?,
             }
         }
         Ok(Proceed(trigger.proceed()))

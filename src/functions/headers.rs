@@ -26,7 +26,7 @@ use ratelimit_pg::interrupts::larger_reserve;
 use ratelimit_pg::values::{Jsonb, jsonb_from_json, server_text, utf8_bytes};
 
 sql_function! {
-    /// 22004, 22023, 42704. Without a key, as 1.0.0 declares it, the definition is that of the name.
+    /// 22004, 22023, 42704. Without a key, the definition is that of the name.
     #[effect(Reads)]
     fn rl_headers(
         call: &Call,

@@ -11,9 +11,8 @@ use ratelimit_pg::call::sql_types::{Text, Timestamptz, sql_row};
 use ratelimit_pg::call::{Call, Rows};
 
 sql_row! {
-    /// The tokens left for a name and key; without a definition only these, and whether the key is blocked. 1.0.0 has the
-    /// first nine columns.
-    pub struct StatusRow, at least 9 {
+    /// The tokens left for a name and key; without a definition only these, and whether the key is blocked.
+    pub struct StatusRow {
         name: Text,
         key: Text,
         kind: Option<Text>,
@@ -25,7 +24,7 @@ sql_row! {
         limited: Option<bool>,
         limited_by: Option<Text>,
         block_reason: Option<Text>,
-        held: f64,
+        held: Option<f64>,
     }
 }
 
@@ -54,7 +53,7 @@ sql_function! {
                 limited: status.limited,
                 limited_by: status.limited_by.map(|by| Text::new(by.as_str().as_bytes())),
                 block_reason: status.block_reason.as_deref().map(Text::new),
-                held: status.held.unwrap_or(0.0),
+                held: status.held,
             });
         };
         Session::run(Use::Reads, call.function(), |host| status::each(host, name, key, &mut put))?;

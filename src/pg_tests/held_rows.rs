@@ -8,7 +8,7 @@ mod tests {
     use ratelimit_limiter::error::Result as PortResult;
     use ratelimit_limiter::ports::{HoldRow, Holds, Host};
 
-    use super::super::{error_of, function, get, run};
+    use super::super::{function, get, run};
     use crate::host::{Session, Use};
     use crate::schema::error::{Error, Result};
 
@@ -230,24 +230,9 @@ mod tests {
         );
     }
 
-    /// As after an installation of a new library, before ALTER EXTENSION.
-    #[pg_test]
-    fn without_the_table_there_are_no_holds() {
-        run("ALTER EXTENSION ratelimit DROP FUNCTION rl_settle; DROP FUNCTION rl_settle;
-             ALTER EXTENSION ratelimit DROP TABLE rl_holds; DROP TABLE rl_holds");
-        run("SELECT rl_define('held', rl_token_bucket(5, '1 day'))");
-        assert_eq!(get::<f64>("SELECT remaining FROM rl_limit('held')").round(), 4.0);
-        assert!(get::<bool>("SELECT rl_reset('held')"));
-        let error = error_of("SELECT rl_hold('held')");
-        assert_eq!(
-            [&error.sqlstate[..], &error.hint],
-            ["0A000", "ALTER EXTENSION ratelimit UPDATE;"]
-        );
-    }
-
     /// A row without holds has no place for its last column.
     #[pg_test]
-    fn rows_without_holds_are_no_longer_than_before() {
+    fn rows_without_holds_have_one_column_less() {
         // The servers that are fetched for tests lack it.
         let shows_rows = "SELECT count(*) FROM pg_available_extensions WHERE name = 'pageinspect'";
         if get::<i64>(shows_rows) == 0 {

@@ -14,11 +14,6 @@ mod tests {
 
     const STORES: [&str; 2] = ["heap", "sql"];
 
-    /// Makes the table what 1.0.0 made.
-    const OF_1_0: &str = "ALTER TABLE ratelimits DROP added, DROP expires; CREATE TABLE other (LIKE ratelimits INCLUDING ALL);
-        ALTER EXTENSION ratelimit DROP TABLE ratelimits; DROP TABLE ratelimits; ALTER TABLE other RENAME TO ratelimits;
-        ALTER INDEX other_pkey RENAME TO ratelimits_pkey; ALTER EXTENSION ratelimit ADD TABLE ratelimits";
-
     fn by(access: &str) {
         run(&format!("SET LOCAL ratelimit.access = {access}"));
     }
@@ -252,9 +247,9 @@ mod tests {
         }
     }
 
-    /// The library of 1.0.0 leaves `added` as it finds it.
+    /// Only the table's owner writes `added` for other states.
     #[pg_test]
-    fn what_is_left_in_added_is_no_part_of_another_state() {
+    fn added_is_no_part_of_another_state() {
         run("INSERT INTO ratelimits (name, key, value, ts, prior, log, added) VALUES
             ('codec', 'window', 1, 'epoch', 2, NULL, 'NaN'), ('codec', 'log', 0, 'epoch', NULL, '{}', 5),
             ('codec', 'leases', 0, 'epoch', 0, '{}', 5)");
@@ -271,53 +266,6 @@ mod tests {
                 let stored = with_rows(|rows| rows.read(id)).unwrap().unwrap().stored;
                 assert_eq!(stored, state.clone().into(), "{access}");
             }
-        }
-    }
-
-    /// It has no column for what a window has added: states are without it there.
-    #[pg_test]
-    fn the_table_of_1_0_0_is_read_and_written() {
-        run(OF_1_0);
-        let window = |value| State::Tokens(Tokens { value, ts: Micros(0), added: Some(5.0) });
-        for writer in STORES {
-            by(writer);
-            let id = RowId { name: b"codec", key: writer.as_bytes(), shard: 0 };
-            with_rows(|rows| {
-                assert!(rows.insert(id, &window(3.0).into(), None, true)?);
-                let locked = rows.lock(id, true)?.unwrap();
-                assert_eq!(locked.stored, tokens(3.0));
-                rows.update(id, locked.tuple, &window(2.0).into(), None)
-            })
-            .unwrap();
-            for reader in STORES {
-                by(reader);
-                with_rows(|rows| {
-                    assert_eq!(rows.read(id)?.unwrap().stored, tokens(2.0), "{writer}, {reader}");
-                    assert_eq!(rows.read_key(id.name, id.key, None)?[0].1.stored, tokens(2.0));
-                    let after = rows.read_after((id.name, b""), true, 1000)?;
-                    assert!(
-                        after
-                            .iter()
-                            .any(|row| row.key == id.key && row.row.1.stored == tokens(2.0))
-                    );
-                    Ok(())
-                })
-                .unwrap();
-            }
-        }
-        // Plans and slots made for it are not used on the table of today.
-        run("ALTER TABLE ratelimits ADD added double precision, ADD expires timestamptz");
-        for access in STORES {
-            by(access);
-            let id = RowId { name: b"codec", key: access.as_bytes(), shard: 0 };
-            with_rows(|rows| {
-                let locked = rows.lock(id, true)?.unwrap();
-                assert_eq!(locked.stored, tokens(2.0));
-                rows.update(id, locked.tuple, &window(1.0).into(), None)?;
-                assert_eq!(rows.read(id)?.unwrap().stored, window(1.0).into());
-                Ok(())
-            })
-            .unwrap();
         }
     }
 

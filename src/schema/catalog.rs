@@ -28,18 +28,16 @@ pub struct Catalog {
     pub rate_limits: Table,
     /// rl_config.
     pub rl_config: Table,
-    /// rl_blocks; `None` where the extension's SQL is of an older version, until it is updated.
-    pub rl_blocks: Option<Table>,
-    /// rl_holds, likewise.
-    pub rl_holds: Option<Table>,
+    /// rl_blocks.
+    pub rl_blocks: Table,
+    /// rl_holds.
+    pub rl_holds: Table,
     /// The indexes of rl_holds, for direct access to it, if that does not need SQL.
     pub hold_indexes: Option<HoldIndexes>,
     /// The primary key's index, for direct access to rateLimits, or the reason why it needs SQL.
     pub index: std::result::Result<pg_sys::Oid, &'static str>,
     /// Whether the primary key of rateLimits is unaltered, which rules out two rows of one key.
     pub usual_key: bool,
-    /// Whether rateLimits has the columns `added` and `expires`: that of 1.0.0 doesn't, until ALTER EXTENSION.
-    pub has_new_columns: bool,
     /// The function `rl_define`, whose EXECUTE privilege a config in a call requires.
     pub rl_define: pg_sys::Oid,
 }
@@ -287,8 +285,8 @@ fn cached(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
     invalidation::watch_tables(Some(Tables {
         rate_limits: catalog.rate_limits.oid,
         rl_config: catalog.rl_config.oid,
-        rl_blocks: catalog.rl_blocks.map(|blocks| blocks.oid),
-        rl_holds: catalog.rl_holds.map(|holds| holds.oid),
+        rl_blocks: catalog.rl_blocks.oid,
+        rl_holds: catalog.rl_holds.oid,
     }));
     CACHED.set(Some(Cached { catalog: catalog.clone(), changes }));
     Ok(catalog)
@@ -316,27 +314,19 @@ unsafe fn read(namespace: pg_sys::Oid) -> Result<Catalog> {
         }
         let index = unaltered_table::index_of(relation);
         let usual_key = unaltered_table::unaltered_key(relation).is_some();
-        let has_new_columns = unaltered_table::has_new_columns(relation);
         // Callers lock the table before they use it.
         pg_sys::table_close(relation, lock);
-        let rl_holds = match table(extension, namespace, c"rl_holds", "rl_holds") {
-            Err(missing) if has_holds(namespace) => return Err(missing),
-            holds => holds.ok(),
-        };
+        let rl_holds = table(extension, namespace, c"rl_holds", "rl_holds")?;
         Ok(Catalog {
-            hold_indexes: rl_holds.and_then(|holds| hold_indexes(holds)),
+            hold_indexes: hold_indexes(rl_holds),
             extension,
             namespace,
             schema,
             rate_limits,
             index,
             usual_key,
-            has_new_columns,
             rl_config: table(extension, namespace, c"rl_config", "rl_config")?,
-            rl_blocks: match table(extension, namespace, c"rl_blocks", "rl_blocks") {
-                Err(missing) if has_blocks(namespace) => return Err(missing),
-                blocks => blocks.ok(),
-            },
+            rl_blocks: table(extension, namespace, c"rl_blocks", "rl_blocks")?,
             rl_holds,
             rl_define: rl_define(namespace),
         })
@@ -470,43 +460,14 @@ pub fn is_database_altered(database: pg_sys::Oid) -> bool {
 /// # Safety
 /// Inside a transaction.
 unsafe fn rl_define(namespace: pg_sys::Oid) -> pg_sys::Oid {
-    // SAFETY: as the caller says.
-    unsafe {
-        function(namespace, c"rl_define", &[pg_sys::TEXTOID, pg_sys::JSONBOID, pg_sys::TEXTOID])
-    }
-}
-
-/// Whether the extension's SQL knows blocks.
-///
-/// # Safety
-/// Inside a transaction.
-unsafe fn has_blocks(namespace: pg_sys::Oid) -> bool {
-    // SAFETY: as the caller says.
-    unsafe { function(namespace, c"rl_blocks_changed", &[]) != pg_sys::InvalidOid }
-}
-
-/// Whether the extension's SQL knows holds.
-///
-/// # Safety
-/// Inside a transaction.
-unsafe fn has_holds(namespace: pg_sys::Oid) -> bool {
-    let arguments = [pg_sys::TEXTOID, pg_sys::FLOAT8OID];
-    // SAFETY: as the caller says.
-    unsafe { function(namespace, c"rl_settle", &arguments) != pg_sys::InvalidOid }
-}
-
-/// Finds a function by its arguments; `InvalidOid` if there is none.
-///
-/// # Safety
-/// Inside a transaction.
-unsafe fn function(namespace: pg_sys::Oid, name: &CStr, arguments: &[pg_sys::Oid]) -> pg_sys::Oid {
+    let arguments = [pg_sys::TEXTOID, pg_sys::JSONBOID, pg_sys::TEXTOID];
     // SAFETY: a look-up in the system catalogs; the vector is palloc'd.
     unsafe {
         let arguments = pg_sys::buildoidvector(arguments.as_ptr(), arguments.len() as c_int);
         pg_sys::GetSysCacheOid(
             pg_sys::SysCacheIdentifier::PROCNAMEARGSNSP as c_int,
             pg_sys::Anum_pg_proc_oid as pg_sys::AttrNumber,
-            pg_sys::Datum::from(name.as_ptr()),
+            pg_sys::Datum::from(c"rl_define".as_ptr()),
             pg_sys::Datum::from(arguments),
             pg_sys::Datum::from(namespace),
             pg_sys::Datum::from(0),

@@ -53,9 +53,6 @@ pub enum Error {
     /// A saved limit, where several nodes share the table.
     #[error("limits in memory can't be saved where Citus distributes the table rateLimits")]
     SavedOnCitus,
-    /// The extension's SQL is older than holds.
-    #[error("the table rl_holds does not exist yet")]
-    NoHolds,
     /// Holds, where several nodes share the table.
     #[error("tokens can't be held where Citus distributes the table rateLimits")]
     HoldsOnCitus,
@@ -138,7 +135,6 @@ impl Raised for Error {
             Error::SavedOnCitus => report(b"0A000")
                 .detail("Each node counts for itself in memory, and would overwrite what others saved.")
                 .hint("Leave \"save\" out of its config, or keep it in the table: \"store\": \"table\"."),
-            Error::NoHolds => report(b"0A000").hint("ALTER EXTENSION ratelimit UPDATE;"),
             Error::HoldsOnCitus => report(b"0A000")
                 .detail("A hold and the tokens that it has taken change together, on one node.")
                 .hint(take_and_give_back("name", &schema())),

@@ -15,8 +15,8 @@ use pgrx::pg_sys;
 pub struct Tables {
     pub rate_limits: pg_sys::Oid,
     pub rl_config: pg_sys::Oid,
-    pub rl_blocks: Option<pg_sys::Oid>,
-    pub rl_holds: Option<pg_sys::Oid>,
+    pub rl_blocks: pg_sys::Oid,
+    pub rl_holds: pg_sys::Oid,
 }
 
 thread_local! {
@@ -49,8 +49,8 @@ pub fn watch_tables(tables: Option<Tables>) {
 pub fn relation_changed(relation: pg_sys::Oid) {
     let (ours, definitions) = match TABLES.get() {
         Some(Tables { rate_limits, rl_config, rl_blocks, rl_holds }) => {
-            let definitions = relation == rl_config || Some(relation) == rl_blocks;
-            let others = relation == rate_limits || Some(relation) == rl_holds;
+            let definitions = relation == rl_config || relation == rl_blocks;
+            let others = relation == rate_limits || relation == rl_holds;
             (definitions || others, definitions)
         }
         None => (true, true),

@@ -47,8 +47,6 @@ struct Plan {
     schema: CString,
     /// Whether Citus distributes the table.
     distributed: bool,
-    /// Whether rateLimits has the columns that 1.0.0's lacks.
-    has_new_columns: bool,
     plan: pg_sys::SPIPlanPtr,
 }
 
@@ -59,14 +57,6 @@ thread_local! {
     static OLD_PLANS: RefCell<Vec<pg_sys::SPIPlanPtr>> = const { RefCell::new(Vec::new()) };
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
-
-/// Replacements in statements on the table of 1.0.0, which lacks the columns `added` and `expires`.
-const WITHOUT_NEW_COLUMNS: [(&str, &str); 4] = [
-    (", added, expires)", ")"),
-    (", $8, $9)", ")"),
-    (", added = $8, expires = $9", ""),
-    (", added, expires", ", NULL::pg_catalog.float8, NULL::pg_catalog.timestamptz"),
-];
 
 /// Counts the open connections, also while an error unwinds.
 struct Depth;
@@ -201,7 +191,7 @@ fn as_owner<T>(
 }
 
 /// Drops all plans: one that was made under a rule DO INSTEAD NOTHING depends on no table, and so outlives the rule.
-fn forget_plans() {
+pub fn forget_plans() {
     let plans = PLANS.take().into_values().map(|plan| plan.plan);
     OLD_PLANS.with_borrow_mut(|old| old.extend(plans));
 }
@@ -306,8 +296,8 @@ impl Connection<'_> {
     pub fn not_written(&self) -> Error {
         let table = match self.table {
             table if table == self.catalog.rl_config => "rl_config",
-            table if Some(table) == self.catalog.rl_blocks => "rl_blocks",
-            table if Some(table) == self.catalog.rl_holds => "rl_holds",
+            table if table == self.catalog.rl_blocks => "rl_blocks",
+            table if table == self.catalog.rl_holds => "rl_holds",
             _ => "rateLimits",
         };
         LimiterError::NotWritten { table }.into()
@@ -365,13 +355,8 @@ impl Connection<'_> {
     /// table has no children (EnsureRelationKindSupported and PostprocessCreateTableStmt of Citus 13.0), and what Citus makes
     /// of ONLY need not be known. [`LimiterError::NotWritten`]: it can't be prepared.
     fn plan(&self, statement: &Statement) -> Result<pg_sys::SPIPlanPtr> {
-        let Catalog { schema, has_new_columns, .. } = self.catalog;
-        let (has_new_columns, distributed) = (*has_new_columns, self.table.distributed);
-        let is_as_now = |plan: &Plan| {
-            plan.schema == *schema
-                && plan.distributed == distributed
-                && plan.has_new_columns == has_new_columns
-        };
+        let (schema, distributed) = (&self.catalog.schema, self.table.distributed);
+        let is_as_now = |plan: &Plan| plan.schema == *schema && plan.distributed == distributed;
         let known = PLANS.with_borrow_mut(|plans| match plans.get(statement.sql) {
             Some(known) if is_as_now(known) => Some(known.plan),
             _ => {
@@ -388,11 +373,6 @@ impl Connection<'_> {
         if distributed {
             sql = sql.replace("ONLY @schema@", "@schema@").into();
         }
-        if !has_new_columns {
-            for (new, instead) in WITHOUT_NEW_COLUMNS {
-                sql = sql.replace(new, instead).into();
-            }
-        }
         // Bytes, because the schema's name is in the server's encoding.
         let parts: Vec<&[u8]> = sql.split("@schema@").map(str::as_bytes).collect();
         let sql = CString::new(parts.join(schema.as_bytes())).unwrap_or_default();
@@ -407,7 +387,7 @@ impl Connection<'_> {
             plan
         };
         // Preparing may have run code that prepared the same statement.
-        let plan = Plan { schema: schema.clone(), distributed, has_new_columns, plan };
+        let plan = Plan { schema: schema.clone(), distributed, plan };
         let raw = plan.plan;
         if let Some(other) = PLANS.with_borrow_mut(|plans| plans.insert(statement.sql, plan)) {
             OLD_PLANS.with_borrow_mut(|old| old.push(other.plan));

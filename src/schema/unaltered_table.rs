@@ -1,6 +1,6 @@
-//! The unaltered tables: that of the states as CREATE EXTENSION of this version or of 1.0.0 made it, and that of holds,
-//! with their own indexes, and without any addition that the executor would have to process. Every property that
-//! matters to a write must have an allowed value, so that unforeseen ones are refused.
+//! The unaltered tables, of states and of holds, as CREATE EXTENSION made them, with their own indexes, and without any
+//! addition that the executor would have to process. Every property that matters to a write must have an allowed value,
+//! so that unforeseen ones are refused.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -31,9 +31,6 @@ const fn text(name: &'static CStr) -> Column {
 
 /// The number of columns of the table.
 pub const COLUMNS: usize = 9;
-
-/// The number of columns that the table of 1.0.0 has, until ALTER EXTENSION adds the last two.
-const COLUMNS_OF_1_0: usize = 7;
 
 const CREATED: [Column; COLUMNS] = [
     text(c"name"),
@@ -76,7 +73,7 @@ pub fn columns() -> impl Iterator<Item = (&'static CStr, pg_sys::BuiltinOid)> {
 pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::Oid, &'static str> {
     // SAFETY: reads the open relation's descriptions.
     unsafe {
-        match alteration(table, &CREATED, &[COLUMNS_OF_1_0, COLUMNS], 1) {
+        match alteration(table, &CREATED, 1) {
             Some(why) => Err(why),
             None => unaltered_key(table).ok_or("has a different primary key"),
         }
@@ -90,8 +87,7 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
 pub unsafe fn indexes_of_holds(table: pg_sys::Relation) -> Option<[pg_sys::Oid; 2]> {
     // SAFETY: reads the open relation's descriptions.
     unsafe {
-        let created = &HOLDS_CREATED;
-        if alteration(table, created, &[created.len()], 2).is_some() {
+        if alteration(table, &HOLDS_CREATED, 2).is_some() {
             return None;
         }
         let (primary, indexes) = indexes(table);
@@ -111,15 +107,13 @@ pub unsafe fn indexes_of_holds(table: pg_sys::Relation) -> Option<[pg_sys::Oid; 
     }
 }
 
-/// Why a table is not as it was created: with these columns, or the first of them in one of these numbers, and as many
-/// indexes.
+/// Why a table is not as it was created: with these columns and as many indexes.
 ///
 /// # Safety
 /// The table is open.
 unsafe fn alteration(
     table: pg_sys::Relation,
     created: &[Column],
-    numbers: &[usize],
     index_count: usize,
 ) -> Option<&'static str> {
     // SAFETY: reads the open relation's descriptions.
@@ -148,8 +142,8 @@ unsafe fn alteration(
             (!class.relispartition, "is a partition"),
             (!is_catalog_table(table), "is used as a catalog table, where ON CONFLICT is refused"),
             (class.relreplident == b'd' as c_char, "does not have the default replica identity"),
-            (has_columns(table, created, numbers, is_same_column), "has different columns"),
-            (has_columns(table, created, numbers, is_unaltered_column), "has an altered column"),
+            (has_columns(table, created, is_same_column), "has different columns"),
+            (has_columns(table, created, is_unaltered_column), "has an altered column"),
             (!has_checks(table), "has a check constraint"),
             (primary != pg_sys::InvalidOid, "has no primary key"),
             (indexes.len() == index_count, "has an additional index"),
@@ -167,32 +161,20 @@ unsafe fn alteration(
     }
 }
 
-/// Whether the table has the columns `added` and `expires`, which 1.0.0's lacks.
-///
-/// # Safety
-/// The table is open.
-pub unsafe fn has_new_columns(table: pg_sys::Relation) -> bool {
-    // SAFETY: the names are C strings.
-    let has = |name: &CStr| unsafe { pg_sys::get_attnum((*table).rd_id, name.as_ptr()) > 0 };
-    has(c"added") && has(c"expires")
-}
-
-/// Whether the table has the columns of the unaltered one, in one of these numbers, and each matches.
+/// Whether the table has the columns of the unaltered one, and each matches.
 ///
 /// # Safety
 /// The table is open.
 unsafe fn has_columns(
     table: pg_sys::Relation,
     created: &[Column],
-    numbers: &[usize],
     matches: unsafe fn(pg_sys::TupleDesc, &pg_sys::FormData_pg_attribute, &Column) -> bool,
 ) -> bool {
     // SAFETY: reads the columns of the open relation; each tuple is read before it is released.
     unsafe {
         let description = (*table).rd_att;
-        let columns = (*description).natts as usize;
-        numbers.contains(&columns)
-            && created[..columns].iter().enumerate().all(|(n, created)| {
+        (*description).natts as usize == created.len()
+            && created.iter().enumerate().all(|(n, created)| {
                 let tuple = pg_sys::SearchSysCache2(
                     pg_sys::SysCacheIdentifier::ATTNUM as c_int,
                     (*table).rd_id.into(),

@@ -12,8 +12,7 @@
 //! | reset | infinity | | NULL | NULL | NULL |
 //! | marker, in row 0 | 0, or infinity if reset | -infinity | NULL | NULL | NULL |
 //!
-//! `prior` and `log` decide which kinds a state can be of; `added` is read only where both are NULL, since the library
-//! of 1.0.0 leaves it as it finds it. The table of 1.0.0 ends with `log`.
+//! `prior` and `log` decide which kinds a state can be of; `added` is read only where both are NULL.
 
 use std::ffi::{c_char, c_int};
 

@@ -2,6 +2,7 @@
 //! through SQL.
 
 use std::collections::BTreeSet;
+use std::ffi::c_int;
 use std::rc::Rc;
 
 use pgrx::pg_sys;
@@ -10,7 +11,7 @@ use pgrx::pg_sys::BuiltinOid::{
 };
 use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
-use ratelimit_core::hold::Hold;
+use ratelimit_core::hold::{Hold, SETTLED_LATE};
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{HoldRow, Holds};
 
@@ -40,15 +41,30 @@ macro_rules! select {
     };
 }
 
-/// Selects the names and keys that have holds, or, where $3 is not NULL, tokens held after it: of the key $2, if that is
-/// not NULL, and of the names that meet a condition.
+/// Selects the names and keys that have holds, or, where $3 is not NULL, tokens held at that time, charged ones if they
+/// have expired since $4: of the key $2, if that is not NULL, and of the names that meet a condition.
 macro_rules! keys {
     ($name:expr) => {
         concat!(
             "SELECT DISTINCT name, key FROM ONLY @schema@.rl_holds WHERE ",
             $name,
             " AND key OPERATOR(pg_catalog.=) COALESCE($2, key) \
-              AND ($3 IS NULL OR expires_at OPERATOR(pg_catalog.>) $3 AND count OPERATOR(pg_catalog.>) old)"
+              AND ($3 IS NULL OR count OPERATOR(pg_catalog.>) old AND ",
+            is_held!("$3", "$4"),
+            ")"
+        )
+    };
+}
+
+/// Whether tokens are held at a time: a charged hold has them until its late settlement counts no more.
+macro_rules! is_held {
+    ($now:literal, $charged_since:literal) => {
+        concat!(
+            "(expires_at OPERATOR(pg_catalog.>) ",
+            $now,
+            " OR charge AND expires_at OPERATOR(pg_catalog.>=) ",
+            $charged_since,
+            ")"
         )
     };
 }
@@ -74,6 +90,10 @@ const ROW: [pg_sys::BuiltinOid; 10] = [
     BOOLOID,
     TEXTOID,
 ];
+
+/// The types of its columns from `count` to `charge`, which are passed by value, and of whether it has its id.
+const WRITTEN: [pg_sys::BuiltinOid; 7] =
+    [FLOAT8OID, FLOAT8OID, FLOAT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID, BOOLOID];
 
 /// The rows of rl_holds, of which those that a hold and its settlement need are accessed directly in the heap.
 pub struct HeapHolds<'a> {
@@ -225,15 +245,28 @@ impl Holds for SqlHolds<'_> {
     fn insert(&self, row: &HoldRow) -> PortResult<bool> {
         // A conflict would raise an error with the id in it.
         const INSERT: Statement = Statement {
-            sql: "INSERT INTO @schema@.rl_holds \
-                  (id, name, key, count, old, back, taken_at, expires_at, charge, config) \
-                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10::pg_catalog.jsonb) \
-                  ON CONFLICT DO NOTHING",
+            sql: concat!(
+                "INSERT INTO @schema@.rl_holds \
+                 (id, name, key, count, old, back, taken_at, expires_at, charge, config) \
+                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10::pg_catalog.jsonb) \
+                 ON CONFLICT DO NOTHING RETURNING count, old, back, taken_at, expires_at, charge, ",
+                by_id!()
+            ),
             parameters: &ROW,
-            results: &[],
+            results: &WRITTEN,
             lock: TableLock::Write,
         };
-        Ok(self.write_hold(&INSERT, row)?)
+        for _ in 0..2 {
+            if self.write_hold(&INSERT, row)? {
+                return Ok(true);
+            }
+            if self.one(&row.id, &row.name, &row.key)?.is_some() {
+                return Ok(false);
+            }
+            // It is gone by now; or a rule that the plan was made under drops the row.
+            spi::forget_plans();
+        }
+        Err(self.sql.not_written().into())
     }
 
     fn update(&self, row: &HoldRow) -> PortResult<bool> {
@@ -241,13 +274,19 @@ impl Holds for SqlHolds<'_> {
             sql: concat!(
                 "UPDATE ONLY @schema@.rl_holds SET count = $4, old = $5, back = $6, taken_at = $7, \
                  expires_at = $8, charge = $9, config = $10::pg_catalog.jsonb WHERE ",
+                by_id!(),
+                " RETURNING count, old, back, taken_at, expires_at, charge, ",
                 by_id!()
             ),
             parameters: &ROW,
-            results: &[],
+            results: &WRITTEN,
             lock: TableLock::Write,
         };
-        Ok(self.write_hold(&UPDATE, row)?)
+        let written = self.write_hold(&UPDATE, row)?;
+        if !written && self.one(&row.id, &row.name, &row.key)?.is_some() {
+            return Err(self.sql.not_written().into());
+        }
+        Ok(written)
     }
 
     fn expire(&self, name: &[u8], key: &[u8], rows: &[HoldRow]) -> PortResult<()> {
@@ -258,7 +297,9 @@ impl Holds for SqlHolds<'_> {
                                   pg_catalog.unnest($5), pg_catalog.unnest($6)) \
                     AS now (id, count, old, back) \
                   WHERE hold.id OPERATOR(pg_catalog.=) now.id \
-                    AND hold.name OPERATOR(pg_catalog.=) $1 AND hold.key OPERATOR(pg_catalog.=) $2",
+                    AND hold.name OPERATOR(pg_catalog.=) $1 AND hold.key OPERATOR(pg_catalog.=) $2 \
+                  RETURNING hold.count OPERATOR(pg_catalog.=) now.count \
+                    AND hold.old OPERATOR(pg_catalog.=) now.old AND hold.back OPERATOR(pg_catalog.=) now.back",
             parameters: &[
                 TEXTOID,
                 TEXTOID,
@@ -267,7 +308,7 @@ impl Holds for SqlHolds<'_> {
                 FLOAT8ARRAYOID,
                 FLOAT8ARRAYOID,
             ],
-            results: &[],
+            results: &[BOOLOID],
             lock: TableLock::Write,
         };
         for rows in rows.chunks(TOGETHER) {
@@ -285,7 +326,9 @@ impl Holds for SqlHolds<'_> {
                     floats(|hold| hold.back),
                 ],
             )?;
-            if written < rows.len() as u64 {
+            // A trigger may keep or change them.
+            let as_meant = |n| self.sql.field(n, 1).is_some_and(|datum| datum.value() as u8 != 0);
+            if written < rows.len() as u64 || !(0..written).all(as_meant) {
                 return Err(self.sql.not_written().into());
             }
         }
@@ -304,7 +347,11 @@ impl Holds for SqlHolds<'_> {
             results: &ROW,
             lock: TableLock::Write,
         };
-        Ok(self.holds(&DELETE, &[text(id), text(name), text(key)])?.pop())
+        let deleted = self.holds(&DELETE, &[text(id), text(name), text(key)])?.pop();
+        if deleted.is_none() && self.one(id, name, key)?.is_some() {
+            return Err(self.sql.not_written().into());
+        }
+        Ok(deleted)
     }
 
     fn delete_of_key(&self, name: &[u8], key: &[u8]) -> PortResult<u64> {
@@ -315,7 +362,20 @@ impl Holds for SqlHolds<'_> {
             results: &[],
             lock: TableLock::Write,
         };
-        Ok(self.sql.execute(&DELETE_OF_KEY, &[text(name), text(key)])?)
+        const ANY: Statement = Statement {
+            sql: select!(
+                "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 LIMIT 1"
+            ),
+            parameters: &[TEXTOID, TEXTOID],
+            results: &ROW,
+            lock: TableLock::Read,
+        };
+        let of_key = [text(name), text(key)];
+        let deleted = self.sql.execute(&DELETE_OF_KEY, &of_key)?;
+        if self.sql.execute(&ANY, &of_key)? > 0 {
+            return Err(self.sql.not_written().into());
+        }
+        Ok(deleted)
     }
 
     fn keys(
@@ -326,7 +386,7 @@ impl Holds for SqlHolds<'_> {
     ) -> PortResult<BTreeSet<(Vec<u8>, Vec<u8>)>> {
         const OF_NAME: Statement = Statement {
             sql: keys!("name OPERATOR(pg_catalog.=) $1"),
-            parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID],
+            parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID],
             results: &[TEXTOID, TEXTOID],
             lock: TableLock::Read,
         };
@@ -341,22 +401,28 @@ impl Holds for SqlHolds<'_> {
             (Some(_), None) => &OF_NAME,
             (None, _) => &OF_ALL,
         };
-        let given = [name.and_then(text), key.and_then(text), held_at.and_then(at)];
+        let charged_since = held_at.map(|now| now.minus(SETTLED_LATE));
+        let times = [held_at, charged_since].map(|time| time.and_then(at));
+        let given = [name.and_then(text), key.and_then(text), times[0], times[1]];
         Ok(self.key_list(statement, &given)?.into_iter().collect())
     }
 
     fn held(&self, name: &[u8], key: &[u8], since: Micros, now: Micros) -> PortResult<f64> {
         const HELD: Statement = Statement {
-            sql: "SELECT pg_catalog.sum(count OPERATOR(pg_catalog.-) old) \
+            sql: concat!(
+                "SELECT pg_catalog.sum(count OPERATOR(pg_catalog.-) old) \
                   FROM ONLY @schema@.rl_holds \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
-                    AND count OPERATOR(pg_catalog.>) old AND expires_at OPERATOR(pg_catalog.>) $3 \
-                    AND taken_at OPERATOR(pg_catalog.>=) $4",
-            parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID],
+                    AND count OPERATOR(pg_catalog.>) old AND taken_at OPERATOR(pg_catalog.>=) $4 AND ",
+                is_held!("$3", "$5")
+            ),
+            parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID],
             results: &[FLOAT8OID],
             lock: TableLock::Read,
         };
-        self.sql.execute(&HELD, &[text(name), text(key), at(now), at(since)])?;
+        let charged_since = now.minus(SETTLED_LATE);
+        let given = [text(name), text(key), at(now), at(since), at(charged_since)];
+        self.sql.execute(&HELD, &given)?;
         // NULL: there is none.
         let sum = self.sql.field(0, 1).map_or(0.0, |sum| f64::from_bits(sum.value() as u64));
         match sum.is_finite() {
@@ -444,6 +510,9 @@ impl SqlHolds<'_> {
     }
 
     /// Runs a statement that writes one row, whose columns are its parameters; false if it wrote none.
+    ///
+    /// # Errors
+    /// [`LimiterError::NotWritten`](ratelimit_limiter::error::LimiterError::NotWritten) (55000): a trigger has changed it.
     fn write_hold(&self, statement: &Statement, row: &HoldRow) -> Result<bool> {
         let HoldRow { id, name, key, hold, config } = row;
         let float = |value| Some(float_datum(value));
@@ -459,7 +528,19 @@ impl SqlHolds<'_> {
             Some(hold.charge.into()),
             config.as_deref().and_then(text),
         ];
-        Ok(self.sql.execute(statement, &columns)? > 0)
+        if self.sql.execute(statement, &columns)? == 0 {
+            return Ok(false);
+        }
+        let is_of_id = Some(true.into());
+        let is_same = |(n, column): (c_int, &Option<pg_sys::Datum>)| {
+            let written = self.sql.field(0, n).map(pg_sys::Datum::value);
+            written == column.map(pg_sys::Datum::value)
+        };
+        let numbers = columns[3..9].iter().chain([&is_of_id]);
+        match (1..).zip(numbers).all(is_same) {
+            true => Ok(true),
+            false => Err(self.sql.not_written()),
+        }
     }
 }
 

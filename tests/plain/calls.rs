@@ -78,7 +78,8 @@ impl Calls {
         Call { sql: one(&mut self.random, &["COMMIT", "ROLLBACK"]).into(), names: vec![] }
     }
 
-    fn set_clock(&self) -> Call {
+    /// Sets the clock, which is a session's own.
+    pub fn set_clock(&self) -> Call {
         let sql = format!(
             "SELECT set_config('ratelimit.clock', to_char(timestamp 'epoch' + {} * interval '1 microsecond',
                                'YYYY-MM-DD HH24:MI:SS.US') || '+00', false)",

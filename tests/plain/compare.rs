@@ -21,6 +21,9 @@ use crate::settings;
 const CALLS: usize = 100_000;
 /// The calls that are sent at once; then rows are compared.
 const BATCH: usize = 250;
+/// The calls of a session, where each session is a new one: it compiles the file's functions again, and so finds what
+/// only the first call does.
+const FEW: usize = 2;
 /// The most calls in which a difference is looked for again.
 const REPEATED: usize = 8_000;
 
@@ -203,14 +206,17 @@ struct Pair {
 
 impl Pair {
     async fn connect(database: &Database) -> Pair {
-        let editions = [
-            Edition::connect(database, SCHEMAS[0]).await,
-            Edition::connect(database, SCHEMAS[1]).await,
-        ];
+        let editions = Pair::sessions(database).await;
         let reader = Edition::connect(database, "pg_catalog").await.client;
         // To compile the query takes longer than all calls of a batch.
         reader.batch_execute("SET jit = off").await.unwrap();
         Pair { editions, reported: Mutex::default(), reader }
+    }
+
+    /// A new session of each edition.
+    async fn sessions(database: &Database) -> [Edition; 2] {
+        let [extension, file] = SCHEMAS.map(|schema| Edition::connect(database, schema));
+        tokio::join!(extension, file).into()
     }
 
     /// Makes the calls on both. Returns the answers, and the first difference of the given shape, or of one that was
@@ -380,34 +386,47 @@ fn calls() -> usize {
     (CALLS as f64 * times()) as usize
 }
 
-/// Makes this number of calls in a database with both under these settings; returns the differences.
-fn differences(name: &'static str, settings: &[(&str, &str)], limit: usize) -> Vec<String> {
+/// Makes this number of calls, all in one session or `of_session` in each, in a database with both under these settings;
+/// returns the differences.
+fn differences(
+    name: &'static str,
+    settings: &[(&str, &str)],
+    limit: usize,
+    of_session: Option<usize>,
+) -> Vec<String> {
     let seed = seed(1);
     println!("{limit} calls, {settings:?}");
     let database = both(name, settings);
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(compare(&database, seed, limit))
+    runtime.block_on(compare(&database, seed, limit, of_session))
 }
 
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn both_editions_give_the_same_answers() {
-    let reports = differences("plain_compare", &[], calls());
+    let reports = differences("plain_compare", &[], calls(), None);
+    assert!(reports.is_empty(), "{}", reports.join("\n"));
+}
+
+#[test]
+#[ignore = "needs a server: make test ONLY=plain"]
+fn both_give_the_same_answers_in_new_sessions() {
+    let reports = differences("plain_compare_sessions", &[], calls() / 50, Some(FEW));
     assert!(reports.is_empty(), "{}", reports.join("\n"));
 }
 
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn both_give_the_same_answers_under_settings_turned_one_way() {
-    let reports = differences("plain_compare_one_way", &settings::profile(0), calls() / 10);
+    let reports = differences("plain_compare_one_way", &settings::profile(0), calls() / 10, None);
     assert!(reports.is_empty(), "{}", reports.join("\n"));
 }
 
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn both_give_the_same_answers_under_settings_turned_the_other_way() {
-    let reports = differences("plain_compare_other_way", &settings::profile(1), calls() / 10);
+    let reports = differences("plain_compare_other_way", &settings::profile(1), calls() / 10, None);
     assert!(reports.is_empty(), "{}", reports.join("\n"));
 }
 
@@ -420,8 +439,12 @@ fn both_give_the_same_answers_under_each_setting_alone() {
         settings::each_alone(&mut database.connect())
     };
     for settings in all {
-        let reports =
-            differences("plain_compare_alone", &settings, calls() / settings::part(&settings));
+        let reports = differences(
+            "plain_compare_alone",
+            &settings,
+            calls() / settings::part(&settings),
+            None,
+        );
         assert!(reports.is_empty(), "{settings:?}: {}", reports.join("\n"));
     }
 }
@@ -452,8 +475,13 @@ fn both_have_the_same_functions() {
 }
 
 /// Makes this number of calls on both; returns the first differences.
-async fn compare(database: &Database, seed: u64, limit: usize) -> Vec<String> {
-    let pair = Pair::connect(database).await;
+async fn compare(
+    database: &Database,
+    seed: u64,
+    limit: usize,
+    of_session: Option<usize>,
+) -> Vec<String> {
+    let mut pair = Pair::connect(database).await;
     let mut calls = Calls::new(seed);
     let mut made = calls.setup();
     let mut next = made.clone();
@@ -484,8 +512,12 @@ async fn compare(database: &Database, seed: u64, limit: usize) -> Vec<String> {
             next = made.clone();
             continue;
         }
-        next = (0..BATCH).map(|_| calls.call()).collect();
+        next = (0..of_session.unwrap_or(BATCH)).map(|_| calls.call()).collect();
         next.push(calls.end());
+        if of_session.is_some() {
+            pair.editions = Pair::sessions(database).await;
+            next.insert(0, calls.set_clock());
+        }
         done += next.iter().filter(|call| !call.sql.contains("set_config")).count();
         made.extend(next.iter().cloned());
     }

@@ -3,6 +3,7 @@
 //! `holds`, `leases`, `load`, `rl_calculate`, `take` and `value` are the extension's tests, on databases with the file; tests/plain/run skips
 //! those that tests/plain/server lists. `compare` compares both editions.
 
+mod answers;
 mod calls;
 mod compare;
 mod contract;

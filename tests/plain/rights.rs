@@ -61,7 +61,7 @@ const OPEN: &str = "
                   CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END)
     FROM (SELECT p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner)) FROM pg_proc p
           WHERE p.pronamespace = to_regnamespace('ratelimit') AND p.prosecdef
-            AND p.proname !~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate|key)|_parse|_plan_name|_written|_valid)$'
+            AND p.proname !~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate|key|address_key)|_parse|_plan_name|_written|_valid)$'
           UNION ALL
           SELECT c.oid::regclass::text, c.relowner, c.relacl FROM pg_class c
           WHERE c.relnamespace = to_regnamespace('ratelimit') AND c.relkind IN ('r', 'p', 'v', 'm', 'S')

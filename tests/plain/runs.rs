@@ -1,4 +1,4 @@
-//! Runs the file again: over itself, after a restore, in two sessions at once, over versions 1 and 2 and a newer one,
+//! Runs the file again: over itself, after a restore, in two sessions at once, over older and newer files,
 //! and in schemas with words of SQL as names. It doesn't change what it hasn't made.
 
 use std::collections::BTreeSet;
@@ -9,9 +9,6 @@ use postgres::error::SqlState;
 
 use crate::database::{self, Database, OWNER, create_role};
 use crate::rights::{ROLES, load, no_dump, open_to_all, run, statements};
-
-/// Version 1, as scripts/plain made it.
-const VERSION_1: &str = include_str!("version-1.sql");
 
 /// Rows of text.
 fn rows(client: &mut Client, query: &str) -> Vec<String> {
@@ -52,7 +49,7 @@ const OPEN: &str = "
                   CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END)
     FROM (SELECT p.proname, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner)) FROM pg_proc p
           WHERE p.pronamespace = 'ratelimit'::regnamespace
-            AND p.proname !~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate|key)|_parse|_plan_name|'
+            AND p.proname !~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate|key|address_key)|_parse|_plan_name|'
                              '_written|_valid)$'
           UNION ALL
           SELECT c.relname, c.relowner, c.relacl FROM pg_class c
@@ -70,7 +67,7 @@ const PURE: &str = "
     SELECT concat(bool_and(has_function_privilege('plain_app', p.oid, 'EXECUTE')),
                   has_type_privilege('plain_app', 'ratelimit.rl_result', 'USAGE')) FROM pg_proc p
     WHERE p.pronamespace = 'ratelimit'::regnamespace
-      AND p.proname ~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate|key)|_plan_name|_written|_valid)$'";
+      AND p.proname ~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate|key|address_key)|_plan_name|_written|_valid)$'";
 
 /// Runs the file by psql, as the owner; returns its messages.
 fn run_file(database: &Database) -> String {
@@ -366,15 +363,10 @@ const KEPT: &str = "
         ratelimit.rl_check('bucket', 'blocked'), ratelimit.rl_check('nothing', 'k'),
         ratelimit.rl_check('sliding', 'k'))";
 
-/// The columns that version 3 converts: before, prior had a fixed window's tokens, negated.
-const CONVERTED: &str = "
-    SELECT concat_ws(' ', name, coalesce(prior::text, 'NULL'), coalesce(added::text, 'NULL'))
-    FROM ratelimit.rateLimits ORDER BY name";
-
-/// From version 1 to the present one, and to a newer one, whose configs have one more field.
+/// From the present version to a newer one, whose configs have one more field.
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
-fn an_older_version_becomes_the_present_and_that_a_newer_one() {
+fn a_newer_file_keeps_what_is_there_and_an_older_one_is_refused() {
     let _turn = database::turn();
     let database = Database::empty("plain_versions");
     create_role(&mut database.connect(), "plain_app");
@@ -382,7 +374,8 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
     // Default privileges would open new objects.
     open_to_all(&database);
     let mut owner = database.connect_as(OWNER);
-    owner.batch_execute(VERSION_1).unwrap();
+    let present = database::file();
+    owner.batch_execute(&present).unwrap();
     owner
         .batch_execute(&format!(
             "SET ratelimit.clock = '2027-01-15 10:00:00.123457+00';
@@ -405,15 +398,12 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
         ))
         .unwrap();
     let (kept, open) = (rows(&mut owner, KEPT), rows(&mut owner, OPEN));
-    // Version 1 left the internal types to PUBLIC.
-    let open: Vec<_> = open.into_iter().filter(|line| !line.starts_with("USAGE _")).collect();
     assert_eq!(open.len(), 8, "{open:?}");
 
-    let present = database::file();
     let newer = present
-        .replace("version CONSTANT int := 3;", "version CONSTANT int := 4;")
-        .replace("SELECT 3 WHERE", "SELECT 4 WHERE")
-        .replace("v.version = 3", "v.version = 4")
+        .replace("version CONSTANT int := 1;", "version CONSTANT int := 2;")
+        .replace("SELECT 1 WHERE", "SELECT 2 WHERE")
+        .replace("v.version = 1", "v.version = 2")
         .replace("'kind text, rate", "'kind text, more text, rate")
         .replace("    l.tolerance := 1e-9 *", "    l.more := 'more';\n    l.tolerance := 1e-9 *");
     assert!(
@@ -421,21 +411,13 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
         "the text has changed"
     );
     for (file, version, parsed) in [
-        (&present, 3, "(\"token bucket\",0.1,"),
-        (&present, 3, "(\"token bucket\",0.1,"),
-        (&newer, 4, "(\"token bucket\",more,0.1,"),
-        (&newer, 4, "(\"token bucket\",more,0.1,"),
+        (&present, 1, "(\"token bucket\",0.1,"),
+        (&present, 1, "(\"token bucket\",0.1,"),
+        (&newer, 2, "(\"token bucket\",more,0.1,"),
+        (&newer, 2, "(\"token bucket\",more,0.1,"),
     ] {
         owner.batch_execute(file).unwrap_or_else(|error| panic!("{version}: {error:?}"));
         assert_eq!(rows(&mut owner, KEPT), kept, "{version}");
-        let converted = [
-            "bucket NULL NULL",
-            "month NULL 5",
-            "nothing NULL 0",
-            "sliding 0 NULL",
-            "slots 0 NULL",
-        ];
-        assert_eq!(rows(&mut owner, CONVERTED), converted, "{version}");
         assert_eq!(rows(&mut owner, OPEN), open, "{version}");
         let text = "SELECT parsed FROM ratelimit.rl_config WHERE name = 'bucket' AND key = ''";
         let text = rows(&mut owner, text);
@@ -457,14 +439,12 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
             .unwrap();
         owner.batch_execute("DELETE FROM rateLimits WHERE key = 'other'").unwrap();
     }
-    for (older, version) in [(&present, 3), (&VERSION_1.to_owned(), 1)] {
-        let error = owner.batch_execute(older).unwrap_err();
-        let message = error.as_db_error().unwrap().message().to_owned();
-        assert_eq!(message, format!("version 4 is installed, and this file is version {version}"));
-    }
+    let error = owner.batch_execute(&present).unwrap_err();
+    let message = error.as_db_error().unwrap().message().to_owned();
+    assert_eq!(message, "version 2 is installed, and this file is version 1");
 
     // A version that refuses a config names it, and changes nothing.
-    let strict = newer.replace("version CONSTANT int := 4;", "version CONSTANT int := 5;").replace(
+    let strict = newer.replace("version CONSTANT int := 2;", "version CONSTANT int := 3;").replace(
         "    l.more := 'more';\n",
         "    PERFORM ratelimit._bad_config('it is old', 'a new one');\n",
     );
@@ -477,7 +457,8 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
     assert_eq!(rows(&mut owner, KEPT), kept);
 }
 
-/// A function whose arguments or columns an earlier version lacks keeps its grants, and stops the run where a view uses it.
+/// A function with another argument keeps its grants; one that is no longer made has none. A view on either stops the
+/// run.
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn functions_that_grow_keep_their_grants() {
@@ -485,148 +466,67 @@ fn functions_that_grow_keep_their_grants() {
     let mut older = database::file();
     for (new, old) in [
         (
-            ", limited_by text, block_reason text,\n    held double precision) LANGUAGE sql",
-            ") LANGUAGE sql",
-        ),
-        (
-            "SELECT * FROM ratelimit._standing",
-            "SELECT name, key, kind, remaining, capacity, retry_at, as_of, shards, limited FROM ratelimit._standing",
-        ),
-        ("'held' = ANY", "'limited' = ANY"),
-        (
             "function rl_block(text,text,interval,timestamptz,text)",
-            "function rl_block(text,text,interval,timestamptz)",
+            "function rl_block(text,text,interval,timestamptz)\nfunction rl_old(text)",
         ),
         (
             "until timestamptz DEFAULT NULL, reason text DEFAULT NULL)",
             "until timestamptz DEFAULT NULL)",
         ),
-        ("                reason text CHECK (octet_length(reason) <= 200),\n", ""),
-        (
-            "ALTER TABLE ratelimit.rl_blocks ADD COLUMN reason text CHECK (octet_length(reason) <= 200);",
-            "NULL;",
-        ),
     ] {
         assert_eq!(older.matches(new).count(), 1, "{new}");
         older = older.replace(new, old);
     }
+    let part = "-- Functions that only the extension has,";
+    assert_eq!(older.matches(part).count(), 1);
+    older = older.replace(
+        part,
+        &format!("CREATE OR REPLACE FUNCTION ratelimit.rl_old(text) RETURNS text LANGUAGE sql AS 'SELECT 1';\n{part}"),
+    );
     let database = Database::empty("plain_grows");
     create_role(&mut database.connect(), "plain_app");
     let mut owner = database.connect_as(OWNER);
     owner.batch_execute(&older).unwrap();
     owner
         .batch_execute(
-            "GRANT USAGE ON SCHEMA ratelimit TO plain_app; GRANT EXECUTE ON FUNCTION rl_block TO PUBLIC;
-             GRANT EXECUTE ON FUNCTION rl_status TO plain_app WITH GRANT OPTION;
-             CREATE VIEW public.limited AS SELECT name, key FROM ratelimit.rl_status() WHERE limited",
+            "GRANT USAGE ON SCHEMA ratelimit TO plain_app; GRANT EXECUTE ON FUNCTION rl_old TO PUBLIC;
+             GRANT EXECUTE ON FUNCTION rl_block TO plain_app WITH GRANT OPTION;
+             CREATE VIEW public.blocked AS SELECT ratelimit.rl_block('l', 'k', '1 hour') AS until",
         )
         .unwrap();
     const GRANTS: &str = "SELECT proname || aclexplode(proacl)::text FROM pg_proc
-                          WHERE pronamespace = 'ratelimit'::regnamespace AND proname IN ('rl_status', 'rl_block') ORDER BY 1";
-    let (open, grants) = (rows(&mut owner, OPEN), rows(&mut owner, GRANTS));
-    assert_eq!(
-        open,
-        [
-            "EXECUTE rl_block to PUBLIC",
-            "EXECUTE rl_status to plain_app",
-            "USAGE schema to plain_app"
-        ]
-    );
-    let columns =
-        |client: &mut Client| client.prepare("SELECT * FROM rl_status()").unwrap().columns().len();
-    assert_eq!(columns(&mut owner), 9);
+                          WHERE pronamespace = 'ratelimit'::regnamespace AND proname = 'rl_block' ORDER BY 1";
+    let grants = rows(&mut owner, GRANTS);
+    const OF_APP: [&str; 2] = ["EXECUTE rl_block to plain_app", "USAGE schema to plain_app"];
+    let open = rows(&mut owner, OPEN);
+    assert_eq!(open, [OF_APP[0], "EXECUTE rl_old to PUBLIC", OF_APP[1]]);
+    const THEM: &str = "SELECT oid::regprocedure::text FROM pg_proc WHERE proname IN ('rl_block', 'rl_old') ORDER BY 1";
+    let was = rows(&mut owner, THEM);
+    assert_eq!(was.len(), 2);
 
     let refused = load(&database).unwrap_err();
     let refused = refused.as_db_error().unwrap();
     assert_eq!(refused.code(), &SqlState::DEPENDENT_OBJECTS_STILL_EXIST);
     let detail = refused.detail().unwrap();
-    assert!(detail.contains("view public.limited depends on function "), "{detail}");
-    assert_eq!(columns(&mut owner), 9);
-    owner.batch_execute("DROP VIEW public.limited").unwrap();
+    assert!(detail.contains("view public.blocked depends on function "), "{detail}");
+    assert_eq!(rows(&mut owner, THEM), was);
+    // As a dump of the data alone brings the rows of another database.
+    owner
+        .batch_execute(
+            "DROP VIEW public.blocked;
+             INSERT INTO rl_made SELECT kind, name, server + 1, (oid::bigint + 1)::oid, acl FROM rl_made WHERE name ~ 'rl_(block|old)'",
+        )
+        .unwrap();
     for _ in 0..2 {
         load(&database).unwrap();
-        assert_eq!(columns(&mut owner), 12);
-        assert_eq!(
-            (rows(&mut owner, OPEN), rows(&mut owner, GRANTS)),
-            (open.clone(), grants.clone())
-        );
+        let them = ["rl_block(text,text,interval,timestamp with time zone,text)"];
+        assert_eq!(rows(&mut owner, THEM), them);
+        assert_eq!(rows(&mut owner, OPEN), OF_APP);
+        assert_eq!(rows(&mut owner, GRANTS), grants);
     }
     owner
         .batch_execute("SELECT rl_block('l', 'k', '1 hour', reason => 'why'); SELECT limited_by FROM rl_status('l')")
         .unwrap();
-}
-
-/// Version 2 had a fixed window's tokens in prior, negated; a restore may bring such rows to version 3, too.
-#[test]
-#[ignore = "needs a server: make test ONLY=plain"]
-fn rows_of_version_2_are_converted_whenever_they_come() {
-    const ROWS: &str = "
-        INSERT INTO rateLimits (name, value, ts, prior, log) VALUES
-            ('bucket', 4, '2027-01-15', NULL, NULL), ('slots', 0, '2027-01-15', 0, '{}'),
-            ('window', 3, '2027-01-15 10:00+00', -5, NULL), ('none', -2, '2027-01-15 10:00+00', '-0', NULL),
-            ('sliding', 1, '2027-01-15 10:00+00', 2, NULL), ('broken', 1, '2027-01-15', '-Infinity', NULL)";
-    const CONVERTED_ROWS: [&str; 6] = [
-        "broken -Infinity NULL",
-        "bucket NULL NULL",
-        "none NULL 0",
-        "sliding 2 NULL",
-        "slots 0 NULL",
-        "window NULL 5",
-    ];
-    const LEFT: &str =
-        "SELECT concat_ws(' ', (rl_check('window')).remaining, (rl_check('none')).remaining)";
-    let database = Database::new("plain_version_2");
-    let mut owner = database.connect_as(OWNER);
-    owner
-        .batch_execute(&format!(
-            "SET ratelimit.clock = '2027-01-15 10:00:01+00';
-             SELECT rl_define('window', rl_fixed_window(5, '1 h', start => '2027-01-15 00:00+00')),
-                    rl_define('none', rl_fixed_window(5, '1 h', capacity => 0, start => '2027-01-15 00:00+00')
-                                      || '{{\"overage\": true}}');
-             ALTER TABLE rateLimits DROP COLUMN added; UPDATE rl_version SET version = 2; {ROWS}"
-        ))
-        .unwrap();
-    owner.batch_execute(&database::file()).unwrap();
-    assert_eq!(rows(&mut owner, CONVERTED), CONVERTED_ROWS);
-    assert_eq!(rows(&mut owner, LEFT), ["3 -2"]);
-    let versions = "SELECT string_agg(version::text, ' ' ORDER BY version) FROM rl_version";
-    assert_eq!(rows(&mut owner, versions), ["2 3"]);
-
-    owner.batch_execute(&format!("DELETE FROM rateLimits; {ROWS}")).unwrap();
-    for _ in 0..2 {
-        owner.batch_execute(&database::file()).unwrap();
-        assert_eq!(rows(&mut owner, CONVERTED), CONVERTED_ROWS);
-    }
-}
-
-/// The transaction has locked rateLimits alone when the file wants all tables.
-#[test]
-#[ignore = "needs a server: make test ONLY=plain"]
-fn a_transaction_in_a_call_and_an_upgrade_do_not_deadlock() {
-    const LIMIT_ALL: &str = "SELECT rl_limit_all('[{\"name\": \"l\"}]')";
-    let _turn = database::turn();
-    let database = Database::empty("plain_upgrade");
-    let mut owner = database.connect_as(OWNER);
-    owner.batch_execute(VERSION_1).unwrap();
-    owner.batch_execute("SELECT rl_define('l', rl_fixed_window(9, '365 days'))").unwrap();
-    // Only the file looks for a deadlock.
-    let mut caller = database.connect();
-    caller
-        .batch_execute("SET deadlock_timeout = '10 min'; BEGIN; SELECT rl_reset_all('other')")
-        .unwrap();
-    thread::scope(|scope| {
-        let upgrade = scope.spawn(|| load(&database));
-        let waits = "SELECT count(*)::text FROM pg_locks WHERE NOT granted AND relation = 'rateLimits'::regclass";
-        let mut look = database.connect();
-        while rows(&mut look, waits) == ["0"] && !upgrade.is_finished() {
-            thread::yield_now();
-        }
-        caller.batch_execute(&format!("SELECT rl_limit('l'); {LIMIT_ALL}; COMMIT")).unwrap();
-        upgrade.join().unwrap().unwrap();
-    });
-    caller.batch_execute(LIMIT_ALL).unwrap();
-    let left = "SELECT remaining::text FROM rl_check('l')";
-    assert_eq!(rows(&mut owner, left), ["6"]);
 }
 
 /// A call of an earlier version that goes on after an upgrade can have read a limit that seems to have no kind.

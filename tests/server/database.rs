@@ -55,6 +55,10 @@ impl Database {
         connect(self.name)
     }
 
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// Whether a call above READ COMMITTED may fail to be serialized: of the SQL store, never of the heap store.
     pub fn may_conflict(client: &mut Client) -> bool {
         client.batch_execute("LOAD 'ratelimit'").unwrap();
@@ -73,8 +77,14 @@ impl Drop for Database {
 }
 
 pub fn connect(database: &str) -> Client {
+    config(database).connect(NoTls).expect("the test server answers")
+}
+
+/// The server's settings for a connection.
+pub fn config(database: &str) -> Config {
     let server = std::env::var("RATELIMIT_TEST_SERVER")
         .expect("RATELIMIT_TEST_SERVER is not set: run make test");
     let mut config: Config = server.parse().expect("RATELIMIT_TEST_SERVER is a connection string");
-    config.dbname(database).connect(NoTls).expect("the test server answers")
+    config.dbname(database);
+    config
 }

@@ -282,6 +282,10 @@ fn argument(random: &mut Rng, r#type: &str) -> String {
                 "2024-02-29 00:00:00+00",
             ],
         )),
+        "inet" => quoted(one_of(
+            random,
+            &["192.0.2.7", "192.0.2.0/24", "::ffff:192.0.2.7", "2001:db8::1", "::/0", "fe80::1/10"],
+        )),
         "rl_result" => match random.u8(..2) {
             0 => "rl_check('a')".into(),
             _ => {

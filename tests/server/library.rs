@@ -77,7 +77,12 @@ fn the_extension_is_not_preloaded_and_has_no_object_on_tables_of_others() {
         AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'ratelimit') AND lanname <> 'c' ORDER BY proname";
     assert_eq!(
         list(&mut client, languages),
-        ["rl_distribute: plpgsql", "rl_node: plpgsql", "rl_undistribute: plpgsql"]
+        [
+            "rl_address_key: sql",
+            "rl_distribute: plpgsql",
+            "rl_node: plpgsql",
+            "rl_undistribute: plpgsql"
+        ]
     );
 }
 

@@ -2,6 +2,7 @@
 //! `make test ONLY=server TESTS="dump load::shards"` runs those whose names contain one of these.
 
 mod alerts;
+mod answers;
 mod contract;
 mod database;
 mod documents;
@@ -19,6 +20,5 @@ mod rl_calculate;
 mod server_log;
 mod stores;
 mod take;
-mod upgrade;
 mod value;
 mod waiters;

@@ -12,13 +12,13 @@ const KEYS: [&str; 3] = ["", "a", "b"];
 const SECOND: i64 = 1_000_000;
 
 /// Returns what is wrong with the value of a key, now and at later times, after which the clock is as before. A hold that
-/// expires changes the state, so then it looks no further; and a denial may end sooner than the value shows. A limit with
-/// shards, also of shards that it had, has no more than their total, and exactly that now.
+/// expires changes the state, so then it looks no further; and a denial may end sooner than the value shows. What has
+/// expired is in the value, and not in a denial that it can't change. A limit with shards, also of shards that it had, has no more than their total, and exactly that now.
 const WRONG: &str = r#"
 CREATE FUNCTION public.wrong(name text, key text, now bigint, spans bigint[], config jsonb) RETURNS SETOF text
 LANGUAGE plpgsql AS $$
 DECLARE
-    value jsonb; sharded boolean; until float8; expires timestamptz; at timestamptz; span bigint; call record;
+    value jsonb; sharded boolean; unwritten boolean; until float8; expires timestamptz; at timestamptz; span bigint; call record;
     given text; checked text; c record; r record; remaining float8; problem text;
 BEGIN
     BEGIN
@@ -39,6 +39,8 @@ BEGIN
     sharded := coalesce((value #>> '{config,shards}')::int > 1, false)
         OR EXISTS (SELECT FROM rateLimits t WHERE t.name = $1 AND t.key = $2 AND t.shard > 0);
     until := value ->> 'blockedUntil';
+    unwritten := EXISTS (SELECT FROM rateLimits t WHERE t.name = $1 AND t.key = $2
+                         AND t.expires <= timestamptz 'epoch' + $3 * interval '1 us');
     expires := (SELECT min(h.expires_at) FROM rl_holds h WHERE h.name = $1 AND h.key = $2 AND NOT h.charge
                 AND h.count > h.old AND h.expires_at > timestamptz 'epoch' + $3 * interval '1 us');
     FOREACH span IN ARRAY spans LOOP
@@ -51,11 +53,12 @@ BEGIN
             r := rl_calculate(value -> 'config', value -> 'state', at, call.count, call.reserve);
             problem := CASE
                 WHEN until > extract(epoch FROM at) * 1000 THEN
-                    CASE WHEN c.ok THEN 'passes while it is blocked' WHEN c.remaining <> remaining AND NOT sharded THEN 'remaining' END
+                    CASE WHEN c.ok THEN 'passes while it is blocked'
+                        WHEN c.remaining <> remaining AND NOT sharded AND NOT unwritten THEN 'remaining' END
                 WHEN sharded AND span > 0 THEN
                     CASE WHEN c.ok AND NOT r.ok THEN 'ok' WHEN c.remaining > remaining + 1e-6 THEN 'remaining' END
                 WHEN c.ok <> r.ok THEN 'ok'
-                WHEN c.remaining IS DISTINCT FROM remaining THEN 'remaining'
+                WHEN c.remaining IS DISTINCT FROM remaining AND NOT (unwritten AND c.retry_at IS NULL AND NOT c.ok) THEN 'remaining'
                 WHEN c.capacity IS DISTINCT FROM coalesce(value #>> '{config,capacity}', value #>> '{config,rate}',
                                                           value #>> '{config,slots}')::float8 THEN 'capacity'
                 WHEN (sharded OR expires IS NOT NULL) AND NOT c.ok THEN

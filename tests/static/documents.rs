@@ -365,8 +365,10 @@ fn troubleshooting_has_the_messages_of_the_sources_and_no_other() {
         .iter()
         .map(|(path, text)| with_ellipses(text, is_sql(path)))
         .collect();
-    let expected: Vec<(PathBuf, String)> =
-        texts_in(&["tests/pg_regress/expected", "tests/isolation/expected"], &["out"]);
+    let expected: Vec<(PathBuf, String)> = texts_in(
+        &["tests/pg_regress/expected", "tests/answers", "tests/isolation/expected"],
+        &["out", "txt"],
+    );
     let stands = |line: &str, message: &str| {
         let mut rest = Some(line);
         for part in message.split('…') {

@@ -1,11 +1,13 @@
 // A middleware for the AI SDK: each call to a model holds an estimate on all of its limits at once, and settles what the
 // model reports.
+import { inspect } from 'node:util';
+
 import { APICallError, type LanguageModelMiddleware } from 'ai';
 
 import type { Definitions, HoldKind, NameOf } from './config.cjs';
 import { RateLimitError } from './errors.cjs';
 import { ignore, quietly } from './failing.cjs';
-import type { HoldAll, Used } from './held.cjs';
+import { isCount, warnUnsettled, type HoldAll, type Unsettled, type Used } from './held.cjs';
 import { EXTENDS, type Inline, type Keyed, type LimitRequest, type RateLimiter } from './limiter.cjs';
 
 type Generate = Parameters<NonNullable<LanguageModelMiddleware['wrapGenerate']>>[0];
@@ -22,14 +24,17 @@ export interface Usage {
     totalTokens: number;
 }
 /** What a call uses of a limit: a number, such as 1 of requests and slots, tokens, or what a function says of them. */
-export type Count = number | keyof Usage | ((usage: Usage & { modelId: string; report?: Report }) => number);
+export type Count = number | keyof Usage | ((usage: Counted) => number);
+/** What a function of `count` gets: an estimate, or what was used, with the model's whole report. */
+export type Counted = Usage & { modelId: string; report?: Report | undefined };
 
 /** A limit that a call is to hold. `count` default: 1. */
 export type BudgetLimit<D> =
     | {
-          [N in NameOf<D, HoldKind | 'concurrency'>]: { name: N; config?: undefined; count?: Count } & Keyed<D[N]>;
+          [N in NameOf<D, HoldKind | 'concurrency'>]: { name: N; config?: undefined } & Counts & Keyed<D[N]>;
       }[NameOf<D, HoldKind | 'concurrency'>]
-    | ({ name: string; count?: Count } & Inline<HoldKind | 'concurrency'>);
+    | ({ name: string } & Counts & Inline<HoldKind | 'concurrency'>);
+type Counts = { count?: Count | undefined };
 
 /** A call that ended without a report: what was held, what has streamed, as far as the estimate knows, and why. */
 export interface Unreported {
@@ -41,21 +46,26 @@ export interface Unreported {
 export interface BudgetOptions<D> {
     /** The limits of every call, or of this one. A name comes once, or with the same count. */
     limits: BudgetLimit<D>[] | ((call: ModelCall) => BudgetLimit<D>[] | PromiseLike<BudgetLimit<D>[]>);
-    /** The most tokens that an answer may have, where the call doesn't say: they are held, and sent to the model. */
-    maxOutputTokens: number;
-    /** The tokens of the prompt. Default: a third of its bytes and of its tools', and 1,000 for each file. */
-    estimate?: (call: ModelCall) => number | PromiseLike<number>;
+    /**
+     * The most tokens that an answer may have, where the call doesn't say: they are held, and sent to the model. Needed
+     * unless each limit counts a number.
+     */
+    maxOutputTokens?: number | undefined;
+    /** The id of a call's hold: the same again, while that is there, is the same hold. Default: a random one. */
+    id?: string | ((call: ModelCall) => string | undefined) | undefined;
+    /** The tokens of the prompt. Default: a third of its bytes, 1,600 for a picture, 5,000 for another file. */
+    estimate?: ((call: ModelCall) => number | PromiseLike<number>) | undefined;
     /** Milliseconds until a hold expires whose process has died. One that lives extends it. Default: 120,000. */
-    ttl?: number;
+    ttl?: number | undefined;
     /** What becomes of a hold that expires. Default: "refund". */
-    onExpiry?: 'refund' | 'charge';
+    onExpiry?: 'refund' | 'charge' | undefined;
     /** What counts as used where the model did not report it. Default: all that was held. */
-    unreported?: (call: Unreported) => Usage;
+    unreported?: ((call: Unreported) => Usage) | undefined;
     /**
      * Hears of a hold that could not be settled: settleAll(hold, used) can be sent again. Also where a function of `count`
      * or `unreported` throws: all that was held is settled then. Default: a warning.
      */
-    onUnsettled?: (unsettled: { hold: string; used: Used | undefined; error: Error }) => void;
+    onUnsettled?: ((unsettled: Unsettled) => void) | undefined;
 }
 
 /** The middleware for wrapLanguageModel. A denial is an APICallError, which the SDK retries within a minute. */
@@ -63,10 +73,8 @@ export function budget<D extends Definitions>(
     limiter: RateLimiter<D>,
     options: BudgetOptions<D>,
 ): LanguageModelMiddleware {
-    const { maxOutputTokens } = options;
-    if (!(maxOutputTokens >= 0)) {
-        throw new TypeError(`maxOutputTokens is ${maxOutputTokens}; allowed: tokens, which each call may hold`);
-    }
+    const { maxOutputTokens, limits } = options;
+    checkedMost(maxOutputTokens, Array.isArray(limits) ? limits : []);
     return {
         specificationVersion: 'v4',
         transformParams: async ({ params }) => ({
@@ -85,7 +93,11 @@ export function budget<D extends Definitions>(
             }
         },
         async wrapStream({ doStream, params, model }) {
-            const held = await hold(limiter, options, { params, model });
+            const held = await hold(limiter, options, { params, model }).catch((error) => {
+                // Otherwise promises of streamText say no more than that there is no output.
+                if (APICallError.isInstance(error)) Object.defineProperty(error, NO_OUTPUT, { value: true });
+                throw error;
+            });
             try {
                 const { stream, ...result } = await held.sent(doStream, params.abortSignal);
                 return { ...result, stream: metered(stream, held) };
@@ -97,13 +109,39 @@ export function budget<D extends Definitions>(
     };
 }
 
+/**
+ * A result of streamText, once its answer begins. Throws what has ended it before, such as a denial: to answer with
+ * another status.
+ */
+export async function opened<R extends { stream: AsyncIterable<{ type: string; error?: unknown }> }>(
+    result: R,
+): Promise<R> {
+    for await (const { type, error } of result.stream) {
+        if (type === 'error') throw error;
+        if (type !== 'start') break;
+    }
+    return result;
+}
+
+/** What marks an error of which the SDK says that it has ended the call. */
+const NO_OUTPUT = Symbol.for('vercel.ai.error.AI_NoOutputGeneratedError');
+
+/** Throws a TypeError where a limit counts tokens, and nothing says how many an answer may have. */
+function checkedMost(most: number | undefined, limits: Counts[]): void {
+    const isNeeded = limits.some(({ count = 1 }) => typeof count !== 'number');
+    if (most === undefined ? isNeeded : !(most >= 0)) {
+        throw new TypeError(`maxOutputTokens is ${most}; allowed: tokens, which each call may hold`);
+    }
+}
+
 /** Holds the estimate of a call. Throws a denial as the SDK knows one. */
 async function hold<D extends Definitions>(limiter: RateLimiter<D>, options: BudgetOptions<D>, call: ModelCall) {
-    const { limits, estimate = estimated, ttl = 120_000, onExpiry } = options;
+    const { limits, estimate = estimated, ttl = 120_000, onExpiry, id } = options;
     const { params, model } = call;
     params.abortSignal?.throwIfAborted();
     const list = typeof limits === 'function' ? await limits(call) : limits;
-    const most = usageOf(await estimate(call), params.maxOutputTokens ?? options.maxOutputTokens);
+    checkedMost(params.maxOutputTokens ?? options.maxOutputTokens, list);
+    const most = usageOf(await estimate(call), mostOutput(params, options.maxOutputTokens));
     const counts = new Map<string, Count>();
     const requests = list.map(({ count = 1, ...limit }) => {
         if (counts.has(limit.name) && counts.get(limit.name) !== count) {
@@ -114,7 +152,8 @@ async function hold<D extends Definitions>(limiter: RateLimiter<D>, options: Bud
     }) as LimitRequest<D, HoldKind | 'concurrency'>[];
     const take = (more: { id?: string; throws?: boolean; [EXTENDS]?: true }) =>
         limiter.holdAll(requests, { ttl, onExpiry, ...more });
-    const held = await take({ throws: true }).catch((error) => {
+    const own = typeof id === 'function' ? id(call) : id;
+    const held = await take({ throws: true, id: own }).catch((error) => {
         const denial = RateLimitError.from(error);
         throw denial ? denied(denial) : error;
     });
@@ -219,7 +258,7 @@ class Held {
         for (const [name, count] of this.#counts) {
             const number = counted(count, usage, this.#modelId, report);
             // The database would refuse it, and settle none.
-            if (!(number >= 0 && number < Infinity)) throw new TypeError(`the count of ${JSON.stringify(name)} is ${number}`);
+            if (!isCount(number)) throw new TypeError(`the count of ${JSON.stringify(name)} is ${inspect(number)}`);
             used.set(name, number);
         }
         return Object.fromEntries(used);
@@ -239,7 +278,7 @@ class Held {
         let used: Used | undefined;
         const { hold } = this.#hold; // null: exempt, or unchecked
         const hear = (error: any) => {
-            const heard = hold === null ? warn : (this.#options.onUnsettled ?? warn);
+            const heard = hold === null ? warnUnsettled : (this.#options.onUnsettled ?? warnUnsettled);
             quietly(() => heard({ hold: hold!, used, error }));
         };
         try {
@@ -248,12 +287,11 @@ class Held {
             hear(error);
         }
         await this.#extending;
-        await this.#hold.settle(used).catch(hear);
+        const settled = await this.#hold.settle(used).catch(hear);
+        const isGone = hold !== null && settled?.length === 0;
+        if (isGone) hear(new Error('it is gone: another call has settled it, or a reset'));
     }
 }
-
-const warn = ({ hold, error }: { hold: string; error: Error }) =>
-    console.warn(`postgres-rate-limit: the hold ${hold} was not settled by what was used: ${error.message}`);
 
 /** The stream, whose hold is settled before its end is read, and when its reader leaves. */
 function metered(stream: Stream, held: Held): Stream {
@@ -308,16 +346,66 @@ const counted = (count: Count, usage: Usage, modelId: string, report?: Report): 
           ? usage[count]
           : count;
 
-/** A third of the bytes of the prompt and of the tools; files are 1,000 each. */
-function estimated({ params }: ModelCall): number {
-    let files = 0;
-    const text = (_: string, value: any) => {
-        if (value?.type !== 'file') return value;
-        files += 1;
-        return undefined;
-    };
-    const bytes = [params.prompt, params.tools ?? []].map((part) => Buffer.byteLength(JSON.stringify(part, text)));
-    return Math.ceil((bytes[0] + bytes[1]) / 3) + 1000 * files;
+// What the estimate counts, as docs/llm-budgets.md lists it, and the package for Python, too.
+const PICTURE = 1600;
+const FILE = 5000;
+const ofText = (text = ''): number => Math.ceil(Buffer.byteLength(text) / 3);
+const ofJson = (value: unknown): number => ofText(JSON.stringify(value));
+
+/** The tokens of the prompt, its tools and the schema of its answer. */
+function estimated({ params: { prompt, tools = [], responseFormat } }: ModelCall): number {
+    const ofMessage = ({ content }: Message) => (typeof content === 'string' ? ofText(content) : content.map(ofPart));
+    const counts = prompt.flatMap(ofMessage);
+    for (const tool of tools) {
+        if (tool.type === 'function') {
+            const { name, description, inputSchema } = tool;
+            counts.push(ofJson({ name, description, inputSchema }));
+        } else counts.push(ofJson({ name: tool.name, args: tool.args }));
+    }
+    if (responseFormat?.type === 'json') counts.push(ofJson(responseFormat.schema));
+    return counts.reduce((sum, count) => sum + count, 0);
+}
+
+type Message = ModelCall['params']['prompt'][number];
+type Content = Exclude<Message['content'], string>[number];
+type Output = Extract<Content, { type: 'tool-result' }>['output'];
+
+function ofPart(part: Content | Extract<Output, { type: 'content' }>['value'][number]): number {
+    switch (part.type) {
+        case 'text':
+        case 'reasoning':
+            return ofText(part.text);
+        case 'file':
+            if (part.data.type === 'text') return ofText(part.data.text);
+            return /^image\b/i.test(part.mediaType) ? PICTURE : FILE;
+        case 'reasoning-file':
+            return FILE;
+        case 'tool-call':
+            return ofJson(part.input);
+        case 'tool-result':
+            return ofOutput(part.output);
+        case 'tool-approval-response':
+            return ofText(part.reason);
+        default:
+            return ofJson(part);
+    }
+}
+
+function ofOutput(output: Output): number {
+    switch (output.type) {
+        case 'content':
+            return output.value.reduce((sum, part) => sum + ofPart(part), 0);
+        case 'execution-denied':
+            return ofText(output.reason);
+        default:
+            return typeof output.value === 'string' ? ofText(output.value) : ofJson(output.value);
+    }
+}
+
+/** The most tokens of an answer. Anthropic's thinking comes on top of maxOutputTokens, for their provider. */
+function mostOutput({ maxOutputTokens, providerOptions }: ModelCall['params'], most = 0): number {
+    const { budgetTokens = 0 } = (providerOptions?.anthropic?.thinking ?? {}) as { budgetTokens?: number };
+    return (maxOutputTokens ?? most) + budgetTokens;
 }
 
 // The request has not reached the model.

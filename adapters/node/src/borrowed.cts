@@ -5,21 +5,21 @@ import { errorOf, resultOf, type Result } from './results.cjs';
 
 export interface BorrowOptions {
     /** Milliseconds after which a batch is spent no more, and what is left of it is returned. Default: 1000. */
-    borrowFor?: number;
+    borrowFor?: number | undefined;
     /** The most tokens of a batch, but for a call with a larger count. Default: 100. */
-    max?: number;
+    max?: number | undefined;
 }
 interface Spend {
     /** Tokens. Default: 1. */
-    count?: number;
+    count?: number | undefined;
 }
 interface Asks extends Spend {
     /** `true`: a denial is a RateLimitError. */
-    throws?: boolean;
+    throws?: boolean | undefined;
     /** Tries again for at most this number of milliseconds. */
-    wait?: number;
+    wait?: number | undefined;
     /** Ends the wait. */
-    signal?: AbortSignal;
+    signal?: AbortSignal | undefined;
 }
 type AnyOptions = Record<string, any>;
 type Given<C, O> = C extends { keyed: true } ? [options: O & Keyed<C>] : [options?: O & Keyed<C>];

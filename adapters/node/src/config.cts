@@ -5,15 +5,15 @@ export type Duration = number | string;
 
 export interface Common {
     /** "memory": in the server's shared memory. Default: "table". */
-    store?: 'table' | 'memory';
+    store?: 'table' | 'memory' | undefined;
     /** With "memory", for defined limits: within which time a change is saved to the table. */
-    save?: Duration;
+    save?: Duration | undefined;
     /** `false`: a dry run, which denies nothing. Default: true. */
-    enforce?: boolean;
+    enforce?: boolean | undefined;
     /** `true`: a call must have a key. */
-    keyed?: boolean;
+    keyed?: boolean | undefined;
     /** "asynchronously": in memory; if the limit is defined, saved within a second. Default: "transactionally". */
-    applyUpdates?: 'transactionally' | 'asynchronously';
+    applyUpdates?: 'transactionally' | 'asynchronously' | undefined;
 }
 interface Tokens extends Common {
     /** Tokens in each period. */
@@ -22,24 +22,24 @@ interface Tokens extends Common {
 }
 interface Stock extends Tokens {
     /** The most tokens that it can hold. Default: rate. */
-    capacity?: number;
+    capacity?: number | undefined;
     /** The largest debt of reservations. Default: no bound. */
-    maxReserved?: number;
+    maxReserved?: number | undefined;
     /** The number of rows that it is spread over. */
-    shards?: number;
+    shards?: number | undefined;
 }
 export interface TokenBucket extends Stock {
     kind: 'token bucket';
-    start?: null;
+    start?: null | undefined;
 }
 export interface FixedWindow extends Stock {
     kind: 'fixed window';
     /** What windows are aligned to: epoch milliseconds, a time, or "first request". With timezone: a date. */
-    start?: number | string;
+    start?: number | string | undefined;
     /** An IANA time zone, for calendar windows. */
-    timezone?: string;
+    timezone?: string | undefined;
     /** `true`: a soft quota, which calls may exceed. */
-    overage?: boolean;
+    overage?: boolean | undefined;
 }
 export interface SlidingWindow extends Tokens {
     kind: 'sliding window';
@@ -76,7 +76,7 @@ export type NameOf<D, K extends Kind> = {
 }[keyof D] &
     string;
 
-type Options<C, K> = Omit<C, 'kind' | 'keyed'> & { keyed?: K };
+type Options<C, K> = Omit<C, 'kind' | 'keyed'> & { keyed?: K | undefined };
 type Made<C, K> = K extends true ? C & { keyed: true } : C;
 const maker =
     <C extends RateLimitConfig>(kind: C['kind']) =>

@@ -15,23 +15,23 @@ export interface RateLimitStoreOptions {
     /** The limit's name; all processes that use it count together. */
     name: string;
     /** "memory": in the server's shared memory, lost when it restarts. Default: "table". */
-    store?: 'table' | 'memory';
+    store?: 'table' | 'memory' | undefined;
     /** The milliseconds after which a call ends with an error: to get a connection, and the answer. Default: 5000. */
-    timeout?: number;
+    timeout?: number | undefined;
     /** Prepares the statements, which is faster; not for PgBouncer with max_prepared_statements = 0. Default: false. */
-    prepare?: boolean;
+    prepare?: boolean | undefined;
     /**
      * What becomes of a request that can't be counted now: since no server answers, it is full or a standby, or by a
      * time-out. "open": it passes. Default: "closed", an error. Denials, mistakes and refused logins are errors with both.
      */
-    onError?: OnError;
+    onError?: OnError | undefined;
     /** Hears of each request that passed unchecked. Default: a line of console.warn. */
-    onUnchecked?: (error: Error) => void;
+    onUnchecked?: ((error: Error) => void) | undefined;
     /**
      * Answers a key that was denied without the database: until it can pass, and for a second at most, or for `forMs`.
      * Of the keys `max` are remembered. Default: false.
      */
-    rememberDenials?: boolean | RememberDenials;
+    rememberDenials?: boolean | RememberDenials | undefined;
 }
 
 /** The limiter's clock in epoch milliseconds: what a test has set (a time, or such milliseconds), or the server's. */
@@ -144,8 +144,23 @@ export class Database {
         const asked = new Question(idOf(name, key), config, count);
         const known = denials?.known(asked);
         if (known) return known[0];
-        const row = await this.rowIfNow('take', [name, key, config, String(count)]);
+        let row = await this.rowIfNow('take', [name, key, config, String(count)]);
+        if (row && !row.ok) {
+            const { rate, overage, ...rest } = JSON.parse(config);
+            // What a window took beyond the limit, by a config that counts all, ends with the window.
+            if (!overage && Number(row.hits) > rate) {
+                row = await this.#takeIfLess(rate, count, name, key, JSON.stringify({ rate, overage: true, ...rest }));
+            }
+        }
         if (row) denials?.learn(asked, [row]);
         return row;
+    }
+    /** Takes where less than the limit is used; otherwise the row of a denial, until the window ends. */
+    async #takeIfLess(limit: number, count: number, name: string, key: string, config: string): Promise<any> {
+        const seen = await this.rowIfNow('look', [name, key, config]);
+        if (!seen?.ok) return seen;
+        if (Number(seen.hits) + count > limit) return { ...seen, ok: false };
+        const row = await this.rowIfNow('take', [name, key, config, String(count)]);
+        return row && { ...row, ok: row.ok && Number(row.hits) <= limit };
     }
 }

@@ -2,8 +2,8 @@
 
 /** How many, and for how many milliseconds at most. Default: 10,000 denials, 1000 ms. */
 export interface RememberDenials {
-    max?: number;
-    forMs?: number;
+    max?: number | undefined;
+    forMs?: number | undefined;
 }
 
 interface Denial {

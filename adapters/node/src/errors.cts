@@ -10,13 +10,21 @@ export class RateLimitError extends Error {
     readonly retryAfter: number | null;
     /** The same as a time, by the database's clock. */
     readonly retryAt: Date | null;
+    /** Tokens left; null: the error of the database doesn't say. */
+    readonly remaining: number | null;
 
-    constructor(name: string, retryAfter: number | null, retryAt: Date | null, options?: ErrorOptions) {
+    constructor(
+        name: string,
+        retryAfter: number | null,
+        retryAt: Date | null,
+        { remaining = null, ...options }: ErrorOptions & { remaining?: number | null } = {},
+    ) {
         const when = retryAfter === null ? 'it can never pass' : `retry after ${retryAfter} ms`;
         super(`rate limit "${name}" exceeded: ${when}`, options);
         this.name = name;
         this.retryAfter = retryAfter;
         this.retryAt = retryAt;
+        this.remaining = remaining;
         const stack = this.stack ?? '';
         this.stack = `RateLimitError: ${stack.slice(stack.indexOf(this.message))}`;
     }
@@ -44,6 +52,27 @@ export class RateLimitError extends Error {
 /** Whether this error is a denial, or wraps one. `RateLimitError.from` has its fields. */
 export const isRateLimitError = (error: unknown): boolean => RateLimitError.from(error) !== undefined;
 
+/** The response to a denial: 429, with Retry-After unless it can never pass, and RateLimit. undefined: it is none. */
+export function denialResponse(error: unknown): Response | undefined {
+    const denial = RateLimitError.from(error);
+    if (!denial) return undefined;
+    const { message, name, retryAfter, remaining } = denial;
+    const seconds = retryAfter === null ? null : Math.ceil(retryAfter / 1000);
+    const left = remaining === null ? '' : `;r=${Math.max(Math.floor(remaining), 0)}`;
+    const headers = new Headers({ RateLimit: `${quoted(name)}${left}${seconds === null ? '' : `;t=${seconds}`}` });
+    if (seconds !== null) headers.set('Retry-After', String(seconds));
+    return new Response(message, { status: 429, headers });
+}
+
+/** A name as a String of a structured field, as rl_headers writes it: but for visible ASCII and blanks in percent. */
+const quoted = (name: string): string => {
+    const encoded = Array.from(Buffer.from(name), (byte) => {
+        const isPlain = byte >= 0x20 && byte < 0x7f && byte !== 0x25;
+        return isPlain ? String.fromCharCode(byte) : `%${byte.toString(16).toUpperCase().padStart(2, '0')}`;
+    });
+    return `"${encoded.join('').replace(/[\\"]/g, '\\$&')}"`;
+};
+
 /** PT429, or what says so in the form of PostgREST (ratelimit.error_style); its DETAIL is `detail` or `details`. */
 function databaseDenial(found: any): { detail?: unknown; details?: unknown } | undefined {
     if (sqlstate(found) === 'PT429') return found;
@@ -69,14 +98,17 @@ function ofDetail(text: unknown, cause: unknown): RateLimitError {
     return new RateLimitError(detail.name ?? 'unknown', retryAfter, retryAt, { cause });
 }
 
-// Where the wrappers have what they wrap: Drizzle and most others, Prisma, TypeORM, Sequelize, PostGraphile.
-const INSIDE = ['cause', 'meta', 'driverAdapterError', 'driverError', 'parent', 'originalError'];
+// Where the wrappers have what they wrap: Drizzle and most others, Prisma, TypeORM, Sequelize, PostGraphile; a part of a
+// stream of the AI SDK.
+const INSIDE = ['error', 'cause', 'meta', 'driverAdapterError', 'driverError', 'parent', 'originalError'];
 
 /** The error, and all that it wraps, from the outside in. */
 export function causes(error: unknown): any[] {
     const found: any[] = [error].filter(isObject);
     for (const outer of found) {
-        const inner = INSIDE.map((name) => outer[name]).concat(Array.isArray(outer.errors) ? outer.errors : []);
+        // Of several tries the last is what ended the call.
+        const tries = outer.lastError ?? outer.errors;
+        const inner = INSIDE.map((name) => outer[name]).concat(Array.isArray(tries) || isObject(tries) ? tries : []);
         found.push(...inner.filter((each) => isObject(each) && !found.includes(each)));
         if (found.length > 100) break;
     }

@@ -1,7 +1,9 @@
 /// <reference lib="esnext.disposable" preserve="true" />
 // What is held for a while: a lease of a concurrency limit, and a hold of tokens. Each ends automatically: where a block
 // ends, with `await using`, or a callback.
-import { ignore } from './failing.cjs';
+import { inspect } from 'node:util';
+
+import { ignore, quietly } from './failing.cjs';
 import { errorOf, type Result, type RequestResult } from './results.cjs';
 
 type Answer = Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'error'>;
@@ -19,7 +21,7 @@ export class Lease implements Omit<Result, 'resetAt'> {
     readonly remaining: number | null;
     readonly capacity: number | null;
     /** It was granted unchecked, and there is no lease. */
-    declare readonly error?: Result['error'];
+    declare readonly error?: Error & { code?: string };
     #calls: LeaseCalls;
     #released = false;
 
@@ -60,17 +62,40 @@ export interface LeaseCalls {
     release(lease: string): Promise<boolean>;
 }
 
+/** A hold that was not settled by what was used. */
+export interface Unsettled {
+    hold: string;
+    /** What settle or settleAll can be sent again with, for a day; undefined: all that was held. */
+    used: Used | undefined;
+    error: Error;
+}
+export const warnUnsettled = ({ hold, error }: Unsettled): void =>
+    console.warn(`postgres-rate-limit: the hold ${hold} was not settled by what was used: ${error.message}`);
+
+/** Whether this can be settled: a number of tokens. */
+export const isCount = (used: unknown): boolean => typeof used === 'number' && used >= 0 && used <= 1e15;
+
+/** How a hold is settled, and what hears of one that is not. */
+export interface HoldCalls<U, R> {
+    settle(hold: string, used: U | undefined): Promise<R>;
+    unsettled(unsettled: Unsettled): void;
+}
+
 /** Tokens that are held until they are settled. U is what was used, R the answer when it is settled. */
-abstract class Held<U, R> {
-    /** What was used so far, where the application knows it: what is settled when the block or the callback ends. */
+abstract class Held<U extends Used, R> {
+    /**
+     * What was used so far, where the application knows it: what is settled when the block or the callback ends. It
+     * counts as all where it is no number of tokens, and onUnsettled hears of that.
+     */
     used: U | undefined;
-    #settle: (hold: string, used: U | undefined) => Promise<R>;
+    #calls: HoldCalls<U, R>;
     #settled = false;
 
-    constructor(settle: (hold: string, used: U | undefined) => Promise<R>) {
-        this.#settle = settle;
+    constructor(calls: HoldCalls<U, R>) {
+        this.#calls = calls;
     }
 
+    protected abstract isUsed(used: unknown): boolean;
     abstract readonly ok: boolean;
     /** The hold, for settle in another process, and as the id of another hold call. null: denied, or exempt. */
     abstract readonly hold: string | null;
@@ -80,14 +105,25 @@ abstract class Held<U, R> {
     async settle(used: U | undefined = this.used): Promise<R> {
         this.used = used;
         if (this.hold === null) return this.nothing;
-        const answer = await this.#settle(this.hold, used);
+        const answer = await this.#calls.settle(this.hold, used);
         this.#settled = true;
         return answer;
     }
 
     /** Settles it unless that was done: with what was used, or else with this. */
     async end(otherwise: U | undefined): Promise<void> {
-        if (!this.#settled && this.ok) await this.settle(this.used ?? otherwise);
+        if (this.#settled || !this.ok) return;
+        const used = this.used ?? otherwise;
+        if (used === undefined || this.isUsed(used)) return void (await this.settle(used));
+        this.used = undefined;
+        this.unsettled(new TypeError(`used is ${inspect(used)}; allowed: a number from 0 on`));
+        await this.settle();
+    }
+
+    /** Reports an error by which it was not settled by what was used. */
+    unsettled(error: any): void {
+        const { hold, used } = this;
+        if (hold !== null) quietly(() => this.#calls.unsettled({ hold, used, error }));
     }
 }
 
@@ -105,10 +141,10 @@ export class Hold extends Held<number, Result> implements Result {
     readonly capacity: number | null;
     readonly resetAt: Date | null;
     /** It was allowed unchecked, and there is no hold. */
-    declare readonly error?: Result['error'];
+    declare readonly error?: Error & { code?: string };
 
-    constructor(row: Result & HoldRow, settle: (hold: string, used: number | undefined) => Promise<Result>) {
-        super(settle);
+    constructor(row: Result & HoldRow, calls: HoldCalls<number, Result>) {
+        super(calls);
         this.ok = row.ok;
         this.hold = row.hold;
         this.held = row.held;
@@ -121,6 +157,9 @@ export class Hold extends Held<number, Result> implements Result {
         Object.assign(this, errorOf(row));
     }
 
+    protected isUsed(used: unknown): boolean {
+        return isCount(used);
+    }
     protected get nothing(): Result {
         return { ok: false, retryAfter: null, retryAt: null, remaining: null, capacity: null, resetAt: null };
     }
@@ -149,14 +188,10 @@ export class HoldAll extends Held<Used, SettleResult[]> {
     /** In the order of the requests. */
     readonly results: HoldRequestResult[];
     /** They were allowed unchecked, and there is no hold. */
-    declare readonly error?: Result['error'];
+    declare readonly error?: Error & { code?: string };
 
-    constructor(
-        answer: Answer,
-        results: HoldRequestResult[],
-        settle: (hold: string, used: Used | undefined) => Promise<SettleResult[]>,
-    ) {
-        super(settle);
+    constructor(answer: Answer, results: HoldRequestResult[], calls: HoldCalls<Used, SettleResult[]>) {
+        super(calls);
         this.ok = answer.ok;
         this.hold = results.find(({ hold }) => hold !== null)?.hold ?? null;
         this.retryAfter = answer.retryAfter;
@@ -165,6 +200,10 @@ export class HoldAll extends Held<Used, SettleResult[]> {
         Object.assign(this, errorOf(answer));
     }
 
+    protected isUsed(used: unknown): boolean {
+        if (typeof used !== 'object' || used === null || Array.isArray(used)) return isCount(used);
+        return Object.values(used).every((each) => each === undefined || isCount(each));
+    }
     protected get nothing(): SettleResult[] {
         return [];
     }
@@ -187,7 +226,9 @@ export async function released<T>(
         await lease.release().catch(ignore); // it expires
         throw error;
     }
-    await lease.release().catch(but(ignored));
+    await lease.release().catch((error) => {
+        if (!ignored(error)) throw error;
+    });
     return value;
 }
 
@@ -201,13 +242,12 @@ export async function settled<T, H extends Held<any, any>>(
     try {
         value = await run(hold);
     } catch (error) {
-        await hold.end(0).catch(ignore); // it expires
+        await hold.end(0).catch((error) => hold.unsettled(error)); // it expires
         throw error;
     }
-    await hold.end(undefined).catch(but(ignored));
+    await hold.end(undefined).catch((error) => {
+        if (!ignored(error)) throw error;
+        hold.unsettled(error);
+    });
     return value;
 }
-
-const but = (ignored: (error: unknown) => boolean) => (error: unknown) => {
-    if (!ignored(error)) throw error;
-};

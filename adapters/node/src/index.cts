@@ -1,3 +1,4 @@
+export { addressKey } from './address.cjs';
 export {
     concurrency,
     DAY,
@@ -22,11 +23,11 @@ export type {
     TokenBucket,
     Unlimited,
 } from './config.cjs';
-export { isRateLimitError, RateLimitError } from './errors.cjs';
+export { denialResponse, isRateLimitError, RateLimitError } from './errors.cjs';
 export type { Borrowed, BorrowOptions, BorrowResult } from './borrowed.cjs';
 export type { RememberDenials } from './denials.cjs';
 export type { OnError } from './failing.cjs';
-export type { Hold, HoldAll, HoldRequestResult, Lease, SettleResult, Used } from './held.cjs';
+export type { Hold, HoldAll, HoldRequestResult, Lease, SettleResult, Unsettled, Used } from './held.cjs';
 export { RateLimiter } from './limiter.cjs';
 export type {
     AcquireOptions,

@@ -1,8 +1,10 @@
 // For import; index.cts has it all, so that there is one of each class in a process.
 export type * from './index.cjs';
 export {
+    addressKey,
     concurrency,
     DAY,
+    denialResponse,
     fixedWindow,
     HOUR,
     install,

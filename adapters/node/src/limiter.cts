@@ -19,13 +19,16 @@ import {
     Lease,
     released,
     settled,
+    warnUnsettled,
     type HoldRow,
     type LeaseCalls,
     type SettleResult,
+    type Unsettled,
     type Used,
 } from './held.cjs';
 import { Borrowed, type BorrowOptions } from './borrowed.cjs';
 import { Denials, idOf, Question, type RememberDenials } from './denials.cjs';
+import { Lines } from './lines.cjs';
 import { checkedFailing, isNotNow, quietly, type OnError } from './failing.cjs';
 import { checked, inTransaction, type Database } from './query.cjs';
 import { allOf, date, denial, last, milliseconds, number, resultOf, type AllResult, type Result } from './results.cjs';
@@ -49,86 +52,91 @@ export interface Decision {
 
 export interface RateLimiterOptions {
     /** What runs SQL: of pg, postgres.js, Drizzle, Kysely, Prisma or PGlite, or `{ query(text, values) }`. */
-    db?: Database;
+    db?: Database | undefined;
     /** Where the limiter is. By default it is looked for: in the search_path, then where the extension or the file is. */
-    schema?: string;
+    schema?: string | undefined;
     /** `true`: the names are defined in the database, and calls send no configs: see define and sql. */
-    defined?: boolean;
+    defined?: boolean | undefined;
     /**
      * What becomes of a call that can't be decided now: since no server answers, it is full or a standby, or by a
      * time-out. "open": it is allowed, and its result has the error. Default: "closed", the error. Denials, mistakes and
      * refused logins are errors with both, and so is all in a transaction.
      */
-    onError?: OnError;
+    onError?: OnError | undefined;
     /**
      * The milliseconds after which a statement ends with an error, outside of transactions: to get a connection, and the
      * answer. Default: none; 5000 with onError "open".
      */
-    timeout?: number;
+    timeout?: number | undefined;
     /**
      * Answers a key that was denied without the database: until it can pass, and for a second at most, or for `forMs`.
      * Of limit, check, limitAll and checkAll `max` denials are remembered. Default: false.
      */
-    rememberDenials?: boolean | RememberDenials;
+    rememberDenials?: boolean | RememberDenials | undefined;
     /** Hears of each call that takes, or would have: never of a key. What it throws is ignored. */
-    onDecision?: (decision: Decision) => void;
+    onDecision?: ((decision: Decision) => void) | undefined;
+    /**
+     * Hears of a hold that a callback or a block has left, and that was not settled by what was used: since that is no
+     * number of tokens, so that all that was held counts, or since the database could not. Default: a warning.
+     */
+    onUnsettled?: ((unsettled: Unsettled) => void) | undefined;
 }
 
 interface CallOptions {
     /** The transaction, or what else is to run this call. */
-    db?: Database;
+    db?: Database | undefined;
 }
 interface Asks extends CallOptions {
     /** What becomes of this call if it can't be decided now. Not with `db`, whose transaction an error aborts. */
-    onError?: OnError;
+    onError?: OnError | undefined;
 }
 interface Throws {
     /** `true`: a denial is a RateLimitError. */
-    throws?: boolean;
+    throws?: boolean | undefined;
     /** Tries again for at most this number of milliseconds. Not in a transaction. */
-    wait?: number;
-    /** Ends the wait. */
-    signal?: AbortSignal;
+    wait?: number | undefined;
+    /** Ends the wait, also that for what is reserved. */
+    signal?: AbortSignal | undefined;
 }
 export interface CheckOptions extends Asks {
     /** Tokens. Default: 1. */
-    count?: number;
+    count?: number | undefined;
     /** May put the limit into debt; retryAt is when the work may begin. */
-    reserve?: boolean;
+    reserve?: boolean | undefined;
     /** `true`: a denial is a RateLimitError. */
-    throws?: boolean;
+    throws?: boolean | undefined;
 }
 export interface LimitOptions extends CheckOptions, Throws {}
 export interface CreditOptions extends CallOptions {
     /** Tokens that come back. Default: 1. */
-    count?: number;
+    count?: number | undefined;
     /** When they were taken: none comes back of a window that has ended since. */
-    takenAt?: Date;
+    takenAt?: Date | undefined;
 }
 export interface AcquireOptions extends Asks, Throws {
     /** Slots. Default: 1. */
-    count?: number;
+    count?: number | undefined;
 }
 export interface HoldAllOptions extends Asks, Throws {
     /** When it expires. Default: 10 minutes. */
-    ttl?: Duration;
+    ttl?: Duration | undefined;
     /** The hold's id; the same again is the same hold. Default: a random one. */
-    id?: string;
+    id?: string | undefined;
     /** What becomes of it if it is not settled. Default: "refund". */
-    onExpiry?: 'refund' | 'charge';
+    onExpiry?: 'refund' | 'charge' | undefined;
 }
 export interface HoldOptions extends HoldAllOptions {
     /** Tokens, estimated. Default: 1. */
-    count?: number;
+    count?: number | undefined;
     /** Holds as many as there are, if at least this number. */
-    atLeast?: number;
-    reserve?: boolean;
+    atLeast?: number | undefined;
+    reserve?: boolean | undefined;
 }
 
 export type Keyed<C> = C extends { keyed: true } ? { key: Key } : { key?: Key };
 type Rest<C, O> = C extends { keyed: true } ? [options: O & { key: Key }] : [options?: O & { key?: Key }];
 export type Inline<K extends Kind> = { key?: Key; config: ConfigOf<K> };
-type Asked = { count?: number; reserve?: boolean };
+type Asked = { count?: number | undefined; reserve?: boolean | undefined };
 /** One of several requests: of a limit in the code, or with its config. */
 export type LimitRequest<D, K extends Kind = TokenKind> =
     | { [N in NameOf<D, K>]: { name: N; config?: undefined } & Asked & Keyed<D[N]> }[NameOf<D, K>]
@@ -153,7 +161,15 @@ export const EXTENDS = Symbol.for('postgres-rate-limit.extends');
 interface Sent {
     name: string;
     key: string;
+    config?: { kind: Kind };
 }
+/** The slots that a call waits for, which may be released at any time: its id, and whether they alone deny it. */
+interface Slots<R> {
+    id: string;
+    denies(result: R): boolean;
+}
+/** The milliseconds after which a caller that waits for slots looks again. */
+const LOOK = 250;
 
 const OPEN_WITH_DB =
     'onError is "open" in a call with db: an error aborts its transaction, so nothing can be allowed in it; pass one of them';
@@ -167,10 +183,13 @@ export class RateLimiter<const D extends Definitions = {}> {
     #timeout: number | undefined;
     #denials: Denials | undefined;
     #onDecision: ((decision: Decision) => void) | undefined;
+    #onUnsettled: (unsettled: Unsettled) => void;
     #calls: Calls;
+    #lines = new Lines();
 
     constructor(definitions: D & Checked<D>, options: RateLimiterOptions = {}) {
         const { db, schema, defined = false, onError = 'closed', timeout, onDecision } = options;
+        const { onUnsettled = warnUnsettled } = options;
         if (typeof definitions !== 'object' || definitions === null) {
             throw new TypeError('the limits of a RateLimiter are an object: their names, and the config of each');
         }
@@ -183,6 +202,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         this.#timeout = timeout;
         this.#denials = Denials.of('', options.rememberDenials, 1000);
         this.#onDecision = onDecision;
+        this.#onUnsettled = onUnsettled;
         this.#calls = new Calls(schema);
     }
 
@@ -237,7 +257,10 @@ export class RateLimiter<const D extends Definitions = {}> {
     }
 
     /** What limitAll would return. Takes nothing. */
-    async checkAll(requests: LimitRequest<D>[], options: Asks & { throws?: boolean } = {}): Promise<AllResult> {
+    async checkAll(
+        requests: LimitRequest<D>[],
+        options: Asks & { throws?: boolean | undefined } = {},
+    ): Promise<AllResult> {
         const list = this.#listOf(requests);
         const once = { ...options, wait: undefined };
         return this.#passingAll(once, async () => allOf(await this.#decidedAll('checkAll', list, options)));
@@ -286,10 +309,12 @@ export class RateLimiter<const D extends Definitions = {}> {
             release: (lease) => this.release(name, lease, { config, db }),
         };
         const values = [name, keyOf(options), count, this.#configOf(name, options)];
-        return this.#passing(name, options, async () => {
+        const acquire = async () => {
             const row = await this.#decided('acquire', options, values);
             return new Lease({ ...resultOf(row), lease: row.lease ?? null, expiresAt: date(row.expires) }, calls);
-        });
+        };
+        const slots = { id: JSON.stringify(values), denies: () => true };
+        return this.#passing(name, options, acquire, slots);
     }
 
     /** Runs the callback while it has a lease, which it then releases. A denial is a RateLimitError. */
@@ -312,7 +337,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     async extend(
         name: string,
         lease: string | null,
-        options: CallOptions & { config?: ConfigOf<LeaseKind> } = {},
+        options: CallOptions & { config?: ConfigOf<LeaseKind> | undefined } = {},
     ): Promise<Date | null> {
         return date((await this.#row('extend', options, [lease, this.#configOf(name, options)])).expires);
     }
@@ -321,7 +346,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     async release(
         name: string,
         lease: string | null,
-        options: CallOptions & { config?: ConfigOf<LeaseKind> } = {},
+        options: CallOptions & { config?: ConfigOf<LeaseKind> | undefined } = {},
     ): Promise<boolean> {
         return (await this.#row('release', options, [lease, this.#configOf(name, options)])).ok;
     }
@@ -333,9 +358,10 @@ export class RateLimiter<const D extends Definitions = {}> {
         const { count = 1, ttl, id = null, atLeast = null, onExpiry = null, reserve = false, db } = options;
         const asked = [name, keyOf(options), count, interval(ttl)];
         const values = [...asked, id, atLeast, onExpiry, reserve, this.#configOf(name, options)];
+        const settle = (hold: string, used: number | undefined) => this.settle(hold, used, { db });
         return this.#passing(name, options, async () => {
             const row = await this.#decided('hold', options, values);
-            return new Hold({ ...resultOf(row), ...holdOf(row) }, (hold, used) => this.settle(hold, used, { db }));
+            return new Hold({ ...resultOf(row), ...holdOf(row) }, { settle, unsettled: this.#onUnsettled });
         });
     }
 
@@ -346,7 +372,8 @@ export class RateLimiter<const D extends Definitions = {}> {
 
     /**
      * Runs the callback while it holds tokens, then settles what it says was used: `hold.used`, or else all. If it
-     * throws: `hold.used`, or else nothing. A denial is a RateLimitError.
+     * throws: `hold.used`, or else nothing. A denial is a RateLimitError. With `reserve` it waits until the work may
+     * begin; `signal` ends that, and gives the tokens back.
      */
     withHold<N extends NameOf<D, HoldKind>, T>(
         name: N,
@@ -356,7 +383,11 @@ export class RateLimiter<const D extends Definitions = {}> {
     withHold<T>(name: string, options: HoldOptions & Inline<HoldKind>, run: (hold: Hold) => T | Promise<T>): Promise<T>;
     async withHold<T>(name: string, options: AnyOptions, run: (hold: Hold) => T | Promise<T>): Promise<T> {
         const hold = await this.hold(name, { ...options, throws: true } as any);
-        return settled(hold, run, (error) => this.#opens(options, error));
+        const begun = async () => {
+            await begins([hold], options.signal);
+            return run(hold);
+        };
+        return settled(hold, begun, (error) => this.#opens(options, error));
     }
 
     /** Holds tokens of several limits: of all of them, or of none. */
@@ -366,12 +397,19 @@ export class RateLimiter<const D extends Definitions = {}> {
     ): Promise<HoldAll> {
         const { ttl, id = null, onExpiry = null, db } = options;
         const list = this.#listOf(requests);
-        return this.#passingAll(options, async () => {
+        const settle = (hold: string, used: Used | undefined) => this.settleAll(hold, used, { db });
+        const hold = async () => {
             const rows = await this.#decidedAll('holdAll', list, options, [interval(ttl), id, onExpiry]);
             const all = allOf(rows);
             const results = all.results.map((result, n) => ({ ...result, ...holdOf(rows[n]) }));
-            return new HoldAll(all, results, (hold, used) => this.settleAll(hold, used, { db }));
-        });
+            return new HoldAll(all, results, { settle, unsettled: this.#onUnsettled });
+        };
+        const isOfSlots = ({ name, config = this.definitions[name] }: Sent) => config?.kind === 'concurrency';
+        const slots: Slots<HoldAll> = {
+            id: JSON.stringify(list),
+            denies: ({ results }) => results.every(({ allows }, n) => allows || isOfSlots(list[n])),
+        };
+        return this.#passingAll(options, hold, list.some(isOfSlots) ? slots : undefined);
     }
 
     /** Settles each limit of a hold: with what was used of it, or with all of what `used` does not name. */
@@ -390,7 +428,11 @@ export class RateLimiter<const D extends Definitions = {}> {
         run: (hold: HoldAll) => T | Promise<T>,
     ): Promise<T> {
         const hold = await this.holdAll(requests, { ...options, throws: true });
-        return settled(hold, run, (error) => this.#opens(options, error));
+        const begun = async () => {
+            await begins(hold.results, options.signal);
+            return run(hold);
+        };
+        return settled(hold, begun, (error) => this.#opens(options, error));
     }
 
     /** Defines the limits in the database, where they differ; returns the names of those. Undefines none. */
@@ -453,9 +495,10 @@ export class RateLimiter<const D extends Definitions = {}> {
     /** The requests as they are sent. */
     #listOf(requests: unknown): Sent[] {
         if (!Array.isArray(requests)) throw new TypeError('the requests are a list of { name, key, count }');
-        return requests.map(({ name, key, count, reserve, config }) => {
+        return requests.map((request) => {
+            const { name, count, reserve, config } = request;
             const sent = this.#configOf(name, { config });
-            return { name, key: keyOf({ key }), count, reserve, config: sent === null ? undefined : JSON.parse(sent) };
+            return { name, key: keyOf(request), count, reserve, config: sent === null ? undefined : JSON.parse(sent) };
         });
     }
 
@@ -518,18 +561,21 @@ export class RateLimiter<const D extends Definitions = {}> {
         name: string,
         options: AnyOptions,
         attempt: () => Promise<R>,
+        slots?: Slots<R>,
     ): Promise<R> {
-        return this.#patiently(options, attempt, (result) => denial(name, result));
+        return this.#patiently(options, attempt, (result) => denial(name, result), slots);
     }
 
     #passingAll<R extends Pick<AllResult, 'ok' | 'retryAfter' | 'results'>>(
         options: AnyOptions,
         attempt: () => Promise<R>,
+        slots?: Slots<R>,
     ): Promise<R> {
-        return this.#patiently(options, attempt, ({ results }) => {
+        const error = ({ results }: R) => {
             const it = last(results);
             return denial(it.name, it);
-        });
+        };
+        return this.#patiently(options, attempt, error, slots);
     }
 
     /** The answer of an attempt; of others after it, as long as that may take; or its denial as an error. */
@@ -537,22 +583,29 @@ export class RateLimiter<const D extends Definitions = {}> {
         options: AnyOptions,
         attempt: () => Promise<R>,
         error: (result: R) => RateLimitError,
+        slots?: Slots<R>,
     ): Promise<R> {
         const { wait = 0, throws = false, signal } = options;
         if (!(wait >= 0)) throw new TypeError(`wait is ${wait}; allowed: milliseconds`);
         if (wait > 0 && inTransaction(this.#of(options)))
             throw new TypeError('wait would keep the transaction open: wait outside of it');
         const until = performance.now() + wait;
-        for (;;) {
-            const result = await attempt();
-            if (result.ok) return result;
-            const left = until - performance.now();
-            if (result.retryAfter === null || result.retryAfter > left) {
-                if (throws) throw error(result);
-                return result;
+        const attempts = async () => {
+            for (;;) {
+                const result = await attempt();
+                if (result.ok) return result;
+                const { retryAfter } = result;
+                const left = until - performance.now();
+                const mayCome = slots?.denies(result);
+                if (retryAfter === null || left <= 0 || (retryAfter > left && !mayCome)) {
+                    if (throws) throw error(result);
+                    return result;
+                }
+                await sleep(spread(mayCome ? Math.min(retryAfter, LOOK) : retryAfter, left), undefined, { signal });
             }
-            await sleep(spread(result.retryAfter, left), undefined, { signal });
-        }
+        };
+        if (!slots || wait === 0) return attempts();
+        return this.#lines.join(this.#of(options), slots.id, wait, signal, attempts);
     }
 }
 
@@ -562,8 +615,16 @@ function spread(wait: number, most: number): number {
     return Math.min(wait + jitter, most, 2 ** 31 - 1);
 }
 
-function keyOf({ key }: AnyOptions): string {
-    if (key === undefined) return '';
+/** Waits until reserved work may begin. */
+async function begins(results: Pick<Result, 'retryAfter'>[], signal?: AbortSignal): Promise<void> {
+    const until = performance.now() + Math.max(...results.map(({ retryAfter }) => retryAfter ?? 0));
+    for (let left; (left = until - performance.now()) > 0; )
+        await sleep(Math.min(Math.ceil(left), 2 ** 31 - 1), undefined, { signal });
+}
+
+function keyOf(options: AnyOptions): string {
+    const { key } = options;
+    if (key === undefined && !Object.hasOwn(options, 'key')) return '';
     const isNumber = typeof key === 'bigint' || Number.isFinite(key);
     if (typeof key === 'string' || isNumber) return String(key);
     throw new TypeError(

@@ -17,6 +17,7 @@ export type RateLimiterStoreOptions = Omit<Theirs, OfTables> & RateLimitStoreOpt
 
 interface Found {
     hits: number;
+    /** Milliseconds; infinite while the key is blocked without an end. */
     wait: number;
 }
 /** Marks the options of a penalty, which is taken beyond the limit, too. */
@@ -61,16 +62,17 @@ export class RateLimiterStore extends Abstract {
         const countsAll = this.#countsAll || replaces || Boolean(options?.[PENALTY]);
         const taken = await this.#database.take(...this.#values(key, countsAll), points);
         const { ok, hits, wait } = taken ?? { ok: true, hits: points, wait: this.#period };
+        const never = !ok && wait === null && (countsAll || points <= this.points);
         // Where all are counted only a block denies, and that is no crossing of the limit.
         const least = countsAll ? Math.max(this.points, this.blockOnConsumed ?? 0) + points + 1 : this.points + 1;
         const consumed = ok ? Number(hits) : Math.max(Number(hits) + points, least);
-        return { hits: consumed, wait: Number(wait ?? this.#period) };
+        return { hits: consumed, wait: never ? Infinity : Number(wait ?? this.#period) };
     }
 
     /** Undefined: there is no window, and no block. */
     async _get(key: string): Promise<Found | undefined> {
         const { ok, hits, wait, open } = await this.#database.row('look', this.#values(key, true));
-        if (!ok) return { hits: Math.max(Number(hits), this.points + 1), wait: Number(wait ?? this.#period) };
+        if (!ok) return { hits: Math.max(Number(hits), this.points + 1), wait: Number(wait ?? Infinity) };
         if (hits <= 0 && !(open > 0)) return undefined;
         return { hits: Number(hits), wait: Number(hits > 0 ? (wait ?? this.#period) : open) };
     }
@@ -115,7 +117,7 @@ export class RateLimiterStore extends Abstract {
     }
 
     _getRateLimiterRes(_key: string, changed: number, { hits, wait }: Found): RateLimiterRes {
-        const left = this.msDuration > 0 ? Math.max(Math.floor(wait), 1) : -1;
+        const left = this.msDuration > 0 && wait < Infinity ? Math.max(Math.floor(wait), 1) : -1;
         return new Result(Math.max(this.points - hits, 0), left, hits, hits === changed);
     }
 }

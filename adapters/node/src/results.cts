@@ -80,5 +80,5 @@ export function last(results: RequestResult[]): RequestResult {
     return deny.reduce((one, other) => (wait(other) > wait(one) ? other : one), deny[0] ?? results[0]);
 }
 
-export const denial = (name: string, { retryAfter, retryAt }: Pick<Result, 'retryAfter' | 'retryAt'>) =>
-    new RateLimitError(name, retryAfter, retryAt);
+export const denial = (name: string, result: Pick<Result, 'retryAfter' | 'retryAt'> & { remaining?: number | null }) =>
+    new RateLimitError(name, result.retryAfter, result.retryAt, { remaining: result.remaining ?? null });

@@ -12,7 +12,7 @@ const SCHEMA = [
 
 export interface InstallOptions {
     /** The schema that is to hold the functions. Default: "ratelimit". */
-    schema?: string;
+    schema?: string | undefined;
 }
 
 /** The SQL that installs the functions of the extension, for a database that can't have it: for a migration. */

@@ -23,6 +23,8 @@ export class RateLimitStore {
     #database: Database;
     #limit: unknown;
     #windowMs!: number;
+    /** The same, for an error. */
+    #limiter!: string;
     #config!: string;
 
     constructor(options: RateLimitStoreOptions) {
@@ -30,13 +32,23 @@ export class RateLimitStore {
         this.prefix = this.#database.name;
     }
 
-    /** Called by the middleware, with its options. */
+    /** Called by the middleware, with its options. Throws a TypeError for a second one that has others. */
     init({ limit, max, windowMs, skipFailedRequests, skipSuccessfulRequests }: any): void {
-        this.#limit = limit ?? max;
-        this.#windowMs = windowMs;
+        const most = limit ?? max;
         // What is given back of a denial must have been taken.
         const givesBack = Boolean(skipFailedRequests || skipSuccessfulRequests);
-        this.#config = windowOf(this.#limit, windowMs, this.#database.store, givesBack);
+        const config = windowOf(most, windowMs, this.#database.store, givesBack);
+        const limiter = `${most} in ${windowMs} ms${givesBack ? ' and skips requests' : ''}`;
+        if (this.#config && (most !== this.#limit || config !== this.#config)) {
+            throw new TypeError(
+                `RateLimitStore: a second limiter has ${limiter}, the first ${this.#limiter}; \
+allowed: a store with a name of its own for each`,
+            );
+        }
+        this.#limit = most;
+        this.#windowMs = windowMs;
+        this.#limiter = limiter;
+        this.#config = config;
     }
 
     /** What a key has used; undefined: it has no window. */

@@ -34,9 +34,9 @@ export interface Fixtures {
 
 export interface TestOptions {
     /** The database, for pg. Default: that of PGHOST, PGUSER, PGDATABASE and the others. */
-    connection?: PoolConfig;
+    connection?: PoolConfig | undefined;
     /** Names of limits in memory that aren't defined, since calls bring their config: they are reset, too. */
-    names?: string[];
+    names?: string[] | undefined;
 }
 
 class TestClock implements Clock {

@@ -4,9 +4,9 @@ import { calculate, type Status, type Value } from './calculate.mjs';
 
 export interface WatchOptions {
     /** The tokens that `status` is about. Default: 1. */
-    count?: number;
+    count?: number | undefined;
     /** `true`: many browsers share the key. Each asks again at a moment of its own, up to a tenth of the wait later. */
-    shared?: boolean;
+    shared?: boolean | undefined;
 }
 
 export interface Snapshot {

@@ -6,9 +6,11 @@ import type { Database } from './database.cjs';
 /** A key as the extension takes it: one of more bytes, or with a NUL in it, by its hash. */
 export function keyOf(key: string, most = 1024): string {
     if (typeof key !== 'string') return key;
+    // Of half a surrogate UTF-8 makes one text, so its hash is that of UTF-16.
+    const isWhole = !/\p{Surrogate}/u.test(key);
     // A key that looks like a hash is hashed, too, so none can collide with that of another key.
-    const taken = Buffer.byteLength(key) <= most && !key.includes('\0') && !key.startsWith('sha256:');
-    return taken ? key : `sha256:${createHash('sha256').update(key).digest('hex')}`;
+    const taken = isWhole && Buffer.byteLength(key) <= most && !key.includes('\0') && !key.startsWith('sha256:');
+    return taken ? key : `sha256:${createHash('sha256').update(key, isWhole ? 'utf8' : 'utf16le').digest('hex')}`;
 }
 
 /** Whether the database can decide by this limit. */

@@ -73,7 +73,7 @@ export const ADAPTERS = {
             return async (key) => {
                 const denied = (result) => {
                     if (result instanceof Error) throw result;
-                    return { passed: false, wait: Math.ceil(result.msBeforeNext / 1000) };
+                    return { passed: false, wait: result.msBeforeNext < 0 ? -1 : Math.ceil(result.msBeforeNext / 1000) };
                 };
                 return limiter.consume(key).then(() => ({ passed: true, wait: null }), denied);
             };

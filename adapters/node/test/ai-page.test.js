@@ -2,15 +2,25 @@
 import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
 
-import { generateText, streamText, wrapLanguageModel } from 'ai';
+import { createUIMessageStreamResponse, generateText, streamText, toUIMessageStream, wrapLanguageModel } from 'ai';
 import { MockLanguageModelV4, simulateReadableStream } from 'ai/test';
 import pg from 'pg';
 
-import { concurrency, fixedWindow, MINUTE, RateLimiter, RateLimitError, tokenBucket } from 'postgres-rate-limit';
-import { budget } from 'postgres-rate-limit/ai';
+import {
+    concurrency,
+    denialResponse,
+    fixedWindow,
+    MINUTE,
+    RateLimiter,
+    RateLimitError,
+    tokenBucket,
+} from 'postgres-rate-limit';
+import { budget, opened } from 'postgres-rate-limit/ai';
 import { limits } from './limits.js';
 
 const pool = new pg.Pool();
+const lines = [];
+const log = (line) => lines.push(line);
 
 const limiter = new RateLimiter(
     {
@@ -37,6 +47,8 @@ const budgeted = (model, tenant, user) =>
                 { name: 'microUsd', key: tenant, count: prices },
             ],
             maxOutputTokens: 4_000,
+            unreported: ({ streamed }) => streamed, // a user who stops an answer pays for what has come
+            onUnsettled: ({ hold, used, error }) => log({ hold, used, error: error.message }),
         }),
     });
 
@@ -47,6 +59,19 @@ const ask = async (model, prompt) => {
         const denial = RateLimitError.from(error);
         if (!denial) throw error;
         return `Out of ${denial.name}`;
+    }
+};
+
+const chat = async (request, model) => {
+    const prompt = await request.text();
+    try {
+        // Resolves when the answer begins, and throws what ended it before.
+        const { stream } = await opened(streamText({ model, prompt, abortSignal: request.signal }));
+        return createUIMessageStreamResponse({ stream: toUIMessageStream({ stream }) });
+    } catch (error) {
+        const response = denialResponse(error);
+        if (response) return response;
+        throw error;
     }
 };
 
@@ -73,8 +98,8 @@ const model = new MockLanguageModelV4({
     doGenerate: { content, finishReason, usage, warnings: [] },
     doStream: async () => ({ stream: simulateReadableStream({ chunks, chunkDelayInMs: null }) }),
 });
-const spent = async () => {
-    const { capacity, remaining } = await limiter.check('microUsd', { key: 'acme', count: 0 });
+const spent = async (key = 'acme') => {
+    const { capacity, remaining } = await limiter.check('microUsd', { key, count: 0 });
     return capacity - remaining;
 };
 
@@ -89,4 +114,39 @@ test('answers cost what the model reports, and a denial says of what', async () 
     const other = new Error('another');
     const failing = new MockLanguageModelV4({ doGenerate: () => Promise.reject(other) });
     await assert.rejects(ask(budgeted(failing, 'globex', 'bob'), prompt), other);
+});
+
+test('a user who stops an answer pays for what has come', async () => {
+    const user = new AbortController();
+    const doStream = async ({ abortSignal }) => ({
+        stream: new ReadableStream({
+            start(controller) {
+                for (const part of chunks.slice(0, 2)) controller.enqueue(part);
+                abortSignal.addEventListener('abort', () => controller.error(abortSignal.reason));
+            },
+        }),
+    });
+    const stopped = budgeted(new MockLanguageModelV4({ doStream }), 'hooli', 'eve');
+    const prompt = 'What is the capital of France?';
+    const { textStream } = streamText({ model: stopped, prompt, abortSignal: user.signal, onError() {} });
+    for await (const text of textStream) if (text === 'Paris.') user.abort();
+    const free = async () => (await limiter.check('generations', { key: 'hooli' })).remaining;
+    while ((await free()) < 20) await new Promise((resolve) => setTimeout(resolve, 5)); // it is settled
+    assert.equal(await spent('hooli'), 3 * 10 + 15 * 2, '10 tokens of the prompt, 2 of the answer');
+});
+
+test('a route answers 429 before its stream opens', async (context) => {
+    const logged = context.mock.method(console, 'error', () => {});
+    const request = () => new Request('http://127.0.0.1/', { method: 'POST', body: 'a question' });
+    const answered = await chat(request(), budgeted(model, 'umbrella', 'ada'));
+    assert.equal(answered.status, 200);
+    assert.match(await answered.text(), /"Paris\."/);
+    await limiter.limit('microUsd', { key: 'umbrella', count: 49_990_000 });
+    const denied = await chat(request(), budgeted(model, 'umbrella', 'ada'));
+    assert.equal(denied.status, 429);
+    assert.ok(Number(denied.headers.get('retry-after')) > 0);
+    assert.match(denied.headers.get('ratelimit'), /^"microUsd";r=\d+;t=\d+$/);
+    const failing = new MockLanguageModelV4({ doStream: () => Promise.reject(new Error('another')) });
+    await assert.rejects(chat(request(), budgeted(failing, 'globex', 'bob')), /another/);
+    assert.ok(logged.mock.callCount() > 0 && lines.length === 0);
 });

@@ -9,13 +9,25 @@ import { after, before, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
-import { APICallError, generateText, isStepCount, RetryError, streamText, tool, wrapLanguageModel } from 'ai';
+import {
+    APICallError,
+    createUIMessageStreamResponse,
+    generateText,
+    isStepCount,
+    Output,
+    RetryError,
+    streamText,
+    tool,
+    ToolLoopAgent,
+    toUIMessageStream,
+    wrapLanguageModel,
+} from 'ai';
 import { MockLanguageModelV4, simulateReadableStream } from 'ai/test';
 import pg from 'pg';
 import { z } from 'zod';
 
-import { isRateLimitError, RateLimiter, RateLimitError } from 'postgres-rate-limit';
-import { budget } from 'postgres-rate-limit/ai';
+import { denialResponse, isRateLimitError, RateLimiter, RateLimitError } from 'postgres-rate-limit';
+import { budget, opened } from 'postgres-rate-limit/ai';
 import { axes as axesOf, LIMITS } from './ai/limits.js';
 import { limits } from './limits.js';
 
@@ -67,6 +79,7 @@ const parts = (finish = { type: 'finish', finishReason: stop, usage: usage(12, 3
         { type: 'text-end', id: '1' },
         finish,
     ].filter(Boolean);
+const streaming = (chunks) => async () => ({ stream: simulateReadableStream({ chunks, chunkDelayInMs: null }) });
 /** A wrapped mock model. */
 const modelOf = (mock, list, options = {}) => {
     const middleware = budget(limiter, { limits: list, maxOutputTokens: 100, estimate: () => 50, ...options });
@@ -131,13 +144,12 @@ test('the estimate of a prompt, and limits that depend on the call', async () =>
         seen.push([params.providerOptions.app.tenant, model.modelId]);
         return list.slice(2, 3);
     };
-    const image = { type: 'file', mediaType: 'image/png', data: new Uint8Array(50_000) };
-    const content = [{ type: 'text', text: 'a'.repeat(3000) }, image];
+    const content = [{ type: 'text', text: 'a'.repeat(3000) }];
     const call = { messages: [{ role: 'user', content }], maxRetries: 0, providerOptions: { app: { tenant: 'acme' } } };
     await generateText({ model: modelOf({ doGenerate }, limitsOf, { estimate: undefined }), ...call });
     assert.deepEqual(seen, [['acme', 'mock-model-id']]);
     const held = 100_000 - during;
-    assert.ok(held >= 2100 && held < 2300, `${held}: 1,000 for the text, 1,000 for the file, 100 for the answer`);
+    assert.equal(held, 1100, '1,000 for the text, 100 for the answer');
 
     let told;
     const count = (given) => ((told = given), given.inputTokens);
@@ -149,6 +161,116 @@ test('the estimate of a prompt, and limits that depend on the call', async () =>
     ];
     await assert.rejects(generateText({ model: modelOf({ doGenerate: answer() }, twice), ...ask }), /comes twice/);
     assert.throws(() => budget(limiter, { limits: list }), /^TypeError: maxOutputTokens is undefined/);
+});
+
+/** A limiter that admits all, without a database. */
+const db = { query: async () => [{ n: 1, name: 'user', ok: true, allows: true, hold: null }] };
+const admitting = new RateLimiter(LIMITS, { schema: 'public', db });
+/** What the call is estimated to use. */
+const estimateOf = async (call, options = {}) => {
+    let estimate;
+    const count = (usage) => ((estimate ??= [usage.inputTokens, usage.outputTokens]), 0);
+    const limits = [{ name: 'user', key: 'a', count }];
+    const middleware = budget(admitting, { limits, maxOutputTokens: 100, ...options });
+    const doGenerate = answer(1, 1, [{ type: 'text', text: '{"city":"a"}' }]);
+    const mock = new MockLanguageModelV4({ doGenerate, supportedUrls: { '*/*': [/./] } });
+    const model = wrapLanguageModel({ model: mock, middleware });
+    await generateText({ model, maxRetries: 0, ...(call.messages ? {} : { prompt: '' }), ...call });
+    return estimate;
+};
+const third = (text) => Math.ceil(Buffer.byteLength(text) / 3);
+
+test('what the estimate counts, and how', async () => {
+    const base64 = 'A'.repeat(400_000);
+    const url = new URL('https://example.com/a');
+    const bytes = new Uint8Array(300_000);
+    const user = (...content) => ({ messages: [{ role: 'user', content }] });
+    const assistant = (...content) => ({ messages: [{ role: 'assistant', content }, { role: 'user', content: '' }] });
+    const file = (mediaType, data) => user({ type: 'file', mediaType, data });
+    const input = { city: 'München', days: [1, 2] };
+    const called = { type: 'tool-call', toolCallId: '1', toolName: 'weather', input };
+    const resulted = (output) => ({
+        messages: [
+            { role: 'user', content: '' },
+            { role: 'assistant', content: [called] },
+            { role: 'tool', content: [{ type: 'tool-result', toolCallId: '1', toolName: 'weather', output }] },
+        ],
+    });
+    const shape = z.object({ city: z.string().describe('a city') });
+    const seen = [];
+    const schemas = { estimate: ({ params }) => (seen.push(params), 0) };
+    const weather = tool({ description: 'The weather of a city', inputSchema: shape });
+    await estimateOf({ tools: { weather }, output: Output.object({ schema: shape }) }, schemas);
+    const [{ tools: [{ inputSchema }], responseFormat: { schema } }] = seen;
+    const args = third(JSON.stringify(input));
+
+    for (const [what, call, tokens] of [
+        ['a text', user({ type: 'text', text: 'a'.repeat(10) }), 4],
+        ['in bytes of UTF-8', user({ type: 'text', text: '€€' }, { type: 'text', text: 'é' }), 3],
+        ['instructions', { instructions: 'a'.repeat(9), prompt: 'b' }, 4],
+        ['thoughts', assistant({ type: 'reasoning', text: 'a'.repeat(12) }), 4],
+        ['a picture in base64', file('image/png', base64), 1600],
+        ['a picture at a URL', file('image/jpeg', url), 1600],
+        ['a picture in bytes', file('image/webp', bytes), 1600],
+        ['a picture in a data URL', file('image/png', `data:image/png;base64,${base64}`), 1600],
+        ['a picture of whatever type', file('image', base64), 1600],
+        ['an image', user({ type: 'image', image: bytes }), 1600],
+        ['a PDF', file('application/pdf', base64), 5000],
+        ['a PDF at a URL', file('application/pdf', url), 5000],
+        ['a sound', file('audio/wav', bytes), 5000],
+        ['a video', file('video/mp4', `data:video/mp4;base64,${base64}`), 5000],
+        ['a file that the provider has', file('video/mp4', { type: 'reference', reference: { mock: 'a' } }), 5000],
+        ['a file of text', file('text/plain', { type: 'text', text: 'a'.repeat(30) }), 10],
+        ['an answer with a picture', assistant({ type: 'file', mediaType: 'image/png', data: base64 }), 1600],
+        ['a file of thoughts', assistant({ type: 'reasoning-file', mediaType: 'image/png', data: base64 }), 5000],
+        ["a call's arguments", resulted({ type: 'text', value: '' }), args],
+        ["a result's text", resulted({ type: 'text', value: 'a'.repeat(30) }), args + 10],
+        ["a result's JSON", resulted({ type: 'json', value: { rain: 'a' } }), args + third('{"rain":"a"}')],
+        ["a result's error", resulted({ type: 'error-text', value: 'abc' }), args + 1],
+        ['an error in JSON', resulted({ type: 'error-json', value: ['a'] }), args + 2],
+        ['a call that is refused', resulted({ type: 'execution-denied', reason: 'abc' }), args + 1],
+        [
+            "a result's text, picture and file",
+            resulted({
+                type: 'content',
+                value: [
+                    { type: 'text', text: 'abc' },
+                    { type: 'file', mediaType: 'image/png', data: { type: 'data', data: base64 } },
+                    { type: 'file', mediaType: 'application/pdf', data: { type: 'url', url } },
+                ],
+            }),
+            args + 1 + 1600 + 5000,
+        ],
+        [
+            'a tool',
+            { tools: { weather } },
+            third(JSON.stringify({ name: 'weather', description: 'The weather of a city', inputSchema })),
+        ],
+        ['the schema of the answer', { output: Output.object({ schema: shape }) }, third(JSON.stringify(schema))],
+    ])
+        assert.deepEqual(await estimateOf(call), [tokens, 100], what);
+});
+
+test('what may come: the most that an answer may have, with what thinking adds', async () => {
+    const thinking = { type: 'enabled', budgetTokens: 12_000 };
+    const anthropic = { providerOptions: { anthropic: { thinking } } };
+    assert.deepEqual(await estimateOf(anthropic), [0, 12_100]);
+    assert.deepEqual(await estimateOf({ ...anthropic, maxOutputTokens: 20_000 }), [0, 32_000]);
+    const disabled = { providerOptions: { anthropic: { thinking: { type: 'disabled' } } } };
+    assert.deepEqual(await estimateOf(disabled), [0, 100]);
+
+    // Requests and slots need none.
+    const list = [{ name: 'requests' }, { name: 'slots', count: 2 }];
+    for (const limits of [list, () => list]) {
+        const doGenerate = async ({ maxOutputTokens }) => (assert.equal(maxOutputTokens, undefined), answer());
+        const middleware = budget(admitting, { limits });
+        const model = wrapLanguageModel({ model: new MockLanguageModelV4({ doGenerate }), middleware });
+        assert.equal((await generateText({ model, ...ask })).text, 'Paris.');
+    }
+    const counts = [...list, { name: 'user', key: 'a', count: 'inputTokens' }];
+    const model = modelOf({ doGenerate: answer() }, () => counts, { maxOutputTokens: undefined });
+    await assert.rejects(generateText({ model, ...ask }), /maxOutputTokens is undefined/);
+    assert.equal((await generateText({ model, ...ask, maxOutputTokens: 5 })).text, 'Paris.');
 });
 
 test('a denial is an error of the SDK, which it retries after the exact wait, or not at all', async () => {
@@ -184,6 +306,110 @@ test('a denial is an error of the SDK, which it retries after the exact wait, or
     );
     const streamed = await read(streamText({ model, ...ask, onError: () => {} }));
     assert.deepEqual([streamed.text, isRateLimitError(streamed.errors[0])], ['', true]);
+});
+
+/** What a promise or a stream of the SDK throws. */
+const PROMISES = ['text', 'usage', 'finishReason', 'steps', 'content', 'response', 'output', 'toolCalls', 'warnings'];
+
+test('a denial is found in what streamText throws and streams', async () => {
+    const { key, list } = axes();
+    await limiter.limit('user', { key, count: 99_900 });
+    const model = modelOf({}, list);
+    const heard = [];
+    const streamed = () => streamText({ model, ...ask, onError: (event) => heard.push(event) });
+    const isOfUser = (error, what) => assert.equal(RateLimitError.from(error)?.name, 'user', what);
+    for (const promise of PROMISES) isOfUser(await thrown(streamed()[promise]), promise);
+    for await (const part of streamed().stream) if (part.type === 'error') isOfUser(part, 'a part');
+    const onError = (error) => (isOfUser(error, 'of a UI stream'), 'denied');
+    for await (const part of toUIMessageStream({ stream: streamed().stream, onError }))
+        if (part.type === 'error') assert.equal(part.errorText, 'denied');
+    isOfUser(await thrown(streamText({ model, ...ask, onError() {}, output: Output.json() }).output), 'an output');
+    isOfUser(await thrown(new ToolLoopAgent({ model }).stream({ prompt: 'a', onError() {} }).then(({ text }) => text)));
+    isOfUser(await thrown(new ToolLoopAgent({ model }).generate({ prompt: 'a' })), 'an agent');
+    assert.equal(heard.length, PROMISES.length + 2);
+    for (const event of heard) isOfUser(event, 'an event');
+
+    // After the SDK has tried again its promises don't say what has ended the call: the event does.
+    const row = { n: 1, name: 'soon', key, ok: false, allows: false, wait: 0.001, remaining: 0, capacity: 1 };
+    const denying = new RateLimiter(LIMITS, { schema: 'public', db: { query: async () => [row] } });
+    const middleware = budget(denying, { limits: [{ name: 'soon', key }] });
+    const soon = wrapLanguageModel({ model: new MockLanguageModelV4(), middleware });
+    const retried = streamText({ ...ask, model: soon, maxRetries: 1, onError: (event) => heard.push(event) });
+    assert.equal(RateLimitError.from(await thrown(retried.text)), undefined);
+    assert.ok(RetryError.isInstance(heard.at(-1).error));
+    assert.equal(RateLimitError.from(heard.at(-1)).name, 'soon');
+});
+
+test('a denial after the first step ends a stream of several, and is no denial of what went on after one', async () => {
+    const { key, list } = axes();
+    await limiter.limit('user', { key, count: 99_800 });
+    const chunks = [
+        { type: 'tool-call', toolCallId: '1', toolName: 'weather', input: '{}' },
+        { type: 'finish', finishReason: { unified: 'tool-calls', raw: undefined }, usage: usage(60, 100) },
+    ];
+    const weather = tool({ inputSchema: z.object({}), execute: async () => 'rain' });
+    const model = modelOf({ doStream: streaming(chunks) }, list);
+    const result = streamText({ model, ...ask, tools: { weather }, stopWhen: isStepCount(5), onError() {} });
+    assert.equal(RateLimitError.from(await thrown(result.text))?.name, 'user');
+
+    // The first attempt is denied, the second fails at the model.
+    const soon = [{ name: 'soon', key }];
+    await limiter.limit('soon', { key });
+    const lost = new Error('lost');
+    const losing = modelOf({ doGenerate: () => Promise.reject(lost) }, soon);
+    const error = await thrown(generateText({ model: losing, ...ask, maxRetries: 1 }));
+    assert.equal(RateLimitError.from(error), undefined, error.stack);
+});
+
+test('a route answers 429 before its stream opens, and streams the whole answer', async () => {
+    const { key, list } = axes();
+    const route = async (model) => {
+        try {
+            const { stream } = await opened(streamText({ model, ...ask, onError() {} }));
+            return createUIMessageStreamResponse({ stream: toUIMessageStream({ stream }) });
+        } catch (error) {
+            return denialResponse(error) ?? new Response(error.message, { status: 500 });
+        }
+    };
+    const model = modelOf({ doStream: streaming(parts()) }, list);
+    const answered = await route(model);
+    const text = await answered.text();
+    assert.ok(answered.status === 200 && text.includes('"Par"') && text.includes('"is."'), text);
+    assert.equal(text.match(/start-step/g).length, 1, 'each part once');
+    await limiter.limit('user', { key, count: 99_900 });
+    const denied = await route(model);
+    assert.equal(denied.status, 429);
+    const seconds = Number(denied.headers.get('retry-after'));
+    assert.ok(seconds > 0 && seconds <= 86_400);
+    assert.equal(denied.headers.get('ratelimit'), `"user";r=58;t=${seconds}`);
+    assert.match(await denied.text(), /^rate limit "user" exceeded/);
+    const never = await route(modelOf({}, list, { estimate: () => 1e6 }));
+    assert.deepEqual([never.status, never.headers.get('retry-after')], [429, null]);
+    const other = await route(modelOf({ doStream: () => Promise.reject(new Error('mine')) }, axes().list));
+    assert.deepEqual([other.status, await other.text()], [500, 'mine']);
+});
+
+test('calls with the same id hold once, and a step after another holds again', async () => {
+    const { list, used } = axes();
+    let [running, both] = [0];
+    const bothRun = new Promise((resolve) => (both = resolve));
+    const doGenerate = async () => {
+        if (++running === 2) both();
+        await bothRun;
+        return answer();
+    };
+    const heard = [];
+    const onUnsettled = ({ hold, used, error }) => heard.push([hold, used.user, error.message]);
+    const model = modelOf({ doGenerate }, list, { id: 'req-1', onUnsettled });
+    const calls = [generateText({ model, ...ask }), generateText({ model, ...ask })];
+    await bothRun;
+    assert.equal((await Promise.all(calls)).length, 2);
+    assert.deepEqual(await used(), cost(12, 30), 'one of them');
+    assert.deepEqual(heard, [['req-1', 42, 'it is gone: another call has settled it, or a reset']]);
+    const one = modelOf({ doGenerate: answer() }, list, { id: ({ params }) => params.providerOptions?.app.id });
+    await generateText({ model: one, ...ask, providerOptions: { app: { id: 'req-1' } } });
+    await generateText({ model: one, ...ask });
+    assert.deepEqual(await used(), cost(36, 90, 3));
 });
 
 test('a call that fails: nothing if it was not sent, no tokens if it was refused, else what was held', async () => {
@@ -472,7 +698,6 @@ const drained = async (stream) => {
     for await (const part of stream) found.push(part.type);
     return found;
 };
-const streaming = (chunks) => async () => ({ stream: simulateReadableStream({ chunks, chunkDelayInMs: null }) });
 
 test('what was reported is not unreported', async () => {
     const { list, used } = axes();
@@ -515,6 +740,8 @@ test('a function of the application that throws: all that was held is settled, a
         [({ report }) => (report ? undefined : 1), 'the count of "requests" is undefined'],
         [({ report }) => (report ? NaN : 1), 'the count of "requests" is NaN'],
         [({ report }) => (report ? -1 : 1), 'the count of "requests" is -1'],
+        [({ report }) => (report ? '1' : 1), `the count of "requests" is '1'`],
+        [({ report }) => (report ? 1e16 : 1), 'the count of "requests" is 10000000000000000'],
     ]) {
         const { list, used } = axes();
         list[1].count = price;

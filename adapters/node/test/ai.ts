@@ -1,8 +1,8 @@
 // The middleware's types, and what must not compile.
-import { wrapLanguageModel, type LanguageModelMiddleware } from 'ai';
+import { streamText, wrapLanguageModel, type LanguageModelMiddleware } from 'ai';
 import { MockLanguageModelV4 } from 'ai/test';
 import { concurrency, fixedWindow, RateLimiter, slidingLog, tokenBucket } from 'postgres-rate-limit';
-import { budget, type BudgetLimit, type Count, type Usage } from 'postgres-rate-limit/ai';
+import { budget, opened, type BudgetLimit, type Count, type Usage } from 'postgres-rate-limit/ai';
 
 const limiter = new RateLimiter({
     slots: concurrency({ slots: 2, ttl: '1 minute' }),
@@ -26,6 +26,7 @@ const middleware: LanguageModelMiddleware = budget(limiter, {
     onUnsettled: ({ hold, used, error }) => console.log(hold, used, error.message),
 });
 export const model = wrapLanguageModel({ model: new MockLanguageModelV4(), middleware });
+export const text = async (): Promise<string> => (await opened(streamText({ model, prompt: 'a' }))).text;
 budget(limiter, {
     limits: ({ params, model }) => [{ name: 'slots', key: `${model.modelId} ${params.seed}` }],
     maxOutputTokens: 1,
@@ -33,8 +34,9 @@ budget(limiter, {
     onExpiry: 'charge',
 });
 
-// @ts-expect-error: the most that an answer may have
-budget(limiter, { limits });
+budget(limiter, { limits: [{ name: 'slots' }], id: ({ params }) => params.headers?.id });
+// @ts-expect-error: a text
+budget(limiter, { limits, maxOutputTokens: 1, id: 7 });
 // @ts-expect-error: there is no such limit
 budget(limiter, { limits: [{ name: 'token', key: 'a' }], maxOutputTokens: 1 });
 // @ts-expect-error: it needs a key

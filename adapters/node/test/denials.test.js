@@ -271,9 +271,15 @@ for (const [name, Store] of [
         for (let n = 0; n < 3; n++) await store.increment('k');
         await store.resetAll();
         assert.equal((await store.increment('k')).totalHits, 1);
-        for (let n = 0; n < 3; n++) await store.increment('k');
-        store.init({ limit: 3, windowMs: HOUR });
-        assert.equal((await store.increment('k')).totalHits, 3, 'a limit that has changed');
+        store.init({ limit: 2, windowMs: HOUR });
+        const others = [
+            { limit: 3, windowMs: HOUR },
+            { limit: 2, windowMs: SECOND },
+            { limit: 2, windowMs: HOUR, skipFailedRequests: true },
+            { limit: 2, windowMs: HOUR, skipSuccessfulRequests: true },
+        ];
+        for (const other of others)
+            assert.throws(() => store.init(other), /^TypeError: RateLimitStore: a second limiter has /);
 
         // Where all are counted, none is denied by the database.
         const all = counting();

@@ -7,6 +7,7 @@ import pg from 'pg';
 import {
     concurrency,
     DAY,
+    denialResponse,
     fixedWindow,
     HOUR,
     install,
@@ -95,8 +96,9 @@ test('a key is a text or a number, and without one all share the limit', async (
     for (const key of [7, '7', 7n]) assert.equal((await limiter.limit('send', { key })).ok, true);
     assert.equal((await limiter.limit('send', { key: 7 })).ok, false);
     assert.equal((await limiter.limit('signUp')).remaining, 1);
-    assert.equal((await limiter.limit('signUp', { key: undefined })).remaining, 0);
-    for (const key of [null, NaN, {}, true, Symbol('a')])
+    assert.equal((await limiter.limit('signUp', {})).remaining, 0);
+    await assert.rejects(limiter.limitAll([{ name: 'signUp', key: undefined }]), /^TypeError: key is undefined/);
+    for (const key of [undefined, null, NaN, {}, true, Symbol('a')])
         await assert.rejects(limiter.limit('send', { key }), /^TypeError: key is /);
     await assert.rejects(limiter.limit('keyed', { config: fixedWindow({ rate: 1, period: '1 day', keyed: true }) }), {
         code: '22004',
@@ -150,6 +152,30 @@ test('a denial is an error where one asks for it', async () => {
         assert.equal(RateLimitError.from(other), undefined);
     }
     assert.equal(RateLimitError.from({ code: 'PT429', detail: 'cut' }).retryAfter, null);
+});
+
+test('the response to a denial', async () => {
+    const at = new Date();
+    for (const [error, rateLimit, retryAfter] of [
+        [new RateLimitError('say "hi" \\', 17_001, at, { remaining: 7.9 }), '"say \\"hi\\" \\\\";r=7;t=18', '18'],
+        [new RateLimitError('100% café', null, null, { remaining: -3 }), '"100%25 caf%C3%A9";r=0', null],
+        [{ code: 'PT429', detail: '{"name": "x\\r\\ny", "retryAfter": 1}' }, '"x%0D%0Ay";t=1', '1'],
+    ]) {
+        const response = denialResponse(new Error('a wrapper', { cause: error }));
+        assert.equal(response.status, 429);
+        assert.equal(response.headers.get('ratelimit'), rateLimit);
+        assert.equal(response.headers.get('retry-after'), retryAfter);
+    }
+    assert.equal(denialResponse(new Error('mine')), undefined);
+    const limiter = make();
+    const key = newKey();
+    await limiter.limit('send', { key, count: 2 });
+    const both = [{ name: 'send', key, count: 2 }];
+    for (const call of [
+        () => limiter.limit('send', { key, count: 2, throws: true }),
+        () => limiter.limitAll(both, { throws: true }),
+    ])
+        assert.match(denialResponse(await thrown(call())).headers.get('ratelimit'), /^"send";r=1;t=\d+$/);
 });
 
 test('several limits at once', async () => {
@@ -235,8 +261,8 @@ test('definitions in the database: by define, or by a migration', async () => {
 
     // An application that brings its own configs may not override these.
     const inline = new RateLimiter(definitions, { db: pool });
-    for (const call of [inline.limit("it's"), inline.limitAll([{ name: 'a "name"' }])]) {
-        const error = await thrown(call);
+    for (const call of [() => inline.limit("it's"), () => inline.limitAll([{ name: 'a "name"' }])]) {
+        const error = await thrown(call());
         assert.match(error.message, /^rate limit ".*" is defined in the database.*defined: true/);
         assert.equal(error.cause.code, '42501');
     }
@@ -325,6 +351,75 @@ test('who waits gets what comes, in time, and not in a transaction', async () =>
     await client.query('ROLLBACK');
     assert.equal((await waiting(5 * SECOND, { db: client })).ok, true);
     client.release();
+});
+
+test('a caller that waits gets the slot that is released, not only one that expires', async () => {
+    const key = newKey();
+    const heard = [];
+    const waiting = make({ onDecision: ({ ok }) => heard.push(ok) });
+    const limiter = make();
+    const denied = async () => {
+        for (heard.length = 0; heard.length === 0; ) await new Promise((resolve) => setTimeout(resolve, 5));
+    };
+    const leases = [await limiter.acquire('exports', { key }), await limiter.acquire('exports', { key })];
+    const first = waiting.withLease('exports', { key, wait: MINUTE }, () => 'ran');
+    await denied();
+    await leases[0].release();
+    assert.equal(await first, 'ran');
+    // With the tokens of a hold, too, unless those deny.
+    leases.push(await limiter.acquire('exports', { key }));
+    const requests = [
+        { name: 'exports', key },
+        { name: 'signUp', key },
+    ];
+    const held = waiting.withHoldAll(requests, { wait: MINUTE }, () => 'held');
+    await denied();
+    await leases[1].release();
+    assert.equal(await held, 'held');
+    assert.equal((await limiter.limit('signUp', { key })).ok, true);
+    const { ok, retryAfter } = await limiter.holdAll(requests, { wait: MINUTE });
+    assert.ok(!ok && retryAfter > MINUTE, 'no look at slots brings the tokens of a week');
+    // No wait frees more slots than there are; and it ends.
+    assert.equal((await limiter.acquire('exports', { key, count: 3, wait: MINUTE })).retryAfter, null);
+    // A line is of calls that are alike: one for more slots keeps none from what there is.
+    const most = limiter.acquire('exports', { key, count: 2, wait: MINUTE });
+    const last = await limiter.acquire('exports', { key, wait: MINUTE });
+    await Promise.all([last, leases[2]].map((lease) => lease.release()));
+    await (await most).release();
+    for (let n = 0; n < 2; n++) await limiter.acquire('exports', { key });
+    const late = await limiter.acquire('exports', { key, wait: 20 });
+    assert.ok(!late.ok && late.retryAfter > MINUTE);
+});
+
+test('of those that wait for the slots of a key, the first asks for all', async () => {
+    const config = concurrency({ slots: 1, ttl: HOUR });
+    let [free, most, running] = [0, 0, 0];
+    const db = {
+        async query(text) {
+            if (text.includes('rl_release')) return [{ ok: (free += 1) > 0 }];
+            most = Math.max(most, ++running);
+            await new Promise((resolve) => setTimeout(resolve, 2));
+            running -= 1;
+            const ok = free > 0;
+            if (ok) free -= 1;
+            return [{ ok, lease: ok ? 'a' : null, wait: ok ? null : 0.05, remaining: 0, capacity: 1 }];
+        },
+    };
+    const limiter = new RateLimiter({ one: config }, { db, schema: 'public' });
+    const came = [];
+    const call = (n, more) => limiter.withLease('one', { key: 'k', wait: MINUTE, ...more }, () => came.push(n));
+    const signal = AbortSignal.timeout(30);
+    const calls = Array.from({ length: 20 }, (_, n) => call(n));
+    const left = thrown(call(20, { signal }));
+    const late = thrown(call(21, { wait: 40 }));
+    calls.push(call(22));
+    const other = limiter.withLease('one', { key: 'other', wait: MINUTE }, () => came.push('other'));
+    assert.equal((await left).name, 'AbortError');
+    assert.equal((await late).name, 'one');
+    free = 2;
+    await Promise.all([...calls, other]);
+    assert.deepEqual(came.filter((n) => n !== 'other'), [...Array(20).keys(), 22], 'in their order');
+    assert.ok(most <= 3, `${most} at once: of each key the first, and one whose time has ended`);
 });
 
 test('a lease is released, however its block or its callback ends', async () => {
@@ -554,6 +649,80 @@ test('a hold of several limits', (context) =>
             [false, null, [false, false]],
         );
         assert.equal((await thrown(limiter.withHoldAll(requests, {}, () => assert.fail('it ran')))).name, 'tokens');
+    }));
+
+test('what is no number of tokens is settled as all that is held, and heard of', (context) =>
+    later('rl_hold_all')(context, async () => {
+        const heard = [];
+        const limiter = make({ onUnsettled: (unsettled) => heard.push(unsettled) });
+        const key = newKey();
+        const gone = async () => 1000 - Math.floor((await limiter.check('tokens', { key })).remaining);
+        const requests = [{ name: 'tokens', key, count: 10 }];
+        let expected = 0;
+        for (const used of [NaN, -1, '5', Infinity, 1e16, 5n, { tokens: 5 }]) {
+            const answer = await limiter.withHold('tokens', { key, count: 10, id: 'mine' }, (hold) => {
+                hold.used = used;
+                return 'an answer';
+            });
+            assert.deepEqual([answer, await gone()], ['an answer', (expected += 10)], String(used));
+        }
+        for (const used of [NaN, '5', [5], { tokens: NaN }, { tokens: '5' }, { tokens: null }, { tokens: -1 }]) {
+            const answer = await limiter.withHoldAll(requests, { id: 'mine' }, (hold) => {
+                hold.used = used;
+                return 'an answer';
+            });
+            assert.deepEqual([answer, await gone()], ['an answer', (expected += 10)], JSON.stringify(used));
+        }
+        // A block, and a callback that throws.
+        const block = await limiter.hold('tokens', { key, count: 10, id: 'mine' });
+        block.used = NaN;
+        await block[Symbol.asyncDispose]();
+        const mine = new Error('mine');
+        const throwing = (hold) => {
+            hold.used = NaN;
+            throw mine;
+        };
+        assert.equal(await thrown(limiter.withHold('tokens', { key, count: 10, id: 'mine' }, throwing)), mine);
+        assert.equal(await gone(), (expected += 20));
+        assert.equal(heard.length, 16);
+        for (const { hold, used, error } of heard) {
+            assert.deepEqual([hold, used], ['mine', undefined]);
+            assert.match(error.message, /^used is .*; allowed: a number from 0 on/);
+        }
+        assert.match(heard[0].error.message, /^used is NaN/);
+
+        // By default it is a warning. What a limit's part leaves open counts as all.
+        const warned = context.mock.method(console, 'warn', () => {});
+        await make().withHold('tokens', { key, count: 10 }, throwing).catch(() => {});
+        assert.match(warned.mock.calls[0].arguments[0], /hold .* was not settled by what was used: used is NaN/);
+        await limiter.withHoldAll(requests, {}, (hold) => (hold.used = { tokens: undefined }));
+        assert.deepEqual([await gone(), heard.length], [expected + 20, 16]);
+    }));
+
+test('reserved work begins at its time, or gives back what it holds', (context) =>
+    later('rl_hold_all')(context, async () => {
+        const limiter = make();
+        const key = newKey();
+        const config = tokenBucket({ rate: 4, period: SECOND, capacity: 1 });
+        const soon = { name: 'soon', key, config, reserve: true };
+        const now = () => Date.now() - application.ahead;
+        const begins = ({ retryAt }) => assert.ok(now() >= retryAt - 2, `${retryAt - now()} ms too early`);
+        await limiter.limit('soon', { key, config });
+        await limiter.withHold('soon', soon, (hold) => (assert.ok(hold.retryAfter > 0), begins(hold)));
+        const requests = [{ name: 'signUp', key }, soon];
+        await limiter.withHoldAll(requests, {}, ({ results }) => begins(results[1]));
+
+        const left = async () => Math.floor((await limiter.check('tokens', { key })).remaining);
+        await limiter.limit('tokens', { key, count: 1000 });
+        const late = { key, count: 100, reserve: true };
+        const ended = () => ({ signal: AbortSignal.timeout(30) });
+        for (const call of [
+            () => limiter.withHold('tokens', { ...late, ...ended() }, () => assert.fail('it ran')),
+            () => limiter.withHoldAll([{ name: 'tokens', ...late }], ended(), () => assert.fail('it ran')),
+        ]) {
+            assert.equal((await thrown(call())).name, 'AbortError');
+            assert.equal(await left(), 0);
+        }
     }));
 
 test('the value of a key', async () => {

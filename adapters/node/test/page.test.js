@@ -8,11 +8,11 @@ import pg from 'pg';
 
 import {
     concurrency,
+    denialResponse,
     HOUR,
     isRateLimitError,
     MINUTE,
     RateLimiter,
-    RateLimitError,
     SECOND,
     tokenBucket,
 } from 'postgres-rate-limit';
@@ -46,10 +46,9 @@ const send = (author, body) =>
     });
 
 async function answer(error) {
-    const denial = RateLimitError.from(error);
-    if (!denial) throw error;
-    const headers = denial.retryAfter === null ? {} : { 'Retry-After': String(Math.ceil(denial.retryAfter / 1000)) };
-    return new Response(`Too many calls of ${denial.name}`, { status: 429, headers });
+    const response = denialResponse(error);
+    if (!response) throw error;
+    return response;
 }
 
 const search = async (user, words) => {
@@ -82,7 +81,8 @@ const requests = limiter.borrow('apiRequests', { config: apiRequests, max: 100 }
 async function serve(user) {
     const { ok, retryAfter } = await requests.limit({ key: user });
     if (ok) return new Response('hello');
-    return new Response('', { status: 429, headers: { 'Retry-After': String(Math.ceil(retryAfter / 1000)) } });
+    const headers = retryAfter === null ? {} : { 'Retry-After': String(Math.ceil(retryAfter / 1000)) };
+    return new Response('', { status: 429, headers });
 }
 
 const logged = (log) =>
@@ -113,7 +113,7 @@ test('messages within the limit are sent, a denial is answered, and a rollback r
     const response = await answer(denial);
     assert.equal(response.status, 429);
     assert.ok(['1', '2', '3', '4', '5', '6'].includes(response.headers.get('retry-after')));
-    assert.equal(await response.text(), 'Too many calls of sendMessage');
+    assert.match(await response.text(), /^rate limit "sendMessage" exceeded/);
     const other = new Error('another');
     await assert.rejects(answer(other), other);
     assert.equal((await db.select().from(messages)).length, sent - 1);

@@ -15,6 +15,7 @@ import pg from 'pg';
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
 import { rateLimitStore } from 'postgres-rate-limit/fastify';
 import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
+import { RateLimiterStore } from 'postgres-rate-limit/rate-limiter-flexible';
 import { ADAPTERS } from './adapters.js';
 import { onFile, STORES } from './edition.js';
 import { hangs } from './hangs.js';
@@ -92,6 +93,39 @@ for (const store of STORES) {
     });
 }
 
+test('what is counted beyond a limit ends with its window', async () => {
+    for (const store of STORES) {
+        const name = `${Math.random()}`;
+        const all = open({ store, name }, { limit: 2, windowMs: 1500, skipFailedRequests: true });
+        const some = open({ store, name }, { limit: 2, windowMs: 1500 });
+        let last;
+        for (let n = 0; n < 9; n++) last = await all.increment('k');
+        assert.equal(last.totalHits, 9);
+        const denied = await some.increment('k');
+        assert.equal(denied.totalHits, 3);
+        near(denied.resetTime, last.resetTime);
+        await new Promise((resolve) => setTimeout(resolve, last.resetTime.getTime() - Date.now() + 50));
+        const hits = [];
+        for (let n = 0; n < 4; n++) hits.push((await some.increment('k')).totalHits);
+        assert.deepEqual(hits, [1, 2, 3, 3]);
+    }
+});
+
+test('a penalty of rate-limiter-flexible ends with its window, and a block without an end has no time', async () => {
+    const owner = new pg.Pool({ user: 'postgres', max: 1 }); // it has the privilege to block
+    for (const store of STORES) {
+        const limiter = new RateLimiterStore({ pool: owner, name: `${Math.random()}`, store, points: 2, duration: 1 });
+        const { msBeforeNext } = await limiter.penalty('k', 7);
+        await assert.rejects(limiter.consume('k'), ({ msBeforeNext: ms }) => ms <= msBeforeNext);
+        await new Promise((resolve) => setTimeout(resolve, msBeforeNext + 50));
+        assert.equal((await limiter.consume('k')).consumedPoints, 1);
+        await limiter.block('k', 0);
+        await assert.rejects(limiter.consume('k'), { msBeforeNext: -1 });
+        assert.equal((await limiter.get('k')).msBeforeNext, -1);
+    }
+    await owner.end();
+});
+
 test('a window ends', async () => {
     const store = open({}, { limit: 1, windowMs: 2000 });
     assert.equal((await store.increment('k')).totalHits, 1);
@@ -117,7 +151,7 @@ test('a window without hits is one until it ends', async () => {
 test('keys that are too long, or that no text can be, are counted, each by itself', async () => {
     for (const store of STORES) {
         const of = open({ store });
-        const long = ['k'.repeat(1025), 'k'.repeat(100_000), 'é'.repeat(513), 'a\0b', 'a\0c', '\0', '\ud800'];
+        const long = ['k'.repeat(1025), 'k'.repeat(100_000), 'é'.repeat(513), 'a\0b', 'a\0c', '\0', '\ud800', '\udbff', 'a\udfff'];
         for (const key of long) {
             assert.equal((await of.increment(key)).totalHits, 1, key.slice(0, 10));
             assert.equal((await of.increment(key)).totalHits, 2);

@@ -8,6 +8,7 @@ django_cache is a cache that counts, and pyrate_limiter has buckets; budget, ope
 calls to models may cost; testing has fixtures of pytest.
 """
 
+from postgres_rate_limit._addresses import address_key
 from postgres_rate_limit._borrowed import AsyncBorrowed, Borrowed
 from postgres_rate_limit._calls import HeaderStyle, Key, Request
 from postgres_rate_limit._client import (
@@ -34,6 +35,7 @@ from postgres_rate_limit._configs import (
     token_bucket,
     unlimited,
 )
+from postgres_rate_limit._http import TooManyRequests, too_many_requests
 from postgres_rate_limit._results import (
     Decision,
     LimitResult,
@@ -74,8 +76,10 @@ __all__ = [
     "Results",
     "SettledLimit",
     "SetupError",
+    "TooManyRequests",
     "UnknownLimit",
     "Value",
+    "address_key",
     "concurrency",
     "fixed_window",
     "install",
@@ -83,5 +87,6 @@ __all__ = [
     "sliding_log",
     "sliding_window",
     "token_bucket",
+    "too_many_requests",
     "unlimited",
 ]

@@ -62,6 +62,8 @@ class Call(Generic[T]):
     id: tuple[Any, ...] | None = None
     """What a denial of the call is remembered by; None: it isn't."""
     count: float = 0
+    slots: frozenset[str] = frozenset()
+    """The concurrency limits of a call on several limits."""
     forgets: tuple[str, ...] | None = None
     """The name and key whose denials the call makes stale; empty: those of all."""
 
@@ -116,10 +118,20 @@ class HeldAll:
     limits: Sequence[LimitResult]
     error: BaseException | None = None
 
+    @property
+    def retry_after(self) -> float | None:
+        limit = denied_by(self.ok, self.limits)
+        return limit.retry_after if limit else None
+
 
 def key_of(key: Key) -> str:
     if isinstance(key, (str, int, UUID)):
-        return str(key)
+        text = str(key)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError("key has half a surrogate; allowed: text that UTF-8 can be made of") from None
+        return text
     raise TypeError(
         f"key is of type {type(key).__name__}; allowed: str, int, UUID. Omit it for the limit that all share"
     )
@@ -262,15 +274,13 @@ class Calls:
             select += f", CAST(@rl_headers({_TEXT}, r, {_TEXT}, {_JSON}, {_TEXT}) AS text)"
             values = [name, headers, own, key]
         call = self._make(select, function, arguments, _read_result, before=values)
-        id = ("limit", name, key, own, reserve, headers)
+        id = ((name, key), "limit", own, reserve, headers)
         call = replace(call, opened=_result_of, id=id, count=float(count))
         if function == "rl_check":
             return call
         return replace(call, decides=lambda result: [(name, result.ok, result.retry_after)], names=(name,))
 
-    def take(
-        self, name: str, key: Key, at_least: float, at_most: float, config: Config | None
-    ) -> Call[Taken]:
+    def take(self, name: str, key: Key, at_least: float, at_most: float, config: Config | None) -> Call[Taken]:
         name, key, own = self._target(name, key, config)
 
         def read(rows: Rows) -> Taken:
@@ -284,7 +294,7 @@ class Calls:
         arguments += [_UNTHROWN, (_JSON, own)]
         call = self._make(f"{_RESULT}, r.taken, {value}", "rl_take", arguments, read, before=[name, key, own])
         opened = lambda error: Taken(True, None, None, None, None, None, error=error)  # noqa: E731
-        call = replace(call, opened=opened, id=("take", name, key, own), count=float(at_least), names=(name,))
+        call = replace(call, opened=opened, id=((name, key), "take", own), count=float(at_least), names=(name,))
         return replace(call, decides=lambda result: [(name, result.ok, result.retry_after)])
 
     def kind(self, name: str, config: Config | None) -> str | None:
@@ -342,7 +352,7 @@ class Calls:
             sql += f" SELECT {select}, {of_headers} FROM r ORDER BY r.n"
             call = self._numbered(sql, [text, text, headers], _read_results)
         opened = lambda error: Results(True, [_unchecked(each) for each in targets], error=error)  # noqa: E731
-        call = replace(call, opened=opened, id=("all", text, headers))
+        call = replace(call, opened=opened, id=(None, "all", text, headers))
         if function == "rl_check_all":
             return call
         return replace(call, decides=_decided, names=_names(targets))
@@ -403,7 +413,11 @@ class Calls:
     def hold_all(
         self, requests: Iterable[Request], ttl: timedelta | float, id: str | None, on_expiry: str
     ) -> Call[HeldAll]:
+        requests = list(requests)
         text, targets = self._requests(requests)
+        slots = frozenset(
+            each["name"] for each in requests if self.kind(each["name"], each.get("config")) == "concurrency"
+        )
 
         def read(rows: Rows) -> HeldAll:
             limits = [_limit(*row[4:]) for row in rows]
@@ -421,7 +435,7 @@ class Calls:
             counts = [count for _, _, count in targets]
             return HeldAll(True, None, None, counts, [_unchecked(each) for each in targets], error)
 
-        return replace(call, decides=_decided, names=_names(targets), opened=opened)
+        return replace(call, decides=_decided, names=_names(targets), opened=opened, slots=slots)
 
     def settle_all(self, hold: str | None, used: float | Mapping[str, float] | None) -> Call[list[SettledLimit]]:
         def read(rows: Rows) -> list[SettledLimit]:

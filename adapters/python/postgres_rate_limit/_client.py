@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, T
 from postgres_rate_limit._borrowed import AsyncBorrowed, Borrowed
 from postgres_rate_limit._calls import FIND, Call, Calls, HeaderStyle, Held, HeldAll, Key, Lent, Request, seconds_of
 from postgres_rate_limit._configs import Config
-from postgres_rate_limit._databases import AsyncDatabase, Database, Deadline, async_database, database
+from postgres_rate_limit._databases import AsyncDatabase, Database, Deadline, async_database, database, is_over
 from postgres_rate_limit._denials import Denials, Remembering
 from postgres_rate_limit._failing import OnError, Question, checked, not_now
 from postgres_rate_limit._results import (
@@ -49,6 +49,7 @@ E = TypeVar("E", bound="_Enters")
 OnExpiry = Literal["refund", "charge"]
 Used = Union[float, Mapping[str, float]]
 TEN_MINUTES = timedelta(minutes=10)
+_NOTHING_HELD = HeldAll(True, None, None, [], [])
 log = logging.getLogger("postgres_rate_limit")
 
 
@@ -136,7 +137,9 @@ class _Limiter(Generic[N]):
         patience = _Patience(wait)
         while True:
             result: Any = yield from self._once(call, on, on_error)
-            pause = patience.pause(result.ok, result.retry_after)
+            # Slots may be released at any time.
+            looks = bool(call.slots) and all(limit.allows or limit.name in call.slots for limit in result.limits)
+            pause = patience.pause(result.ok, result.retry_after, looks)
             if pause is None:
                 answer: T = result
                 return answer
@@ -175,13 +178,14 @@ class _Limiter(Generic[N]):
             result = call.opened(innermost(error))
             self._tell(call, result, began, error)
             return result
+        finally:
+            if call.forgets is not None:
+                self._denials.forget(call.forgets or None)
         self._tell(call, result, began, None)
         if alone and call.id is not None:
             answer: Any = result
             if not answer.ok:
                 self._denials.add(call.id, call.count, sent, answer.retry_after, answer)
-        if (stale := call.forgets) is not None:
-            self._denials.forget(lambda id: not stale or id[0] == "all" or id[1:3] == stale)
         return result
 
     def _tell(
@@ -190,9 +194,7 @@ class _Limiter(Generic[N]):
         if self._on_decision is None or call.decides is None:
             return
         seconds = time.perf_counter() - began
-        told = (
-            [(name, None, None) for name in call.names] if result is None else call.decides(result)
-        )
+        told = [(name, None, None) for name in call.names] if result is None else call.decides(result)
         for name, ok, retry_after in told:
             try:
                 self._on_decision(Decision(name, ok, retry_after, seconds, error and innermost(error), remembered))
@@ -214,7 +216,9 @@ class _Limiter(Generic[N]):
     @staticmethod
     def _refuse_transaction(on: Database | AsyncDatabase) -> None:
         if not _is_alone(on):
-            raise TypeError("db is in a transaction, whose rollback would undo what is borrowed and returned; allowed: a pool")
+            raise TypeError(
+                "db is in a transaction, whose rollback would undo what is borrowed and returned; allowed: a pool"
+            )
 
     @staticmethod
     def _refuse_wait(in_transaction: bool, reserve: bool) -> None:
@@ -241,15 +245,22 @@ def _forget(failure: BaseException, error: BaseException | None) -> None:
         failure = failure.__context__
 
 
+# The seconds after which a caller that waits for slots looks again.
+_LOOK = 0.25
+
+
 class _Patience:
     """How long a call that is denied may go on trying."""
 
     def __init__(self, wait: timedelta | float) -> None:
         self._end = time.monotonic() + seconds_of(wait)
 
-    def pause(self, ok: bool, retry_after: float | None) -> float | None:
-        """The seconds to wait, some of them random, since others may wait for the same key; None: no more."""
+    def pause(self, ok: bool, retry_after: float | None, looks: bool = False) -> float | None:
+        """The seconds to wait, some of them random, since others may wait for the same key; None: no more. looks: it
+        may pass sooner."""
         left = self._end - time.monotonic()
+        if looks and retry_after is not None and left > 0:
+            retry_after = min(retry_after, _LOOK, left)
         if ok or retry_after is None or retry_after > left:
             return None
         return retry_after + uniform(0, min(retry_after / 10 + 0.01, left - retry_after))
@@ -286,6 +297,15 @@ class _Taken:
         self._ended = True
         return replace(self._ending(failed), opened=lambda error: None), self._db, self._on_error
 
+    def _is_ended(self) -> bool:
+        return self._ended
+
+    def _end_failed(self, other: Exception, error: BaseException | None) -> None:
+        """other: why the end of a block failed. After an exception in the block that one goes on."""
+        if error is None:
+            raise other
+        log.warning("the end of a block failed, after an exception in it: %r", innermost(other))
+
 
 class _Lent(_Taken):
     """A lease of a concurrency limit. It is true if the slots were taken."""
@@ -316,8 +336,14 @@ class _Holding(_Taken, Generic[U, A, M]):
 
     used: U | None = None
     """What the end of the block settles, if settle hasn't: set it to what was used, or has been used so far; of several
-    limits by their names, or a number for all."""
+    limits by their names, or a number for all. What is no number from 0 on is settled as all that was held."""
     _nothing: A
+    _said = False
+    """Whether settle was called."""
+    _settled_in: object = None
+    """The caller's transaction in which it was."""
+    _hears: Callable[[Any, BaseException], object] | None = None
+    """Gets what could not be settled at the end of a block, and why; None: the end raises."""
     _again: Callable[[M | None, str], Call[Any]]
     _on_exception: OnExpiry
 
@@ -326,9 +352,35 @@ class _Holding(_Taken, Generic[U, A, M]):
 
     def _ending(self, failed: bool) -> Call[A]:
         nothing: Any = 0
-        return self._settlement(
-            nothing if self.used is None and failed and self._on_exception == "refund" else self.used
-        )
+        refunds = self.used is None and failed and self._on_exception == "refund" and not self._said
+        return self._settlement(nothing if refunds else self.used)
+
+    def _at_end(self, failed: bool) -> tuple[Call[Any], object, OnError | None]:
+        call, db, on_error = super()._at_end(failed)
+        return replace(call, opened=self._end_opened), db, on_error
+
+    def _end_opened(self, error: BaseException) -> None:
+        if self._hears is not None:
+            self._hears(self.used, error)
+
+    def _end_failed(self, other: Exception, error: BaseException | None) -> None:
+        if self._hears is None:
+            super()._end_failed(other, error)
+        else:
+            self._hears(self.used, innermost(other))
+
+    def _is_ended(self) -> bool:
+        # In a transaction that goes on, its locks would make the end of the block wait for ever.
+        return super()._is_ended() or (self._settled_in is not None and not is_over(self._settled_in))
+
+    def _settles(self, used: U | None) -> Call[A]:
+        self.used, self._said = used, True
+        return self._settlement(used)
+
+    def _settled(self, db: object) -> None:
+        """What a transaction of the caller's may roll back, the end of the block settles again, which is once."""
+        self._settled_in = None if db is None or is_over(db) else db
+        self._ended = self._settled_in is None
 
     def _extended(self, held: Any) -> bool:
         if held.ok and held.error is None:
@@ -367,7 +419,7 @@ class _Held(_Holding[float, Union[Result, None], float]):
 
     def _settlement(self, used: float | None) -> Call[Any]:
         calls: Calls = self._limiter._calls
-        return calls.settle(self.id, used)
+        return calls.settle(self.id, number_of(used))
 
 
 class _HeldAll(_Holding[Used, "list[SettledLimit]", Iterable[Request]]):
@@ -402,7 +454,10 @@ class _HeldAll(_Holding[Used, "list[SettledLimit]", Iterable[Request]]):
 
     def _settlement(self, used: Used | None) -> Call[list[SettledLimit]]:
         calls: Calls = self._limiter._calls
-        return calls.settle_all(self.id, used)
+        if not isinstance(used, Mapping):
+            return calls.settle_all(self.id, number_of(used))
+        numbers = ((name, number_of(each)) for name, each in used.items())
+        return calls.settle_all(self.id, {name: each for name, each in numbers if each is not None})
 
 
 # Synchronous.
@@ -416,31 +471,25 @@ class _Block(_Taken):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._ended:
+        if self._is_ended():
             return
         try:
             self._limiter._run(*self._at_end(error is not None))
         except Exception as other:
-            if error is None:
-                raise
-            _warn_of_end(other)
-
-
-def _warn_of_end(other: Exception) -> None:
-    """After an exception in a block that one goes on, whatever else fails."""
-    log.warning("the end of a block failed, after an exception in it: %r", innermost(other))
+            self._end_failed(other, error)
 
 
 class _HoldBlock(_Block, _Holding[U, A, M]):
     def settle(self, used: U | None = None, *, db: object = None) -> A:
         """Gives back what wasn't used, or takes what was used beyond; without used, all was used. Of several limits by
         their names, or a number for all; one that isn't named has used all. db: that of the transaction that stores
-        the answer. None, or an empty list, if there is nothing to settle, as for an exempt key; the result isn't ok if
-        the hold has been settled, or is gone."""
+        the answer: if it has rolled back at the end of the block, that settles. What is no number from 0 on is settled
+        as all that was held. None, or an empty list, if there is nothing to settle, as for an exempt key; the result
+        isn't ok if the hold has been settled, or is gone."""
         if self._ended:
             return self._nothing
-        settled: A = self._limiter._run(self._settlement(used), self._db if db is None else db)
-        self._ended = True
+        settled: A = self._limiter._run(self._settles(used), self._db if db is None else db)
+        self._settled(db)
         return settled
 
     def extend(self, more: M | None = None) -> bool:
@@ -525,9 +574,7 @@ class RateLimiter(_Limiter[N]):
         db: object = None,
     ) -> Result:
         """What limit would do, which takes nothing."""
-        return self._run(
-            self._calls.limit("rl_check", name, key, count, reserve, headers, config), db, on_error
-        )
+        return self._run(self._calls.limit("rl_check", name, key, count, reserve, headers, config), db, on_error)
 
     def reset(self, name: N, key: Key = "", *, db: object = None) -> bool:
         """Makes the limit full again; false if it was."""
@@ -642,16 +689,20 @@ class RateLimiter(_Limiter[N]):
         id: str | None = None,
         on_expiry: OnExpiry = "refund",
         on_exception: OnExpiry = "refund",
+        wait: timedelta | float | None = None,
         on_error: OnError | None = None,
         db: object = None,
     ) -> HoldAll:
-        """Holds tokens of all of the limits, or of none; as hold."""
+        """Holds tokens of all of the limits, or of none; as hold. No requests are those of an exempt caller.
+
+        wait: holds nothing meanwhile; where only slots are missing it looks again four times a second.
+        """
         requests = list(requests)
 
         def again(more: Iterable[Request] | None, id: str | None) -> Call[HeldAll]:
             return self._calls.hold_all(requests if more is None else more, ttl, id, on_expiry)
 
-        held = self._run(again(None, id), db, on_error)
+        held = self._run(again(None, id), db, on_error, wait) if requests else _NOTHING_HELD
         return HoldAll(self, held, again, on_exception, on_error, db)
 
     def settle_all(self, hold: str | None, used: Used | None = None, *, db: object = None) -> list[SettledLimit]:
@@ -714,26 +765,26 @@ class _AsyncBlock(_Taken):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._ended:
+        if self._is_ended():
             return
-        ends = self._limiter._run(*self._at_end(error is not None))
+        if not self._limiter._is_apart(self._db):
+            await self._end(error)
+            return
+        # On a connection of its own it goes on if the task is cancelled; on the caller's it must not.
+        task = asyncio.ensure_future(self._end(error))
+        _ending.add(task)
+        task.add_done_callback(_ending.discard)
+        await asyncio.shield(task)
+
+    async def _end(self, error: BaseException | None) -> None:
         try:
-            if not self._limiter._is_apart(self._db):
-                await ends
-                return
-            # On a connection of its own it goes on if the task is cancelled; on the caller's it must not.
-            task = asyncio.ensure_future(ends)
-            _ending.add(task)
-            task.add_done_callback(_ending.discard)
-            await asyncio.shield(task)
+            await self._limiter._run(*self._at_end(error is not None))
         except Exception as other:
-            if error is None:
-                raise
-            _warn_of_end(other)
+            self._end_failed(other, error)
 
 
 # Ends of blocks that go on after their task was cancelled: asyncio keeps no task alive.
-_ending: set[asyncio.Future[object]] = set()
+_ending: set[asyncio.Future[None]] = set()
 
 
 class _AsyncHoldBlock(_AsyncBlock, _Holding[U, A, M]):
@@ -741,8 +792,8 @@ class _AsyncHoldBlock(_AsyncBlock, _Holding[U, A, M]):
         """As that of Hold and HoldAll."""
         if self._ended:
             return self._nothing
-        settled: A = await self._limiter._run(self._settlement(used), self._db if db is None else db)
-        self._ended = True
+        settled: A = await self._limiter._run(self._settles(used), self._db if db is None else db)
+        self._settled(db)
         return settled
 
     async def extend(self, more: M | None = None) -> bool:
@@ -792,6 +843,9 @@ class Pending(Generic[E]):
     def __init__(self, start: Callable[[], Awaitable[E]]) -> None:
         self._start = start
         self._entered: list[E] = []
+
+    def __bool__(self) -> bool:
+        raise TypeError("the call isn't awaited; allowed: if await limiter.acquire(…), or async with")
 
     def __await__(self) -> Generator[Any, None, E]:
         return self._start().__await__()
@@ -853,9 +907,7 @@ class AsyncRateLimiter(_Limiter[N]):
         db: object = None,
     ) -> Result:
         """What limit would do, which takes nothing."""
-        return await self._run(
-            self._calls.limit("rl_check", name, key, count, reserve, headers, config), db, on_error
-        )
+        return await self._run(self._calls.limit("rl_check", name, key, count, reserve, headers, config), db, on_error)
 
     async def reset(self, name: N, key: Key = "", *, db: object = None) -> bool:
         """Makes the limit full again; false if it was."""
@@ -983,10 +1035,14 @@ class AsyncRateLimiter(_Limiter[N]):
         id: str | None = None,
         on_expiry: OnExpiry = "refund",
         on_exception: OnExpiry = "refund",
+        wait: timedelta | float | None = None,
         on_error: OnError | None = None,
         db: object = None,
     ) -> Pending[AsyncHoldAll]:
-        """Holds tokens of all of the limits, or of none; as hold."""
+        """Holds tokens of all of the limits, or of none; as hold. No requests are those of an exempt caller.
+
+        wait: holds nothing meanwhile; where only slots are missing it looks again four times a second.
+        """
         requests = list(requests)
 
         def again(more: Iterable[Request] | None, id: str | None) -> Call[HeldAll]:
@@ -995,7 +1051,8 @@ class AsyncRateLimiter(_Limiter[N]):
         first = again(None, id)
 
         async def start() -> AsyncHoldAll:
-            return AsyncHoldAll(self, await self._run(first, db, on_error), again, on_exception, on_error, db)
+            held = await self._run(first, db, on_error, wait) if requests else _NOTHING_HELD
+            return AsyncHoldAll(self, held, again, on_exception, on_error, db)
 
         return Pending(start)
 
@@ -1044,6 +1101,20 @@ class AsyncRateLimiter(_Limiter[N]):
 
     def _is_apart(self, db: object) -> bool:
         return async_database(self._where(db)).apart
+
+
+def number_of(used: Any) -> float | None:
+    """What was used, or all that was held (None) where it is no number from 0 on: the work is done, and is paid."""
+    if used is None:
+        return None
+    try:
+        number = float(used)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not isinstance(used, str) and 0 <= number < math.inf:
+        return number
+    log.warning("used is %r; allowed: a number from 0 on: all that was held is settled", used)
+    return None
 
 
 def _again(count: float, held: Held, more: float | None) -> float:

@@ -296,6 +296,24 @@ _ASYNC: tuple[tuple[str, str, Callable[[Any], AsyncDatabase]], ...] = (
 )
 
 
+def is_over(db: Any) -> bool:
+    """Whether what ran on it has been committed or rolled back; false where that isn't known."""
+    if _find(_PSYCOPG, db):
+        idle = sys.modules["psycopg"].pq.TransactionStatus.IDLE
+        return bool(db.closed or db.info.transaction_status == idle)
+    if _find(_ASYNCPG, db):
+        try:
+            return bool(db.is_closed() or not db.is_in_transaction())
+        except sys.modules["asyncpg"].InterfaceError:
+            return True  # it is its pool's again
+    if hasattr(db, "in_atomic_block"):
+        return not _django(db).in_transaction()
+    made = _find(_SYNC, db) or _find(_ASYNC, db)
+    if made in (_sqlalchemy, _sqlalchemy_async):
+        return not db.in_transaction()
+    return made is not None  # it commits each call
+
+
 def _find(kinds: Sequence[tuple[str, str, Callable[[Any], Any]]], db: object) -> Callable[[Any], Any] | None:
     for module, name, make in kinds:
         loaded = sys.modules.get(module)

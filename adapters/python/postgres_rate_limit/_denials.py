@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from math import inf
 from threading import Lock
 from typing import Any, Generic, TypedDict, TypeVar, Union
 
@@ -33,7 +34,7 @@ class Denial(Generic[T]):
 
 
 class Denials(Generic[T]):
-    """Threads may share it."""
+    """Threads may share it. An id is that of a call, and begins with whom it counts for; None: several."""
 
     def __init__(self, given: Union[bool, Mapping[str, Any], None]) -> None:
         """given: the option remember_denials."""
@@ -45,6 +46,9 @@ class Denials(Generic[T]):
             raise ValueError(f"remember_denials is {given!r}; allowed: max of at least 1, seconds above 0")
         self._on = bool(given)
         self._denials: OrderedDict[tuple[Any, ...], Denial[T]] = OrderedDict()
+        # By the monotonic clock: when which were forgotten, the latest at the end; all of the others; any of them.
+        self._forgotten: OrderedDict[Hashable, float] = OrderedDict()
+        self._all_forgotten = self._last_forgotten = -inf
         self._lock = Lock()
 
     def __bool__(self) -> bool:
@@ -58,7 +62,7 @@ class Denials(Generic[T]):
             denial = self._denials.get(id)
             if denial is None:
                 return None
-            if denial.ends <= time.monotonic():
+            if denial.ends <= time.monotonic() or denial.began <= self._forgotten_at(id[0]):
                 del self._denials[id]
                 return None
             if count < denial.count:
@@ -77,9 +81,24 @@ class Denials(Generic[T]):
             if len(self._denials) > self._max:
                 self._denials.popitem(last=False)
 
-    def forget(self, concerns: Callable[[tuple[Any, ...]], bool]) -> None:
+    def _forgotten_at(self, whom: Hashable | None) -> float:
+        """Several may be any, so they are forgotten with each."""
+        if whom is None:
+            return self._last_forgotten
+        return max(self._all_forgotten, self._forgotten.get(whom, -inf))
+
+    def forget(self, whom: Hashable | None) -> None:
+        """Forgets denials of calls that were sent until now, also those that are still to be answered. None: of all."""
         if not self._on:
             return
         with self._lock:
-            for id in [id for id in self._denials if concerns(id)]:
-                del self._denials[id]
+            self._last_forgotten = time.monotonic()
+            if whom is None:
+                self._all_forgotten = self._last_forgotten
+                self._denials.clear()
+                self._forgotten.clear()
+                return
+            self._forgotten[whom] = self._last_forgotten
+            self._forgotten.move_to_end(whom)
+            if len(self._forgotten) > self._max:
+                _, self._all_forgotten = self._forgotten.popitem(last=False)

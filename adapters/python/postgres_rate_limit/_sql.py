@@ -23,10 +23,16 @@ def install_sql(schema: str = "ratelimit") -> str:
 
 
 def install(connection: Any, schema: str = "ratelimit") -> None:
-    """Runs install_sql on a connection of psycopg, or of another driver that has cursors, in its transaction."""
+    """Runs install_sql on a connection of psycopg, or of another driver that has cursors, in its transaction; also on
+    SQLAlchemy's driver_connection over asyncpg, as Alembic's migrations have it. Of asyncpg itself:
+    `await connection.execute(install_sql())`."""
     text = install_sql(schema)
     cursor = connection.cursor()
     try:
-        cursor.execute(text)
+        if hasattr(connection, "run_async"):  # its cursors prepare, which takes one command alone
+            cursor.execute("SELECT 1")  # which begins the transaction
+            connection.run_async(lambda driver: driver.execute(text))
+        else:
+            cursor.execute(text)
     finally:
         cursor.close()

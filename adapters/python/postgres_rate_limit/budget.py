@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from math import ceil
+from math import ceil, inf
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Union
 
 from postgres_rate_limit._calls import Key, Request, seconds_of
@@ -24,7 +24,7 @@ from postgres_rate_limit._client import AsyncHoldAll, AsyncRateLimiter, HoldAll,
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._results import chain, innermost
 
-__all__ = ["Budget", "Limit", "ModelCall", "Usage", "estimate_input"]
+__all__ = ["Budget", "Limit", "ModelCall", "Unreported", "Unsettled", "Usage", "estimate_input"]
 
 log = logging.getLogger("postgres_rate_limit")
 L = TypeVar("L", RateLimiter[Any], AsyncRateLimiter[Any])
@@ -37,10 +37,41 @@ class Usage:
     input_tokens: int
     output_tokens: int
     model: str = ""
+    cached_tokens: int = 0
+    """Those of the input that came from a cache; 0 in an estimate."""
+    reasoning_tokens: int = 0
+    """Those of the output that were thoughts; 0 in an estimate."""
+    cost: float | None = None
+    """What the service reports, as OpenRouter does, in its unit; None: it does not, or this is an estimate."""
+    report: Any = None
+    """The report itself, for what else it has; None: this is an estimate."""
 
     @property
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens
+
+
+@dataclass(frozen=True)
+class Unreported:
+    """What unreported gets: a call whose model has, or may have, worked, and reported no usage."""
+
+    held: Usage
+    """The estimate."""
+    streamed: Usage
+    """The prompt as estimated, and what has come of the answer: a token for three bytes of its text. LiteLLM doesn't
+    say what has come of a stream that broke or was ended: 0."""
+    error: BaseException | None
+    """What ended the call: a GeneratorExit or CancelledError, if its user did; None: nothing."""
+
+
+@dataclass(frozen=True)
+class Unsettled:
+    """What on_unsettled gets: a hold that could not be settled by what was used."""
+
+    hold: str | None
+    used: Any
+    """settle_all(hold, used) can be sent again; None: all that was held."""
+    error: BaseException
 
 
 Count = Union[float, Literal["tokens", "input_tokens", "output_tokens"], Callable[[Usage], float]]
@@ -63,13 +94,87 @@ Limits = Union[Iterable[Limit], Callable[[Mapping[str, Any]], Iterable[Limit]]]
 
 
 def estimate_input(request: Mapping[str, Any]) -> int:
-    """A token for three bytes of what is sent as text, which is more than most texts have."""
-    sent = [request[each] for each in _SENT if request.get(each)]
-    return ceil(len(json.dumps(sent, ensure_ascii=False, default=str).encode()) / 3)
+    """The tokens of what the model reads, as docs/llm-budgets.md says what counts how: the shapes of OpenAI, Anthropic,
+    LangChain and LiteLLM."""
+    sent = [_pieces(request.get(each)) for each in _SENT]
+    sent += [_json(each) for name in _SCHEMAS for each in _listed(request.get(name))]
+    if isinstance(text := request.get("text"), Mapping):
+        sent.append(_json(text.get("format")))
+    return sum(ceil(text / 3) + media for pieces in sent for text, media in pieces)
 
 
-# The fields in which requests have what the model reads.
-_SENT = ("messages", "instructions", "input", "prompt", "tools")
+# The fields in which requests have what the model reads, and those whose JSON it reads.
+_SENT = ("system", "messages", "instructions", "input", "prompt")
+_SCHEMAS = ("tools", "functions", "response_format", "output_format", "output_config")
+_PICTURE, _FILE = 1600, 5000
+_PICTURES = {"image", "image_url", "input_image", "image_file", "computer_screenshot", "image_generation_call"}
+_FILES = {
+    "file", "input_file", "document", "input_audio", "audio", "audio_url", "video", "video_url", "input_video", "media",
+}  # fmt: skip
+_TYPES = ("mime_type", "media_type", "mimeType")
+# What the arguments of a call of a tool are, in its shapes; the model reads their JSON.
+_ARGUMENTS = {"arguments", "input", "args"}
+# What isn't text that the model reads.
+_AROUND = {
+    "type", "role", "id", "call_id", "tool_call_id", "tool_use_id", "item_id", "index", "status", "detail",
+    "cache_control", "annotations", "logprobs", "source_type", *_TYPES,
+}  # fmt: skip
+
+
+def _pieces(sent: Any) -> Iterator[tuple[int, int]]:
+    """Yields the bytes of each text, and the tokens of each picture or file."""
+    if isinstance(sent, str):
+        yield len(sent.encode(errors="surrogatepass")), 0
+    elif isinstance(sent, (bytes, bytearray)):
+        yield 0, _FILE
+    elif isinstance(sent, (list, tuple)):
+        for each in sent:
+            yield from _pieces(each)
+    elif isinstance(sent, Mapping):
+        media = _media(sent)
+        if media:
+            yield 0, media
+            return
+        for name, each in sent.items():
+            if name in _ARGUMENTS and not isinstance(each, str):
+                yield from _json(each)
+            elif name == "audio" and each:  # what the model has said before
+                yield 0, _FILE
+            elif name not in _AROUND:
+                yield from _pieces(each)
+    elif hasattr(sent, "model_dump"):  # an answer of a client, which is sent again
+        yield from _pieces(sent.model_dump(exclude_none=True))
+
+
+def _media(block: Mapping[str, Any]) -> int:
+    """The tokens of a picture or file; 0: it is none, or a file of text, which is read as such."""
+    kind, source = block.get("type"), block.get("source")
+    if kind in _PICTURES:
+        return _PICTURE
+    of = source if isinstance(source, Mapping) else block
+    mime = str(_field(of, _TYPES) or "")
+    if kind in _FILES or (kind is None and mime):
+        if "text" in (of.get("type"), of.get("source_type")) or of.get("type") == "content":
+            return 0
+        return _PICTURE if mime.startswith("image/") else _FILE
+    return 0
+
+
+def _json(sent: Any) -> Iterator[tuple[int, int]]:
+    """The text of its JSON, if there is any."""
+    if sent:
+        yield from _pieces(json.dumps(sent, ensure_ascii=False, separators=(",", ":"), default=_plain))
+
+
+def _plain(sent: Any) -> Any:
+    """A model of pydantic, or its class, which LiteLLM takes for a schema; or what else JSON has no form for."""
+    if isinstance(sent, type) and hasattr(sent, "model_json_schema"):
+        return sent.model_json_schema()
+    return sent.model_dump() if hasattr(sent, "model_dump") else str(sent)
+
+
+def _listed(given: Any) -> Sequence[Any]:
+    return given if isinstance(given, (list, tuple)) else [given]
 
 
 class Budget(Generic[L]):
@@ -84,6 +189,9 @@ class Budget(Generic[L]):
         estimate: Callable[[Mapping[str, Any]], int] = estimate_input,
         ttl: timedelta | float = timedelta(minutes=2),
         on_expiry: OnExpiry = "refund",
+        wait: timedelta | float | None = None,
+        unreported: Callable[[Unreported], Usage | None] | None = None,
+        on_unsettled: Callable[[Unsettled], object] | None = None,
     ) -> None:
         """
         limiter: on a pool or an engine, since a hold is committed before the call.
@@ -92,36 +200,90 @@ class Budget(Generic[L]):
         estimate: returns the tokens of the prompt.
         ttl: until a hold expires; longer than the longest call, and for streams than the longest pause in one.
         on_expiry: what becomes of a hold whose process died; "charge": it stays taken.
+        wait: seconds for which a call that is denied waits until all of its limits admit it, if they do by then;
+            nothing is held meanwhile.
+        unreported: returns what counts as used of a call that reported nothing, such as what has streamed until its
+            user ended it; None: all that was held. Default: that.
+        on_unsettled: hears of a hold that could not be settled, and of a count or unreported that failed, so that all
+            that was held is settled; the answer is returned all the same. Default: it is logged, as a warning.
         """
+        self._unreported, self._on_unsettled = unreported, on_unsettled or _log_unsettled
         self.limiter: L = limiter
         self._limits = limits if callable(limits) else list(limits)
         self._output_tokens, self._estimate = output_tokens, estimate
         self._on_expiry: OnExpiry = on_expiry
-        self._ttl = ttl
+        self._ttl, self._wait = ttl, wait
 
     def call(self, request: Mapping[str, Any]) -> ModelCall:
         """What is held for the request: what is sent to the model, by the fields of OpenAI."""
         given = self._limits(request) if callable(self._limits) else self._limits
         # OpenAI has objects that say that a field isn't given.
         most = next((request[each] for each in _MOST if isinstance(request.get(each), int)), self._output_tokens)
+        thoughts = _field(request.get("thinking"), ("budget_tokens",))
+        if isinstance(thoughts, int) and thoughts > most:  # otherwise they are among them
+            most += thoughts
         estimate = Usage(self._estimate(request), most * (request.get("n") or 1), str(request.get("model") or ""))
-        return ModelCall(list(given), estimate, seconds_of(self._ttl) / 2)
+        return ModelCall(list(given), estimate, seconds_of(self._ttl) / 2, self._unreported, self._on_unsettled)
 
     def hold(self, call: ModelCall, id: str | None = None) -> HoldAll:
         """Takes the estimate; entered, it raises RateLimitExceeded with the wait."""
         if not isinstance(self.limiter, RateLimiter):
             raise TypeError("the budget has an AsyncRateLimiter; allowed here: a RateLimiter")
-        return self.limiter.hold_all(
-            call.requests, ttl=self._ttl, id=id, on_expiry=self._on_expiry, on_exception="charge"
+        held = self.limiter.hold_all(
+            call.requests, ttl=self._ttl, id=id, on_expiry=self._on_expiry, on_exception="charge", wait=self._wait
         )
+        call.id, held._hears = held.id, call.unsettled
+        return held
 
     def hold_async(self, call: ModelCall, id: str | None = None) -> Pending[AsyncHoldAll]:
         """As hold."""
         if not isinstance(self.limiter, AsyncRateLimiter):
             raise TypeError("the budget has a RateLimiter; allowed here: an AsyncRateLimiter")
-        return self.limiter.hold_all(
-            call.requests, ttl=self._ttl, id=id, on_expiry=self._on_expiry, on_exception="charge"
+        pending = self.limiter.hold_all(
+            call.requests, ttl=self._ttl, id=id, on_expiry=self._on_expiry, on_exception="charge", wait=self._wait
         )
+
+        async def start() -> AsyncHoldAll:
+            held = await pending
+            call.id, held._hears = held.id, call.unsettled
+            return held
+
+        return Pending(start)
+
+
+def _log_unsettled(unsettled: Unsettled) -> None:
+    log.warning("the hold %s was not settled by what was used: %r", unsettled.hold, unsettled.error)
+
+
+def read_usage(reports: Iterable[Any], model: str = "") -> Usage | None:
+    """The sum of the reports of models, by the names of OpenAI and LangChain. None: one has no numbers, or only zeros,
+    with which LiteLLM fills in what was not reported."""
+    found = []
+    for report in reports:
+        read, written = _field(report, _INPUT), _field(report, _OUTPUT)
+        if read is None or written is None or not (read or written):
+            return None
+        of_input, of_output = _field(report, _OF_INPUT), _field(report, _OF_OUTPUT)
+        cached, thought = _field(of_input, _CACHED) or 0, _field(of_output, _THOUGHT) or 0
+        found.append((read, written, cached, thought, _field(report, ("cost",)), report))
+    if not found:
+        return None
+    read, written, cached, thought, costs, given = zip(*found)
+    cost = None if None in costs else sum(costs)
+    return Usage(
+        sum(read), sum(written), model, sum(cached), sum(thought), cost, given[0] if len(given) == 1 else given
+    )
+
+
+_INPUT, _OUTPUT = ("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens")
+_OF_INPUT = ("input_tokens_details", "prompt_tokens_details", "input_token_details")
+_OF_OUTPUT = ("output_tokens_details", "completion_tokens_details", "output_token_details")
+_CACHED, _THOUGHT = ("cached_tokens", "cache_read"), ("reasoning_tokens", "reasoning")
+
+
+def _field(of: Any, names: Iterable[str]) -> Any:
+    found = (of.get(name) if isinstance(of, Mapping) else getattr(of, name, None) for name in names)
+    return next((each for each in found if each is not None), None)
 
 
 # The fields by which requests bound the tokens of an answer.
@@ -131,8 +293,29 @@ _MOST = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 class ModelCall:
     """One call of a model."""
 
-    def __init__(self, limits: list[Limit], estimate: Usage, interval: float) -> None:
+    def __init__(
+        self,
+        limits: list[Limit],
+        estimate: Usage,
+        interval: float,
+        unreported: Callable[[Unreported], Usage | None] | None,
+        on_unsettled: Callable[[Unsettled], object],
+    ) -> None:
+        counts: dict[str, Count] = {}
+        for limit in limits:
+            count = limit.get("count", 1)
+            if counts.setdefault(limit["name"], count) != count:
+                raise TypeError(
+                    f'the limit "{limit["name"]}" comes twice, with the counts {counts[limit["name"]]!r} and {count!r}; '
+                    "allowed: the same one, since what was used is settled by names"
+                )
         self._limits, self.estimate = limits, estimate
+        self._unreported, self._on_unsettled = unreported, on_unsettled
+        self._usage: Usage | None = None
+        self._came = 0
+        """Bytes of the answer's text."""
+        self.id: str | None = None
+        """That of the hold."""
         self.interval, self._next = interval, time.monotonic() + interval
         self.has_begun = False
         """Whether some of the answer has come, so that the model has worked."""
@@ -146,31 +329,71 @@ class ModelCall:
             made.append(request)
         return made
 
-    def used(self, input_tokens: int | None, output_tokens: int | None) -> dict[str, float] | None:
-        """What is settled, by the names of the limits. All that was held (None), if there is no report, or if a count
-        fails on it: the answer has come, and is paid."""
-        if input_tokens is None or output_tokens is None:
-            return None
-        usage = Usage(input_tokens, output_tokens, self.estimate.model)
-        try:
-            return {limit["name"]: _count(limit, usage) for limit in self._limits}
-        except Exception:
-            log.exception("the count of what a call used failed: all that it held is settled")
-            return None
+    def heard(self, answer: Any, reports: bool = True) -> None:
+        """An answer, a chunk or an event by the fields of OpenAI: some text, a report of the usage, or both. reports:
+        whether it is the model's."""
+        choices = getattr(answer, "choices", None) or ()
+        parts = [getattr(each, "delta", None) or getattr(each, "message", None) for each in choices]
+        self.came([*parts, getattr(answer, "delta", None), getattr(answer, "output", None)])
+        # Some events of a stream of Responses have the response.
+        usage = getattr(getattr(answer, "response", answer), "usage", None)
+        if usage is not None and reports:
+            self.reported(usage)
 
-    def failed(self, error: BaseException, used: Any) -> Any:
-        """What is settled after an error: what was reported; nothing if it was never sent; what has no tokens if it was
-        refused; or else all (None)."""
-        if used is not None or self.has_begun:
-            return used
-        for each in chain(error):
+    def came(self, answer: Any) -> None:
+        """Some of the answer, or all of it, has come."""
+        self.has_begun = True
+        self._came += sum(text for text, _ in _pieces(answer))
+
+    def reported(self, *reports: Any) -> None:
+        """The model reports this, if it has the numbers."""
+        self._usage = read_usage(reports, self.estimate.model) or self._usage
+
+    def ended(self, error: BaseException | None = None) -> Any:
+        """What is settled, by the names of the limits: what was reported; nothing if the call was never sent; what has
+        no tokens if it was refused; or what counts as used without a report. All that was held (None), if a count fails
+        on it: the answer has come, and is paid."""
+        if self._usage is not None:
+            return self._counts(self._usage)
+        for each in () if error is None or self.has_begun else chain(error):
             status = getattr(each, "status_code", None)
             if isinstance(status, int) and status >= 400:
-                # After these the model may have worked.
-                return None if status in (408, 504) else self.used(0, 0)
+                if status in (408, 504):
+                    break  # the model may have worked
+                return self._counts(Usage(0, 0, self.estimate.model))
             if type(each).__name__ in ("ConnectError", "ConnectTimeout") or isinstance(each, ConnectionRefusedError):
                 return 0
-        return None
+        return self._without_report(error)
+
+    def _without_report(self, error: BaseException | None) -> dict[str, float] | None:
+        if self._unreported is None:
+            return None
+        held = self.estimate
+        streamed = Usage(held.input_tokens, ceil(self._came / 3), held.model)
+        try:
+            usage = self._unreported(Unreported(held, streamed, error))
+        except Exception as failure:
+            self.unsettled(None, failure)
+            return None
+        return None if usage is None else self._counts(usage)
+
+    def _counts(self, usage: Usage) -> dict[str, float] | None:
+        try:
+            counts = {limit["name"]: _count(limit, usage) for limit in self._limits}
+            for name, count in counts.items():
+                if isinstance(count, str) or not 0 <= count < inf:
+                    raise ValueError(f'the count of "{name}" is {count!r}; allowed: a number from 0 on')
+            return counts
+        except Exception as error:
+            self.unsettled(None, error)
+            return None
+
+    def unsettled(self, used: Any, error: BaseException) -> None:
+        """Says that the hold could not be settled by what was used; raises nothing."""
+        try:
+            self._on_unsettled(Unsettled(self.id, used, error))
+        except Exception:
+            log.exception("on_unsettled failed")
 
     def is_due(self) -> bool:
         """Whether the hold of a stream has to be extended: halfway to its expiry."""

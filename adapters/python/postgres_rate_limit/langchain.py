@@ -1,9 +1,12 @@
 """Limits and budgets for models of LangChain.
 
-    model = ChatModel(rate_limiter=RequestLimiter(limiter, "requests", "acme"))
     model.invoke("…", config={"callbacks": [BudgetHandler(budget)]})
+    await model.ainvoke("…", config={"callbacks": [AsyncBudgetHandler(budget)]})
+    model = ChatModel(rate_limiter=RequestLimiter(limiter, "requests", "acme"))
 
-RequestLimiter waits until a request may be sent; BudgetHandler denies, by RateLimitExceeded.
+The handlers deny, by RateLimitExceeded. RequestLimiter waits until a request may be sent; LangChain asks it after the
+handlers, whose holds would wait with it: with a budget, its requests are one of the budget's limits, and the budget
+waits.
 """
 
 from __future__ import annotations
@@ -12,21 +15,21 @@ import asyncio
 import math
 from collections.abc import Sequence
 from threading import Lock
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 from langchain_core.messages import BaseMessage
-from langchain_core.outputs import LLMResult
+from langchain_core.outputs import ChatGenerationChunk, LLMResult
 from langchain_core.rate_limiters import BaseRateLimiter
 
 from postgres_rate_limit._calls import Key
-from postgres_rate_limit._client import AsyncRateLimiter, HoldAll, RateLimiter, _Patience
+from postgres_rate_limit._client import AsyncHoldAll, AsyncRateLimiter, HoldAll, RateLimiter, _Patience
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._results import RateLimitExceeded, Result
-from postgres_rate_limit.budget import Budget, ModelCall, extend
+from postgres_rate_limit.budget import Budget, ModelCall, extend, extend_async
 
-__all__ = ["BudgetHandler", "RequestLimiter"]
+__all__ = ["AsyncBudgetHandler", "BudgetHandler", "RequestLimiter"]
 
 
 class RequestLimiter(BaseRateLimiter):
@@ -75,78 +78,174 @@ class RequestLimiter(BaseRateLimiter):
         return taken.ok
 
 
-class BudgetHandler(BaseCallbackHandler):
-    """Holds the estimate of each call of a model, and settles its usage: one of the callbacks, of a model or of a run.
-    The budget has a RateLimiter; asynchronous calls of the model run it in threads. The function of its limits gets
-    the messages, the model's parameters and the run's metadata."""
+H = TypeVar("H", HoldAll, AsyncHoldAll)
+
+
+class _Runs(Generic[H]):
+    """The calls of models that go on, by their runs."""
 
     raise_error = True  # otherwise LangChain logs a denial, and goes on
 
-    def __init__(self, budget: Budget[RateLimiter[Any]]) -> None:
+    def __init__(self, budget: Budget[Any]) -> None:
         self._budget = budget
-        self._runs: dict[UUID, tuple[HoldAll, ModelCall]] = {}
+        self._runs: dict[UUID, tuple[H, ModelCall]] = {}
         self._lock = Lock()
 
-    def _start(self, run_id: UUID, messages: Any, others: dict[str, Any]) -> None:
+    def _call(self, messages: Any, others: dict[str, Any]) -> ModelCall:
         request = {**others.get("invocation_params", {}), "metadata": others.get("metadata") or {}}
-        call = self._budget.call({**request, "messages": messages})
-        hold = self._budget.hold(call, str(run_id))
-        hold.__enter__()
+        return self._budget.call({**request, "messages": messages})
+
+    def _began(self, run_id: UUID, hold: H, call: ModelCall) -> None:
         with self._lock:
             # LangChain reports no end of a run if another of the same call is denied, or if its task is cancelled.
             while self._runs and (oldest := next(iter(self._runs.items())))[1][1].is_left():
                 del self._runs[oldest[0]]
             self._runs[run_id] = hold, call
 
+    def _due(self, run_id: UUID, token: Any, others: dict[str, Any]) -> H | None:
+        """Some of an answer has come: the hold, if it is to be extended."""
+        run = self._runs.get(run_id)
+        if run is None:
+            return None
+        hold, call = run
+        chunk = others.get("chunk")
+        call.came(_sent(chunk.message) if isinstance(chunk, ChatGenerationChunk) else token)
+        return hold if call.is_due() else None
+
+    def _ended(self, run_id: UUID, response: LLMResult | None, error: BaseException | None) -> H | None:
+        """The hold, with what is settled."""
+        with self._lock:
+            run = self._runs.pop(run_id, None)
+        if run is None:
+            return None
+        hold, call = run
+        try:
+            hold.used = 0 if error is None and response and _is_cached(response) else _ended(call, response, error)
+        except Exception as failure:  # an answer of an unknown shape
+            call.unsettled(None, failure)
+        return hold
+
+
+class BudgetHandler(_Runs[HoldAll], BaseCallbackHandler):
+    """Holds the estimate of each call of a model, and settles its usage: one of the callbacks, of a model or of a run.
+    The budget has a RateLimiter; asynchronous calls of the model run it in threads, which a budget that waits would
+    keep. The function of its limits gets the messages, the model's parameters and the run's metadata."""
+
+    def __init__(self, budget: Budget[RateLimiter[Any]]) -> None:
+        super().__init__(budget)
+
+    def _start(self, run_id: UUID, messages: Any, others: dict[str, Any]) -> None:
+        call = self._call(messages, others)
+        hold = self._budget.hold(call, str(run_id))
+        hold.__enter__()
+        self._began(run_id, hold, call)
+
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **others: Any
     ) -> None:
-        self._start(run_id, [[each.type, each.content] for each in messages[0]], others)
+        self._start(run_id, [_sent(each) for each in messages[0]], others)
 
     def on_llm_start(self, serialized: dict[str, Any], prompts: list[str], *, run_id: UUID, **others: Any) -> None:
         self._start(run_id, prompts, others)
 
     def on_llm_new_token(self, token: Any, *, run_id: UUID, **others: Any) -> None:
-        if run := self._runs.get(run_id):
-            hold, call = run
-            call.has_begun = True
-            if call.is_due():
-                extend(hold)
+        if hold := self._due(run_id, token, others):
+            extend(hold)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **others: Any) -> None:
-        if run := self._ended(run_id):
-            hold, call = run
-            try:
-                hold.used = _used(call, response)
-            finally:
-                hold.__exit__(None, None, None)
+        if hold := self._ended(run_id, response, None):
+            hold.__exit__(None, None, None)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **others: Any) -> None:
-        if run := self._ended(run_id):
-            hold, call = run
-            response = others.get("response")
-            try:
-                hold.used = call.failed(error, _used(call, response) if response else None)
-            finally:
-                hold.__exit__(type(error), error, None)
-
-    def _ended(self, run_id: UUID) -> tuple[HoldAll, ModelCall] | None:
-        with self._lock:
-            return self._runs.pop(run_id, None)
+        if hold := self._ended(run_id, others.get("response"), error):
+            hold.__exit__(type(error), error, None)
 
 
-def _used(call: ModelCall, response: LLMResult) -> dict[str, float] | float | None:
-    """What the model reports, if it does: nothing, if all was in a cache."""
+class AsyncBudgetHandler(_Runs[AsyncHoldAll], AsyncCallbackHandler):
+    """The same for asynchronous calls of a model, and for no others; the budget has an AsyncRateLimiter."""
+
+    def __init__(self, budget: Budget[AsyncRateLimiter[Any]]) -> None:
+        super().__init__(budget)
+
+    @property
+    def ignore_llm(self) -> bool:
+        return self._is_awaited()
+
+    @property
+    def ignore_chat_model(self) -> bool:
+        return self._is_awaited()
+
+    def _is_awaited(self) -> Literal[False]:
+        """In synchronous calls LangChain would log a denial, and go on. It asks this before each event, and not amid a
+        loop then."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise TypeError(
+                "the handler is an AsyncBudgetHandler; allowed for synchronous calls: a BudgetHandler"
+            ) from None
+        return False
+
+    async def _start(self, run_id: UUID, messages: Any, others: dict[str, Any]) -> None:
+        call = self._call(messages, others)
+        hold = await self._budget.hold_async(call, str(run_id))
+        await hold.__aenter__()
+        self._began(run_id, hold, call)
+
+    async def on_chat_model_start(
+        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **others: Any
+    ) -> None:
+        await self._start(run_id, [_sent(each) for each in messages[0]], others)
+
+    async def on_llm_start(
+        self, serialized: dict[str, Any], prompts: list[str], *, run_id: UUID, **others: Any
+    ) -> None:
+        await self._start(run_id, prompts, others)
+
+    async def on_llm_new_token(self, token: Any, *, run_id: UUID, **others: Any) -> None:
+        if hold := self._due(run_id, token, others):
+            await extend_async(hold)
+
+    async def on_llm_end(self, response: LLMResult, *, run_id: UUID, **others: Any) -> None:
+        if hold := self._ended(run_id, response, None):
+            await hold.__aexit__(None, None, None)
+
+    async def on_llm_error(self, error: BaseException, *, run_id: UUID, **others: Any) -> None:
+        if hold := self._ended(run_id, others.get("response"), error):
+            await hold.__aexit__(type(error), error, None)
+
+
+def _ended(call: ModelCall, response: LLMResult | None, error: BaseException | None) -> Any:
+    """What is settled, by what the model reports."""
+    if response is not None:
+        usages = [_metadata(each) for each in _flat(response.generations)]
+        reported: list[Any] = [usage for usage in usages if "input_tokens" in usage and "output_tokens" in usage]
+        call.reported(*(reported or [(response.llm_output or {}).get("token_usage")]))
+        if error is None and not call.has_begun:
+            call.came(
+                [_sent(each.message) if hasattr(each, "message") else each.text for each in _flat(response.generations)]
+            )
+    return call.ended(error)
+
+
+def _is_cached(response: LLMResult) -> bool:
     usages = [_metadata(each) for each in _flat(response.generations)]
-    if usages and all(usage.get("total_cost") == 0 for usage in usages):
-        return 0
-    reported = [usage for usage in usages if "input_tokens" in usage and "output_tokens" in usage]
-    if reported:
-        return call.used(*(sum(usage[name] for usage in reported) for name in ("input_tokens", "output_tokens")))
-    told: dict[str, int] = (response.llm_output or {}).get("token_usage") or {}
-    if "prompt_tokens" in told:
-        return call.used(told["prompt_tokens"], told.get("completion_tokens", 0))
-    return None
+    return bool(usages) and all(usage.get("total_cost") == 0 for usage in usages)
+
+
+def _sent(message: BaseMessage) -> dict[str, Any]:
+    """A message by the fields of OpenAI. The calls of tools that some providers have in the content, too, come once."""
+    sent: dict[str, Any] = {"role": message.type, "content": message.content}
+    blocks = message.content if isinstance(message.content, list) else []
+    kinds = {block.get("type") for block in blocks if isinstance(block, dict)}
+    calls = getattr(message, "tool_call_chunks", None)
+    if not calls:
+        calls = [*getattr(message, "tool_calls", ()), *getattr(message, "invalid_tool_calls", ())]
+    if calls and not kinds & {"tool_use", "tool_call", "function_call"}:
+        sent["tool_calls"] = calls
+    elif called := message.additional_kwargs.get("function_call"):
+        sent["function_call"] = called
+    return sent
 
 
 def _flat(generations: Sequence[Sequence[Any]]) -> list[Any]:
@@ -154,4 +253,7 @@ def _flat(generations: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def _metadata(generation: Any) -> dict[str, Any]:
-    return getattr(getattr(generation, "message", None), "usage_metadata", None) or {}
+    message = getattr(generation, "message", None)
+    usage = getattr(message, "usage_metadata", None) or {}
+    cost = ((getattr(message, "response_metadata", None) or {}).get("token_usage") or {}).get("cost")
+    return usage if cost is None else {**usage, "cost": cost}

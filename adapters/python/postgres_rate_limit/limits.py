@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, Union
 from urllib.parse import unquote
+from weakref import WeakSet
 
 import limits.aio.storage as aio
 import psycopg
@@ -215,6 +216,22 @@ _AGED: dict[str, Callable[[TupleRow, float], TupleRow]] = {
 }
 
 
+# A child that is forked has a pool of its own: on its parent's connections it would read the parent's answers. The
+# parent's pool stays referenced, so that none of them is closed here.
+_all: WeakSet[_Shared] = WeakSet()
+_of_parents: list[Any] = []
+
+
+def _leave_pools() -> None:
+    for each in list(_all):
+        _of_parents.append(each.pool)
+        each.pool = each._make_pool()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_pools)
+
+
 class _Shared:
     """What both storages have."""
 
@@ -222,6 +239,7 @@ class _Shared:
     name: str
     store: str
     _expiries: dict[str, int]
+    _make_pool: Callable[[], Any]
 
     def _configure(
         self,
@@ -265,7 +283,9 @@ class _Shared:
             defaults = {"min_size": 0, "max_size": 10, "timeout": 5.0, "reconnect_timeout": 2.0, "check": check}
             defaults["connection_class"] = _impatient(connection_class, 5.0 if query_timeout is None else query_timeout)
             kwargs = {**connection, **options.pop("kwargs", {})}
-            return pool_class(conninfo, **{"open": False, "kwargs": kwargs, **defaults, **options})
+            self._make_pool = lambda: pool_class(conninfo, **{"open": False, "kwargs": kwargs, **defaults, **options})
+            _all.add(self)
+            return self._make_pool()
         if not isinstance(pool, pool_class):
             raise ConfigurationError(f"pool is {pool!r}; allowed: a {pool_class.__name__} of psycopg_pool")
         if conninfo != "postgresql://" or options or query_timeout is not None or prepare:
@@ -303,13 +323,14 @@ class _Shared:
             if call.sql == _TAKE:
                 self._unchecked(error)
             return call.opened
+        finally:
+            if call.sql in (_CLEAR, _CLEAR_ALL, _RESET):
+                self._denials.forget(None if call.sql == _RESET else call.values["key"])
         if denial and call.sql in _AGED:
             denial.answer.read[call.sql] = row, sent
         if call.sql == _TAKE and not row[0]:
             denied = _Denied(call.values["config"], row, {})
             self._denials.add(call.id, call.values["amount"], sent, row[1], denied)
-        if call.sql in (_CLEAR, _CLEAR_ALL, _RESET):
-            self._denials.forget(lambda id: call.sql == _RESET or id[1] == call.values["key"])
         return call.read(row)
 
     def _unchecked(self, error: BaseException) -> None:
@@ -335,7 +356,7 @@ class _Shared:
         values["names"] = [f"{self.name}:{each}" for each in _STRATEGIES]
         if sql == _TAKE:
             values["amount"] = amount
-        return _Call(sql, values, read, opened, (strategy, values["key"]) if remembered else None)
+        return _Call(sql, values, read, opened, (values["key"], strategy) if remembered else None)
 
     # The calls of both storages.
 

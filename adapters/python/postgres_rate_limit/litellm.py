@@ -29,6 +29,8 @@ class _Running(NamedTuple):
     ended: Future[BaseException | None]
     settles: Task[None]
     began: datetime
+    reports: bool
+    """Whether the usage of the answer is the model's; otherwise LiteLLM has counted the tokens itself."""
 
 
 class BudgetLogger(CustomLogger):
@@ -52,13 +54,14 @@ class BudgetLogger(CustomLogger):
         loop = asyncio.get_running_loop()
         ended: Future[BaseException | None] = loop.create_future()
         settles = loop.create_task(self._settle(id, call, hold, ended))
-        self._calls[id] = _Running(call, hold, ended, settles, datetime.now())
+        options = kwargs.get("stream_options") or {}
+        reports = not kwargs.get("stream") or options.get("include_usage") is not False
+        self._calls[id] = _Running(call, hold, ended, settles, datetime.now(), reports)
         # LiteLLM doesn't report that a stream is left, or a call cancelled; it only forgets it.
         weakref.finalize(kwargs["litellm_logging_obj"], _forgotten, loop, ended).atexit = False
-        if not kwargs.get("stream"):
+        if not kwargs.get("stream") or not reports:  # some services refuse it
             return None
-        # Otherwise LiteLLM would count the tokens itself.
-        return {**kwargs, "stream_options": {**(kwargs.get("stream_options") or {}), "include_usage": True}}
+        return {**kwargs, "stream_options": {**options, "include_usage": True}}
 
     async def async_post_call_success_deployment_hook(self, request_data: Any, response: Any, call_type: Any) -> None:
         await self._end(request_data, response, None)
@@ -80,15 +83,12 @@ class BudgetLogger(CustomLogger):
         running = self._calls.get(kwargs.get("litellm_call_id", ""))
         if running is None or running.ended.done():
             return
-        usage = getattr(response, "usage", None)
         if kwargs.get("cache_hit"):
             running.hold.used = 0
-        elif error is not None:
-            running.call.has_begun = _has_begun(kwargs, running.began)
-            running.hold.used = running.call.failed(error, None)
+        elif error is None:
+            running.call.heard(response, running.reports)
         else:
-            reported = (getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
-            running.hold.used = running.call.used(*reported)
+            running.call.has_begun = _has_begun(kwargs, running.began)
         running.ended.set_result(error)
         await asyncio.shield(running.settles)
 
@@ -98,6 +98,8 @@ class BudgetLogger(CustomLogger):
             await extend_async(hold)
         del self._calls[id]
         error = ended.result()
+        if hold.used is None:
+            hold.used = call.ended(error)
         await hold.__aexit__(None if error is None else type(error), error, None)
 
 

@@ -42,25 +42,14 @@ class _Asked:
         self.hides_usage = False
         if request.get("stream") and self.is_chat:
             options = request.get("stream_options") or {}
+            if options.get("include_usage") is False:
+                return  # some services refuse it; without a report all that was held is settled
             self.hides_usage = not options.get("include_usage")
             self.request = {**request, "stream_options": {**options, "include_usage": True}}
 
-    def used(self, answer: Any) -> dict[str, float] | None:
-        """What the model reports, if it does: of a stream of Responses, the events that have the response."""
-        usage = getattr(getattr(answer, "response", answer), "usage", None)
-        if usage is None:
-            return None
-        if self.is_chat:
-            return self.call.used(_read(usage, "prompt_tokens"), _read(usage, "completion_tokens"))
-        return self.call.used(_read(usage, "input_tokens"), _read(usage, "output_tokens"))
-
     def shows(self, chunk: Any) -> bool:
-        return not self.hides_usage or bool(chunk.choices)
-
-
-def _read(usage: Any, name: str) -> int | None:
-    """Not every service that speaks the protocol has all fields."""
-    return getattr(usage, name, None)
+        # Azure's first chunk has no choices, and says what it filters.
+        return not self.hides_usage or bool(chunk.choices) or getattr(chunk, "usage", None) is None
 
 
 class _Budgeted:
@@ -76,9 +65,10 @@ class _Budgeted:
             try:
                 answer = self._calls.create(**asked.request)
             except BaseException as error:
-                hold.used = asked.call.failed(error, None)
+                hold.used = asked.call.ended(error)
                 raise
-            hold.used = asked.used(answer)
+            asked.call.heard(answer)
+            hold.used = asked.call.ended()
             return answer
 
     def _stream(self, asked: _Asked, hold_id: str | None) -> Generator[Any, None, None]:
@@ -87,15 +77,15 @@ class _Budgeted:
                 with self._calls.create(**asked.request) as stream:
                     yield  # it is open
                     for chunk in stream:
-                        asked.call.has_begun = True
-                        hold.used = asked.used(chunk) or hold.used
+                        asked.call.heard(chunk)
                         if asked.call.is_due():
                             extend(hold)
                         if asked.shows(chunk):
                             yield chunk
             except BaseException as error:
-                hold.used = asked.call.failed(error, hold.used)
+                hold.used = asked.call.ended(error)
                 raise
+            hold.used = asked.call.ended()
 
 
 class _Stream:
@@ -138,9 +128,10 @@ class _AsyncBudgeted:
             try:
                 answer = await self._calls.create(**asked.request)
             except BaseException as error:
-                hold.used = asked.call.failed(error, None)
+                hold.used = asked.call.ended(error)
                 raise
-            hold.used = asked.used(answer)
+            asked.call.heard(answer)
+            hold.used = asked.call.ended()
             return answer
 
     async def _stream(self, asked: _Asked, hold_id: str | None) -> AsyncGenerator[Any, None]:
@@ -149,15 +140,15 @@ class _AsyncBudgeted:
                 async with await self._calls.create(**asked.request) as stream:
                     yield
                     async for chunk in stream:
-                        asked.call.has_begun = True
-                        hold.used = asked.used(chunk) or hold.used
+                        asked.call.heard(chunk)
                         if asked.call.is_due():
                             await extend_async(hold)
                         if asked.shows(chunk):
                             yield chunk
             except BaseException as error:
-                hold.used = asked.call.failed(error, hold.used)
+                hold.used = asked.call.ended(error)
                 raise
+            hold.used = asked.call.ended()
 
 
 class _AsyncStream:

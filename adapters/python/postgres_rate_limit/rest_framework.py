@@ -5,7 +5,7 @@ The setting POSTGRES_RATE_LIMIT has their options, and a class's attribute optio
 
 using: the alias in DATABASES of the connection that counts. Default: "default". Where ATOMIC_REQUESTS is on, the calls
     are in the request's transaction, and a request that fails isn't counted: name an alias without it.
-name: of the limits; throttles with the same name, scope and client count together. Default: "rest_framework".
+name: of the limits; throttles with the same name, scope, rate and client count together. Default: "rest_framework".
 kind: "sliding log", as the framework counts, for at most 10,000 requests a period, or "sliding window", "fixed window",
     "token bucket". Default: "sliding log".
 store: "memory": in the server's shared memory; not for a sliding log. Default: "table".
@@ -86,7 +86,9 @@ class RateLimitThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]
         if made is None:
             made = _made[type(self)] = _make(**{**getattr(settings, "POSTGRES_RATE_LIMIT", {}), **self.options})
         config = {**made.config, "rate": self.num_requests, "period": self.duration * 1000}
-        self.result = made.limiter.limit(made.name, stored_key(self.key), config=config)
+        # Throttles of one scope may have several rates, each of which is a limit.
+        key = stored_key(f"{self.key}/{self.num_requests}/{self.duration}")
+        self.result = made.limiter.limit(made.name, key, config=config)
         return self.result.ok
 
     def wait(self) -> float | None:

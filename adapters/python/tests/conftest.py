@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import time
+from contextlib import contextmanager
 from uuid import uuid4
 
 import limits.aio.strategies
@@ -25,6 +26,44 @@ ON_FILE = EDITION == "file"
 APART = {"extension": 3600, "file": -3600}.get(EDITION, 0)
 real_time = time.time
 time.time = lambda: real_time() + APART
+
+
+class Clock:
+    """The clocks of the application and of the limiter, which stand still until a test moves them."""
+
+    SET = "SELECT set_config('ratelimit.clock', %s, false)"
+
+    def __init__(self):
+        self.now = 0.0
+
+    @contextmanager
+    def set(self, monkeypatch):
+        self.now = time.time()
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "time", lambda: self.now)
+            yield self
+
+    def options(self, is_async):
+        """Those of a storage on these clocks: before each use of a connection, which is that of an owner."""
+        return {"check": self._check_async if is_async else self._check, "kwargs": {"user": "postgres"}}
+
+    def _values(self):
+        return [repr((self.now - APART) * 1000)]
+
+    def _check(self, connection):
+        connection.execute(self.SET, self._values())
+
+    async def _check_async(self, connection):
+        await connection.execute(self.SET, self._values())
+
+
+@pytest.fixture
+def still(monkeypatch):
+    """In the middle of a minute, and half a second after a window of two began."""
+    with Clock().set(monkeypatch) as clock:
+        clock.now += 90.5 - clock.now % 60
+        yield clock
+
 
 FIXED, MOVING, SLIDING = "fixed-window", "moving-window", "sliding-window-counter"
 STORES = ["table"] if ON_FILE else ["table", "memory"]
@@ -140,11 +179,13 @@ def kind(request):
 
 @pytest.fixture
 def create(kind, name):
-    """Makes a storage of either kind, whose methods block."""
+    """Makes a storage of either kind, whose methods block. still: its clocks."""
     loop = asyncio.new_event_loop()
     made = []
 
-    def create(address="//", **options):
+    def create(address="//", still=None, **options):
+        if still:
+            options.update(still.options(kind == "async"))
         storage = storage_from_string(f"{SCHEMES[kind]}:{address}", **{"name": name, **options})
         made.append(storage if kind == "sync" else Blocking(storage.pool, loop.run_until_complete))
         return storage if kind == "sync" else Blocking(storage, loop.run_until_complete)

@@ -1,11 +1,14 @@
 """A plugin of pytest that runs the tests of limits itself on our storages, instead of on those that they name."""
 
+import asyncio
+import time
 from uuid import uuid4
 
 import pytest
-from conftest import STORES, window_with_room
+from conftest import STORES, Clock
 from limits.storage.base import TimestampedSlidingWindow
 
+from postgres_rate_limit.limits import _all as ALL
 from postgres_rate_limit.limits import AsyncRateLimitStorage, RateLimitStorage
 
 # The tests that can't pass, and why.
@@ -17,21 +20,54 @@ for storage in (RateLimitStorage, AsyncRateLimitStorage):
     storage.__bases__ += (TimestampedSlidingWindow,)
 
 
+class Still(Clock):
+    """They go on only where a test sleeps: these tests leave a call 10 to 100 ms, which a busy machine exceeds."""
+
+    def sleep(self, seconds):
+        self.now += max(seconds, 0)
+
+    async def sleep_async(self, seconds, result=None):
+        self.sleep(seconds)
+        await real_sleep(0)
+        return result
+
+
+real_time, real_sleep = time.time, asyncio.sleep
+clock = Still()
+STRATEGY, CONCURRENCY = "test_strategy.py", "test_concurrency.py"
+
+
 @pytest.fixture(autouse=True)
-def nothing_counted(args):
+def still(request, monkeypatch):
+    with clock.set(monkeypatch):
+        if request.path.name == STRATEGY:
+            monkeypatch.setattr(time, "sleep", clock.sleep)
+            monkeypatch.setattr(asyncio, "sleep", clock.sleep_async)
+        elif request.path.name == CONCURRENCY:
+            # limits rounds down what the minute before weighs, so of hits before and after its end 6 of 5 pass, in its
+            # own storages too: all are in the middle of one.
+            clock.now += 90 - clock.now % 60
+        else:
+            monkeypatch.setattr(time, "time", real_time)
+        yield
+
+
+@pytest.fixture(autouse=True)
+async def closed(request):
+    """Closes the pools in the loop of a test, which leaves them open. Until Python 3.12 wait_for may miss that a task
+    is cancelled, so one that still connects at the end of the loop would be waited for, for ever."""
+    yield
+    for storage in list(ALL):
+        if isinstance(storage, AsyncRateLimitStorage):
+            await storage.pool.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_counted(still, args):
     """For a test that is repeated, too."""
-    storage = RateLimitStorage(**args)
+    storage = RateLimitStorage(name=args["name"], store=args["store"])
     storage.reset()
     storage.pool.close()
-
-
-@pytest.fixture(autouse=True)
-def one_window(request):
-    """For the tests of 5 hits a minute at once: limits rounds down what the minute before weighs, so of hits before
-    and after its end 6 pass, in its own storages too.
-    """
-    if request.path.name == "test_concurrency.py":
-        window_with_room(60, 10)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -44,10 +80,12 @@ def pytest_generate_tests(metafunc):
         uri, storage = "postgresql+ratelimit://", RateLimitStorage
         if next(iter(storages)).values[0].startswith("async+"):
             uri, storage = f"async+{uri}", AsyncRateLimitStorage
+        is_still = metafunc.definition.path.name in (STRATEGY, CONCURRENCY)
+        own = clock.options(storage is AsyncRateLimitStorage) if is_still else {}
         test, ours = metafunc.definition.name, []
         for store in STORES:
             if store == "table" or not ("moving" in test or "acquire_entry" in test):
-                args = {"name": uuid4().hex, "store": store, "max_size": 4}
+                args = {"name": uuid4().hex, "store": store, "max_size": 4, **own}
                 values = {"uri": uri, "args": args, "expected_instance": storage, "fixture": None}
                 ours.append(pytest.param(*(values[name] for name in names.split(", ")), id=store))
         object.__setattr__(mark, "args", (names, ours))
@@ -58,7 +96,3 @@ def pytest_collection_modifyitems(config, items):
     ours = [item for item in items if "fixture" in item.fixturenames and item.originalname not in EXCEPT]
     config.hook.pytest_deselected(items=[item for item in items if item not in ours])
     items[:] = ours
-    for item in ours:
-        if item.path.name == "test_strategy.py":
-            # They leave a call 10 to 100 ms, which a busy machine exceeds; in limits many are run up to 3 times.
-            item.add_marker(pytest.mark.flaky(max_runs=10), append=False)

@@ -1,6 +1,7 @@
 """A server that speaks the protocols of OpenAI, chat completions and responses, and reports a usage of 20 and 10
 tokens. The name of the model says what it does: answer, refuse (400), fail (504), break (ends in the middle), slow
-(waits in the middle until it is released)."""
+(waits in the middle until it is released), silent (reports no usage), total (reports the sum alone), azure (its first chunk has
+no choices)."""
 
 import json
 import threading
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 USAGE = {"prompt_tokens": 20, "completion_tokens": 10, "total_tokens": 30}
+UNUSUAL = {"silent": None, "total": {"total_tokens": 30}}
 RELEASED = threading.Event()
 
 
@@ -33,7 +35,7 @@ class Model(BaseHTTPRequestHandler):
             else:
                 message = {"role": "assistant", "content": "Paris."}
                 choice = {"index": 0, "message": message, "finish_reason": "stop"}
-                self.answer(200, self.object(asked, "chat.completion", [choice], USAGE))
+                self.answer(200, self.object(asked, "chat.completion", [choice], UNUSUAL.get(asked["model"], USAGE)))
         except OSError:
             pass  # the client has gone, or is left
 
@@ -53,6 +55,7 @@ class Model(BaseHTTPRequestHandler):
         output = [{"id": "1", "type": "message", "status": "completed", "role": "assistant", "content": [text]}]
         response = {"id": "1", "object": "response", "created_at": 1, "model": asked["model"], "output": output}
         usage = {"input_tokens": 20, "output_tokens": 10, "total_tokens": 30}
+        usage = UNUSUAL.get(asked["model"], usage)
         if not asked.get("stream"):
             self.answer(200, {**response, "status": "completed", "usage": usage})
             return
@@ -80,11 +83,13 @@ class Model(BaseHTTPRequestHandler):
 
     def stream(self, asked):
         self.begin()
+        if asked["model"] == "azure":
+            self.chunk(self.object(asked, "chat.completion.chunk", [], None))
         for word in self.words(asked):
             delta = {"index": 0, "delta": {"content": word}, "finish_reason": "stop" if word == "." else None}
             self.chunk(self.object(asked, "chat.completion.chunk", [delta], None))
-        if (asked.get("stream_options") or {}).get("include_usage"):
-            self.chunk(self.object(asked, "chat.completion.chunk", [], USAGE))
+        if (asked.get("stream_options") or {}).get("include_usage") and asked["model"] != "silent":
+            self.chunk(self.object(asked, "chat.completion.chunk", [], UNUSUAL.get(asked["model"], USAGE)))
         self.write(b"data: [DONE]\n\n")
         self.write(b"")
 

@@ -29,6 +29,7 @@ from postgres_rate_limit import (
     RateLimitExceeded,
     SetupError,
     UnknownLimit,
+    address_key,
     concurrency,
     fixed_window,
     sliding_log,
@@ -679,3 +680,34 @@ def test_threads_share_a_client(name):
     for thread in threads:
         thread.join()
     assert answers.count(True) == 10
+
+
+def test_the_key_of_an_address_is_that_of_the_database():
+    addresses = ["192.0.2.1", "::ffff:192.0.2.1", "2001:db8:1:2:3::4", "2001:DB8::1", "::1", "::", "::1.2.3.4", "fe80::1"]
+    addresses += ["64:ff9b::192.0.2.33", "1:0:0:2::3", "::1:0", "::ffff"]
+    with psycopg.connect() as connection:
+        for address in addresses:
+            for masklen in (0, 32, 48, 64, 112, 127, 128):
+                sql = "SELECT rl_address_key(%s::inet, %s)"
+                assert (address_key(address, masklen),) == connection.execute(sql, [address, masklen]).fetchone()
+    assert address_key("2001:db8:1:2::3") == "2001:db8:1:2::/64" and address_key("fe80::1%eth0") == "fe80::/64"
+    for nothing in ("", "unix:", "10.0.0.1:80"):
+        with pytest.raises(ValueError, match="address is"):
+            address_key(nothing)
+    for wrong in (-1, 129, 1.5, True):
+        with pytest.raises(ValueError, match="masklen is"):
+            address_key("::1", wrong)
+
+
+def test_a_key_that_is_no_text_of_the_database(name):
+    limiter = RateLimiter({name: token_bucket(1, MINUTE)}, db=lambda sql, values: pytest.fail("it was sent"))
+    for call in (limiter.limit, lambda *of: limiter.limit_all([{"name": of[0], "key": of[1]}])):
+        with pytest.raises(ValueError, match="^key has half a surrogate; allowed: text"):
+            call(name, "a\ud800")
+
+
+def test_a_call_that_is_not_awaited_is_no_answer(name):
+    limiter = AsyncRateLimiter({name: concurrency(1, MINUTE)})
+    for call in (limiter.acquire(name), limiter.hold(name), limiter.hold_all([{"name": name}])):
+        with pytest.raises(TypeError, match="isn't awaited"):
+            bool(call)

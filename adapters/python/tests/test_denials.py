@@ -1,6 +1,7 @@
 """Denials that a process remembers: what they answer, and for how long."""
 
 import time
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -79,6 +80,57 @@ def test_what_the_client_itself_gives_back_is_noticed(name, db):
         assert not client.limit(name, "a") and not client.limit_all([{"name": name, "key": "a"}])
         gives()
         assert client.limit(name, "a", count=5) and client.limit_all([{"name": name, "key": "a", "count": 5}])
+
+
+@pytest.mark.parametrize("forgets", [("n", "a"), None])
+def test_a_denial_of_a_call_that_was_sent_before_a_reset_is_not_remembered(forgets):
+    denials = Denials({"max": 3, "seconds": 60})
+    of_limit, of_other, of_list = (("n", "a"), "limit"), (("n", "b"), "limit"), (None, "all")
+    sent = time.monotonic()
+    denials.add(of_other, 1, sent, None, "denied")
+    denials.forget(forgets)
+    for id in (of_limit, of_list):
+        denials.add(id, 1, sent, None, "denied")
+    found = [bool(denials.find(id, 1)) for id in (of_limit, of_other, of_list)]
+    assert found == [False, forgets is not None, False]
+    time.sleep(0.001)
+    for id in (of_limit, of_list):
+        denials.add(id, 1, time.monotonic(), None, "denied")
+        assert denials.find(id, 1), "sent after it"
+    for key in "cdef":
+        denials.forget(("n", key))
+    denials.add(of_limit, 1, sent, None, "denied")
+    assert not denials.find(of_limit, 1), "though newer ones are known"
+
+
+def test_a_denial_that_comes_after_a_reset_is_not_remembered(name, db, monkeypatch):
+    client = RateLimiter({name: TEN}, db=db, remember_denials=LONG)
+    client.limit(name, count=10)
+    read = client._calls.limit
+
+    def late(*arguments):
+        call = read(*arguments)
+
+        def answer(rows):
+            client.reset(name)
+            return call.read(rows)
+
+        return replace(call, read=answer)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client._calls, "limit", late)
+        assert not client.limit(name)
+    assert client.limit(name)
+
+
+def test_a_reset_takes_no_longer_with_many_denials():
+    denials = Denials({"max": 10_000, "seconds": 60})
+    for key in range(10_000):
+        denials.add((("n", str(key)), "limit"), 1, time.monotonic(), None, "denied")
+    began = time.thread_time()
+    for key in range(100):
+        denials.forget(("n", str(key)))
+    assert time.thread_time() - began < 0.02 and not denials.find((("n", "7"), "limit"), 1)
 
 
 def test_several_limits(name, db, requests):

@@ -1,6 +1,7 @@
 """The programs of docs/python.md and docs/getting-started.md."""
 
 import asyncio
+from ipaddress import IPv4Address
 
 import httpx
 import psycopg
@@ -67,7 +68,7 @@ async def test_messages_in_a_session_with_await(name):
 
 async def test_fastapi_answers_429_with_headers(name):
     async with with_fastapi.lifespan(with_fastapi.app):
-        transport = httpx.ASGITransport(with_fastapi.app, client=(name, 1))
+        transport = httpx.ASGITransport(with_fastapi.app, client=(str(IPv4Address(int(name[:8], 16))), 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://app") as client:
             answers = await asyncio.gather(*(client.get("/search") for _ in range(32)))
             denied = await client.get("/search")
@@ -82,7 +83,7 @@ async def test_fastapi_answers_429_with_headers(name):
 
 def test_django_answers_429_with_headers(name):
     request = HttpRequest()
-    request.META["REMOTE_ADDR"] = name
+    request.META["REMOTE_ADDR"] = str(IPv4Address(int(name[:8], 16)))
     answers = [with_django.search(request) for _ in range(40)]
     codes = [answer.status_code for answer in answers]
     assert codes[:30] == [200] * 30 and codes.count(429) > 0

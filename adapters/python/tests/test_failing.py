@@ -41,6 +41,8 @@ TWO = fixed_window(2, HOUR, start="first request")
 TIMEOUT = 0.5
 ELSEWHERE = f"{'file' if ON_FILE else 'adapters'}_elsewhere"
 KINDS = [*ALONE, *(f"async {kind}" for kind in ASYNC_ALONE)]
+# What the client does, or a driver, is the same on both.
+once = pytest.mark.edition("extension")
 each_kind = pytest.mark.parametrize("kind", KINDS[:1] if ON_FILE else KINDS)
 
 
@@ -135,6 +137,7 @@ def comes_back(call):
         time.sleep(0.05)
 
 
+@once
 @each_kind
 def test_a_server_that_hangs_or_is_stopped(kind, name, proxy):
     slots, told = f"slots of {name}", []
@@ -190,7 +193,7 @@ def test_the_servers_own_time_outs_are_heard(name):
                 assert client.limit(name).error.sqlstate == {"lock_timeout": "55P03"}.get(setting, "57014")
 
 
-@pytest.mark.edition("extension")  # the same on both
+@once
 @each_kind
 def test_what_never_fails_open(kind, name, monkeypatch):
     with psycopg.connect("user=postgres", autocommit=True) as admin:
@@ -223,6 +226,7 @@ def state_of(error):
     return next(filter(None, map(sqlstate, chain(error))), None)
 
 
+@once
 def test_a_login_that_is_refused_is_raised(name, monkeypatch, create):
     import sqlalchemy
     from psycopg_pool import AsyncConnectionPool, ConnectionPool, NullConnectionPool
@@ -290,6 +294,7 @@ def ports():
         server.listener.close()
 
 
+@once
 @pytest.mark.parametrize(
     "servers",
     ["refuses", "gone refuses", "refuses gone", "hangs refuses", "refuses hangs", "starts refuses", "refuses starts"],
@@ -300,6 +305,7 @@ def test_one_server_that_refuses_the_login_is_enough(servers, name, ports):
             pytest.fail(f"it went unchecked: {call()}")
 
 
+@once
 @pytest.mark.parametrize("servers", ["gone", "starts", "hangs", "gone starts", "starts gone", "gone hangs"])
 def test_no_server_that_lets_anyone_in(servers, name, ports):
     for call in logins(name, [ports[each] for each in servers.split()]):
@@ -330,6 +336,7 @@ def logins(name, ports):
     yield lambda: RateLimiter(db=made, **how).limit(name)
 
 
+@once
 def test_what_is_wrong_with_the_options_of_libpq_is_raised(name, monkeypatch, tmp_path):
     import sqlalchemy
 
@@ -344,6 +351,7 @@ def test_what_is_wrong_with_the_options_of_libpq_is_raised(name, monkeypatch, tm
     assert_unchecked(RateLimiter({name: TWO}, db=made, on_error="open", timeout=TIMEOUT).limit(name))
 
 
+@once
 @pytest.mark.parametrize(
     "given, raises",
     [
@@ -368,6 +376,7 @@ async def test_what_is_wrong_with_the_options_of_asyncpg_is_raised(given, raises
                 pytest.fail(f"it went unchecked: {await client.limit(name)}")
 
 
+@once
 def test_a_transaction_of_the_callers_never_fails_open(name, proxy):
     for kind in ("psycopg Connection", "SQLAlchemy Session", "a function"):
         with pytest.raises(Exception), TRANSACTIONS[kind]() as db:
@@ -380,6 +389,7 @@ def test_a_transaction_of_the_callers_never_fails_open(name, proxy):
             pytest.fail(f"{kind}: {answer}")
 
 
+@once
 async def test_a_transaction_of_the_callers_never_fails_open_with_await(name):
     async with ASYNC_TRANSACTIONS["asyncpg Connection"]() as db:
         client = AsyncRateLimiter({name: TWO}, db=db, on_error="open")
@@ -388,6 +398,7 @@ async def test_a_transaction_of_the_callers_never_fails_open_with_await(name):
         assert await client.limit(name)
 
 
+@once
 def test_the_end_of_a_block_does_not_fail_work_that_is_done(name, proxy, caplog):
     slots = f"slots of {name}"
     caplog.set_level(logging.WARNING, "postgres_rate_limit")
@@ -406,7 +417,7 @@ def test_the_end_of_a_block_does_not_fail_work_that_is_done(name, proxy, caplog)
 # The storages of limits.
 
 
-@pytest.mark.parametrize("strategy", [FIXED, MOVING, SLIDING])
+@pytest.mark.parametrize("strategy", [FIXED] if ON_FILE else [FIXED, MOVING, SLIDING])
 def test_a_storage_that_is_open(strategy, create, limiter, proxy):
     unchecked = []
     storage = create(
@@ -427,6 +438,7 @@ def test_a_storage_that_is_open(strategy, create, limiter, proxy):
     assert unchecked
 
 
+@once
 def test_on_unchecked_is_called_once_for_a_request_and_fails_none(create, limiter, proxy, caplog):
     told, two = [], parse("2 per hour")
     how = {"on_error": "open", "timeout": TIMEOUT}
@@ -438,6 +450,7 @@ def test_on_unchecked_is_called_once_for_a_request_and_fails_none(create, limite
     assert failing.hit(two) and "on_unchecked failed" in caplog.text
 
 
+@once
 def test_a_storage_says_what_it_takes(create):
     for options, message in [
         ({"on_error": "ajar"}, 'on_error is \'ajar\'; allowed: "closed", "open"'),
@@ -460,6 +473,7 @@ def test_the_example(name, proxy, caplog):
         assert failing.search(make(), name) == "found" and "unchecked: " in caplog.text
 
 
+@once
 @pytest.mark.parametrize("framework", ["Flask", "FastAPI"])
 def test_ours_decides_before_the_switch_of_a_middleware(framework, name, proxy):
     create, get = {"Flask": (flask_app, get_from_flask), "FastAPI": (slowapi_app, get_from_fastapi)}[framework]
@@ -478,6 +492,7 @@ def test_ours_decides_before_the_switch_of_a_middleware(framework, name, proxy):
     storage.pool.close(), other.pool.close()
 
 
+@once
 @pytest.mark.parametrize("create", STORES_OF_DJANGO)
 def test_a_store_of_django(create, name, proxy):
     unchecked = []
@@ -512,6 +527,7 @@ def test_a_store_of_django(create, name, proxy):
             assert codes(get_from_django(opened)) == [500], "nothing fails open in a transaction of the application's"
 
 
+@once
 async def test_fastapi_limiter(name, proxy):
     unchecked = []
     how = {"on_error": "open", "on_unchecked": unchecked.append, "timeout": TIMEOUT}
@@ -540,6 +556,7 @@ async def test_fastapi_limiter(name, proxy):
         assert await opened() == [200] and await closed() == [500]
 
 
+@once
 def test_a_def_route_of_slowapi_does_not_block_the_others(name):
     """It runs in a thread; slowapi asks its storage in the event loop for an async one."""
     uri = f"postgresql+ratelimit:///{ELSEWHERE}?options=-csearch_path%3Dlimits"

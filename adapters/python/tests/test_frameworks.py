@@ -272,7 +272,33 @@ def test_throttles_that_are_denied_together_in_a_transaction_take_nothing(name):
     for atomic, left in ((True, 4), (False, 1)):
         with atomic_requests() if atomic else nullcontext():
             assert codes(get_from_django(View.as_view(), 4)) == [200] * atomic + [429] * (4 - atomic)
-        assert limiter.check(name, "throttle_wide_127.0.0.1").remaining == pytest.approx(left if atomic else 0)
+        assert limiter.check(name, "throttle_wide_127.0.0.1/5/3600").remaining == pytest.approx(left if atomic else 0)
+
+
+@pytest.mark.parametrize("kind", ["sliding log", "sliding window", "fixed window", "token bucket"])
+def test_throttles_of_one_scope_have_a_limit_per_rate(name, kind):
+    class Hourly(postgres_rate_limit.rest_framework.AnonRateThrottle):
+        rate, options = "4/hour", {"name": name, "kind": kind}
+
+    class Daily(Hourly):
+        rate = "6/day"
+
+    class View(rest_framework.views.APIView):
+        throttle_classes = [Hourly, Daily]
+
+        def get(self, request):
+            return rest_framework.response.Response("hello")
+
+    assert codes(get_from_django(View.as_view(), 4)) == [200] * 4
+    limiter = RateLimiter({}, db=connections["default"])
+    left = {}
+    for rate, period in ((4, HOUR), (6, 24 * HOUR)):
+        config = {"kind": kind, "rate": rate, "period": period}
+        if kind == "fixed window":
+            config["start"] = "first request"
+        key = f"throttle_anon_127.0.0.1/{rate}/{int(period.total_seconds())}"
+        left[rate] = limiter.check(name, key, config=config).remaining
+    assert left == {4: pytest.approx(0, abs=0.1), 6: pytest.approx(2, abs=0.1)}
 
 
 def test_the_options_of_all_throttles_are_a_setting(name):

@@ -1,6 +1,8 @@
 """Holds: of one limit and of several, and what becomes of them at the end of a block."""
 
 import asyncio
+import threading
+import time
 from datetime import datetime, timedelta, timezone
 
 import psycopg
@@ -8,7 +10,16 @@ import pytest
 from databases import ALONE, ASYNC_ALONE, TRANSACTIONS, GaveUp
 from examples import budget
 
-from postgres_rate_limit import DAY, AsyncRateLimiter, RateLimiter, RateLimitExceeded, fixed_window, token_bucket
+from postgres_rate_limit import (
+    DAY,
+    HOUR,
+    AsyncRateLimiter,
+    RateLimiter,
+    RateLimitExceeded,
+    concurrency,
+    fixed_window,
+    token_bucket,
+)
 
 with psycopg.connect() as connection:
     (THERE,) = connection.execute("SELECT EXISTS (SELECT FROM pg_proc WHERE proname = 'rl_hold')").fetchone()
@@ -110,6 +121,53 @@ def test_a_hold_in_the_transaction_of_the_caller(name, limiter, left):
     assert left() == 9
 
 
+def test_a_settlement_that_rolls_back_is_made_by_the_end_of_the_block(name, limiter, left):
+    for kind in ("psycopg Connection", "SQLAlchemy Session", "SQLAlchemy Connection"):
+        before = left()
+        with pytest.raises(GaveUp), limiter.hold(name, "ada", 3) as hold, TRANSACTIONS[kind]() as db:
+            hold.settle(1, db=db)
+            raise GaveUp
+        assert left() == before - 1, kind
+        with limiter.hold(name, "ada", 3) as hold, TRANSACTIONS[kind]() as db:
+            hold.settle(1, db=db)
+        assert left() == before - 2, kind
+        # In a transaction that goes on, the end of the block doesn't wait for its locks.
+        with (
+            pytest.raises(GaveUp),
+            TRANSACTIONS[kind]() as db,
+            limiter.hold(name, "ada", 1, id=f"{kind} {name}") as hold,
+        ):
+            hold.settle(1, db=db)
+            raise GaveUp
+        limiter.settle(f"{kind} {name}", 0)
+
+
+async def test_a_settlement_that_rolls_back_with_await(name, left):
+    async with ASYNC_ALONE["asyncpg Pool"]() as pool:
+        client = AsyncRateLimiter({name: TEN}, db=pool)
+        with pytest.raises(GaveUp):
+            async with client.hold(name, "ada", 8) as hold, pool.acquire() as db, db.transaction():
+                await hold.settle(2, db=db)
+                raise GaveUp
+        assert left() == 8
+
+
+@pytest.mark.parametrize("used", [float("nan"), float("inf"), -1, "3", "much", []])
+def test_what_is_no_number_is_settled_as_held(used, name, names, limiter, left, caplog):
+    with limiter.hold(name, "ada", 2) as hold:
+        hold.used = used
+    assert left() == 8 and repr(used) in caplog.text
+    with limiter.hold(name, "ada", 2) as hold:
+        assert hold.settle(used).ok
+    assert left() == 6
+    with limiter.hold_all([{"name": each, "key": "ada", "count": 2} for each in names]) as hold:
+        hold.used = {names[0]: used, names[1]: 1}
+    assert (left(), left(names[1])) == (4, 9)
+    with limiter.hold_all([{"name": name, "key": "ada", "count": 2}]) as hold:
+        hold.settle(used)
+    assert left() == 2
+
+
 def test_several_limits(names, limiter, left):
     first, second = names
     requests = [{"name": first, "key": "ada", "count": 4}, {"name": second, "key": "ada", "count": 8}]
@@ -173,6 +231,46 @@ def test_a_call_waits_for_a_hold(name, db):
     client = RateLimiter({name: token_bucket(10, DAY)}, db=db, on_decision=told.append)
     client.hold(name, count=10, ttl=0.3)
     assert client.hold(name, count=10, wait=60) and [each.ok for each in told][:2] == [True, False] and told[-1].ok
+
+
+def test_a_call_waits_for_holds_of_several_limits_and_keeps_nothing_meanwhile(names, db):
+    name, other = names
+    told = []
+    client = RateLimiter({each: token_bucket(10, DAY) for each in names}, db=db, on_decision=told.append)
+    requests = [{"name": each, "count": 10} for each in names]
+    client.hold(name, count=10, ttl=0.3)
+    with client.hold_all(requests, wait=60) as hold:
+        assert hold.held == [10, 10] and {each.ok for each in told if each.name == name} == {True, False}
+        assert not client.hold_all(requests, wait=1)  # which comes in ten minutes
+        hold.settle(0)
+    assert not client.hold_all([{"name": name, "count": 11}], wait=60)  # which never comes
+
+
+def test_a_call_that_waits_gets_a_slot_that_is_released(names, db):
+    name, other = names
+    client = RateLimiter({name: concurrency(1, HOUR), other: token_bucket(10, DAY)}, db=db)
+    requests = [{"name": name}, {"name": other}]
+    first = client.hold_all(requests)
+    threading.Timer(0.1, lambda: first.settle(0)).start()
+    with client.hold_all(requests, wait=60) as second:
+        assert second.held == [1, 1]
+        began = time.monotonic()
+        assert not client.hold_all(requests, wait=0.3) and time.monotonic() - began >= 0.3
+        client.limit(other, count=9)
+        assert not client.hold_all(requests, wait=60), "no look at slots brings the tokens of a day"
+
+
+@pytest.mark.parametrize("kind", ASYNC_ALONE)
+async def test_a_call_waits_for_holds_of_several_limits_with_await(kind, names):
+    name, other = names
+    async with ASYNC_ALONE[kind]() as db:
+        client = AsyncRateLimiter({name: concurrency(1, HOUR), other: token_bucket(10, DAY)}, db=db)
+        requests = [{"name": name}, {"name": other}]
+        first = await client.hold_all(requests)
+        waits = asyncio.create_task(client.hold_all(requests, wait=60).__aenter__())
+        await asyncio.sleep(0.1)
+        await first.settle(0)
+        assert (await waits).held == [1, 1]
 
 
 def test_the_example(name, db):

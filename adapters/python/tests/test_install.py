@@ -127,8 +127,37 @@ with sqlalchemy.create_engine(address).begin() as connection:
     install(op.get_bind().connection)
 """
 
+ASYNC_ALEMBIC = """
+import asyncio, sqlalchemy
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from postgres_rate_limit import install
+from sqlalchemy.ext.asyncio import create_async_engine
+address = sqlalchemy.URL.create("postgresql+DRIVER", username=NAME, database=NAME, query={"host": HOST, "port": PORT})
+def migrate(connection):
+    op = Operations(MigrationContext.configure(connection))
+    install(op.get_bind().connection)
+async def run(fails):
+    async with create_async_engine(address).begin() as connection:
+        await connection.run_sync(migrate)
+        if fails:
+            raise KeyError
+try:
+    asyncio.run(run(True))  # which rolls back
+except KeyError:
+    pass
+async def count():
+    async with create_async_engine(address).connect() as connection:
+        text = sqlalchemy.text("SELECT count(*) FROM pg_namespace WHERE nspname = 'ratelimit'")
+        return (await connection.execute(text)).scalar()
+assert asyncio.run(count()) == 0
+asyncio.run(run(False))
+"""
+TOOLS = {"Django": DJANGO, "Alembic": ALEMBIC}
+TOOLS |= {f"Alembic on {driver}": ASYNC_ALEMBIC.replace("DRIVER", driver) for driver in ("asyncpg", "psycopg_async")}
 
-@pytest.mark.parametrize("tool", [DJANGO, ALEMBIC], ids=["Django", "Alembic"])
+
+@pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
 def test_a_migration_of_another_tool_installs_it(connection, database, tool):
     call = re.search(r"install\(.*\)", tool)[0]
     assert call in README

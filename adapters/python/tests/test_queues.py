@@ -1,5 +1,6 @@
 """The worker of procrastinate that docs/queues.md shows: three of them, of which one is killed."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,6 +13,9 @@ import psycopg
 import pytest
 from conftest import ON_FILE
 from examples import with_procrastinate
+from psycopg_pool import AsyncConnectionPool
+
+from postgres_rate_limit import AsyncRateLimiter
 
 ADMITTED, BACKLOG = 20, 60
 HERE = Path(__file__).parent
@@ -128,3 +132,30 @@ def test_procrastinate_runs_what_each_window_admits(database):
         for worker in workers:
             worker.kill()
             worker.wait()
+
+
+def test_a_job_that_waits_gives_its_token_back_when_it_is_cancelled(database, monkeypatch):
+    window = "rl_fixed_window(1, '1 day', first_request => true, max_reserved => 9)"
+    database.execute(f"SELECT rl_define('reports', {window}), rl_limit('reports', 'acme')")
+    monkeypatch.setattr(with_procrastinate, "limiter", AsyncRateLimiter(["reports"], defined=True))
+    reserved = "SELECT round(extract(epoch FROM scheduled_at - now()) / 86400) FROM procrastinate_jobs WHERE id = %s"
+
+    async def run():
+        app = with_procrastinate.app
+        with_procrastinate.pool = AsyncConnectionPool(open=False)
+        async with with_procrastinate.pool, app.open_async():
+
+            async def queue(body):
+                """The job, and for which day it has a token."""
+                id = await with_procrastinate.report.defer_async(tenant="acme", body=body)
+                await app.run_worker_async(wait=False)
+                return id, database.execute(reserved, [id]).fetchone()[0]
+
+            first, second = await queue("first"), await queue("second")
+            assert (first[1], second[1]) == (1, 2)
+            assert await with_procrastinate.cancel(second[0])
+            assert not await with_procrastinate.cancel(second[0])
+            assert (await queue("third"))[1] == 2
+            assert not await with_procrastinate.cancel(10**9)
+
+    asyncio.run(run())

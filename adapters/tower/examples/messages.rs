@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 
 /// The application; its pool is of a role with EXECUTE on `rl_limit` and `rl_headers`.
 pub fn app(pool: PgPool) -> Router {
-    let api = json!({ "kind": "token bucket", "rate": 100, "period": "1 minute", "capacity": 20 });
+    let api = json!({ "kind": "token bucket", "rate": 100, "period": "1 minute", "capacity": 20, "keyed": true });
     let by_address = |request: &Parts| {
         let client = request.extensions.get::<ConnectInfo<SocketAddr>>();
         client.map(|client| address_key(client.ip())).unwrap_or_default()

@@ -18,13 +18,14 @@ use crate::denials::Denials;
 use crate::limit::{Decision, Limit, parsed, whole_seconds};
 use crate::{Error, Pool};
 
-/// What becomes of a request that can't be decided now.
+/// The answer to a request that can't be decided now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnError {
     /// It is answered with 503.
     #[default]
     Closed,
-    /// It passes, if [the error says "not now"](Error::is_not_now). Mistakes and refused logins are answered with 500.
+    /// It passes, if [the error says "not now"](Error::is_not_now), with a [`Decision`] as of an exempt key. Mistakes
+    /// and refused logins are answered with 500.
     Open,
 }
 
@@ -33,6 +34,9 @@ pub enum OnError {
 /// Every response of a request that was decided has the headers `RateLimit` and `RateLimit-Policy`. The service finds
 /// the [`Decision`] in the extensions of the request; what wraps this layer finds it in those of a response 429, and
 /// the [`Error`] in those of a response 503 or 500. The bodies of these are short texts.
+///
+/// Layers that every response needs, such as CORS, go outside: `.layer(limited).layer(cors)` in axum. Otherwise a page of
+/// another origin can't read a 429, and preflight requests take tokens.
 ///
 /// A layer takes its tokens before the service runs, in a transaction of its own. To take them in yours, call
 /// [`Limit::take`].
@@ -70,7 +74,7 @@ impl<P: Pool, K: Fn(&Parts) -> String> RateLimitLayer<P, K> {
         Self { timeout, ..self }
     }
 
-    /// What becomes of a request that can't be decided now.
+    /// Sets the answer to a request that can't be decided now.
     pub fn on_error(self, on_error: OnError) -> Self {
         Self { on_error, ..self }
     }
@@ -121,6 +125,7 @@ impl<P: Pool, K: Fn(&Parts) -> String> RateLimitLayer<P, K> {
             }
             Err(error) if error.is_not_now() && self.on_error == OnError::Open => {
                 (self.on_unchecked)(error);
+                request.extensions_mut().insert(Decision::unchecked());
                 return None;
             }
             Err(error) => {

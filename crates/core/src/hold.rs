@@ -3,16 +3,19 @@
 //! A hold is an ordinary take. It is settled once, with what was used, or it expires: then what can come back does, at
 //! that instant, whichever call notices it, and when. So answers don't depend on earlier looks.
 
-use crate::kinds::{Decision, credit, returnable};
+use crate::kinds::{Decision, credit, reserved_last, returnable};
 use crate::{Limit, Micros, State};
 
 /// After how many expiries a denied call is tried, to find when it passes.
 pub const MAX_EXPIRIES: usize = 1_000;
 
+/// How long a settlement counts after the expiry.
+pub const SETTLED_LATE: Micros = Micros::DAY;
+
 /// Tokens that a hold has of a limit.
 ///
 /// ```
-/// use ratelimit_core::hold::Hold;
+/// use ratelimit_core::hold::{Hold, Took};
 /// use ratelimit_core::{Micros, config, decide};
 ///
 /// let limit = config::parse(r#"{"kind": "token bucket", "rate": 10, "period": "1 hour"}"#)?;
@@ -20,7 +23,7 @@ pub const MAX_EXPIRIES: usize = 1_000;
 /// let full = limit.initial_state(now, now);
 /// let after = decide(&limit, &full, now, 8.0, false).state.expect("it takes");
 /// let minute = Micros::SECOND.0 * 60;
-/// let hold = Hold::of(None, &limit, &after, now, 8.0, now.plus(Micros(minute)), false);
+/// let hold = Hold::of(None, &limit, &after, now, Took::at_once(8.0), now.plus(Micros(minute)), false);
 ///
 /// // 3 of the 8 were used.
 /// let settled = hold.settle(&limit, &after, now, Some(3.0)).expect("a bucket");
@@ -35,7 +38,7 @@ pub struct Hold {
     pub old: f64,
     /// Tokens that came back when it expired.
     pub back: f64,
-    /// When those beyond `old` were taken. Of slots the id of the lease.
+    /// When those beyond `old` were taken; of a reservation, when they are there. Of slots the id of the lease.
     pub taken_at: Micros,
     /// When it expires.
     pub expires_at: Micros,
@@ -43,36 +46,65 @@ pub struct Hold {
     pub charge: bool,
 }
 
+/// Tokens that a hold takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Took {
+    /// How many.
+    pub tokens: f64,
+    /// The wait until they are there, of a reservation; `None`: they are.
+    pub wait: Option<Micros>,
+}
+
+impl Took {
+    /// Tokens that are there.
+    pub fn at_once(tokens: f64) -> Took {
+        Took { tokens, wait: None }
+    }
+}
+
 impl Hold {
-    /// The hold after a take of `took` tokens at `now`, which left `after`; `before` is what the same hold had. It
-    /// expires at `expires_at`, or when it would have, if that is later.
+    /// The hold after a take at `now`, which left `after`; `before` is what the same hold had. It expires at
+    /// `expires_at`, or when it would have, if that is later.
     pub fn of(
         before: Option<&Hold>,
         limit: &Limit,
         after: &State,
         now: Micros,
-        took: f64,
+        took: Took,
         expires_at: Micros,
         charge: bool,
     ) -> Hold {
         // The clock may be behind the state.
-        let taken_at = limit.present(after, now);
+        let present = limit.present(after, now);
+        let taken_at = took.wait.map_or(present, |wait| present.max(now.plus(wait)));
+        // A reservation's tokens of windows before that of its start end with those.
+        let early = match taken_at > present {
+            true => took.tokens - reserved_last(limit, after, taken_at).min(took.tokens),
+            false => 0.0,
+        };
         let Some(&before) = before else {
-            return Hold { count: took, old: 0.0, back: 0.0, taken_at, expires_at, charge };
+            let count = took.tokens;
+            return Hold { count, old: early, back: 0.0, taken_at, expires_at, charge };
         };
         let mut hold = Hold { back: 0.0, expires_at: before.expires_at.max(expires_at), ..before };
-        if took > 0.0 {
-            let since = returnable(limit, after, now).map(|returnable| returnable.since);
+        if took.tokens > 0.0 {
+            let since = returnable(limit, after, taken_at).map(|returnable| returnable.since);
             // What is of an ended window returns nothing.
             if since.is_none_or(|since| before.taken_at < since) {
                 hold.old = before.count;
             }
-            if hold.old == before.count {
+            if hold.old == before.count || taken_at > present {
                 hold.taken_at = taken_at;
             }
-            hold.count = before.count + took;
+            hold.old += early;
+            hold.count = before.count + took.tokens;
         }
         hold
+    }
+
+    /// The wait from `now` until the tokens of a reservation are there; `None`: they are.
+    pub fn wait(&self, limit: &Limit, state: &State, now: Micros) -> Option<Micros> {
+        (self.taken_at > limit.present(state, now)).then(|| self.taken_at.minus(now))
     }
 
     /// The hold of slots of a concurrency limit: these are never charged, and expire in the state of the limit.

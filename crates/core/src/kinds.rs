@@ -385,6 +385,14 @@ impl Limit {
         seen.map_or(now, |seen| seen.max(now))
     }
 
+    /// Whether it ignores a stored state of its shape at `now`: that is beyond the horizon, too late for a clock that was
+    /// adjusted, and counts as none.
+    #[inline]
+    pub fn ignores(&self, state: &State, now: Micros) -> bool {
+        let is_current = |state: &State| matches!(self.current(state, now), Cow::Borrowed(_));
+        self.accepts(state.shape()) && !is_current(state)
+    }
+
     /// The state that counts at `now`: the stored one, or a full one in the same windows if the limit doesn't
     /// [accept](Limit::accepts) its shape, or if it is beyond the horizon, too late for a clock that was adjusted.
     fn current<'a>(&self, state: &'a State, now: Micros) -> Cow<'a, State> {
@@ -459,6 +467,15 @@ pub struct Returnable {
 /// unlimited key.
 pub fn returnable(limit: &Limit, state: &State, now: Micros) -> Option<Returnable> {
     each_limit!(limit, limit => limit.returnable(&limit.current(state, now), now))
+}
+
+/// How many tokens are reserved of what comes in at `start`, when the last of a reservation are there, which left
+/// `after`: of windows those of one; infinite where none end.
+pub(crate) fn reserved_last(limit: &Limit, after: &State, start: Micros) -> f64 {
+    match (limit.refill(), after) {
+        (Some(refill), State::Tokens(tokens)) => refill.reserved_last(tokens, start),
+        _ => f64::INFINITY,
+    }
 }
 
 /// How many tokens a float may miss by without deciding anything.

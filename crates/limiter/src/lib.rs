@@ -4,8 +4,8 @@
 //! implements them with the heap, SPI and shared memory, and tests with ordinary memory.
 //!
 //! A request is resolved once to a [`Target`](target::Target), which knows its [store](stores): nowhere, a row, rows
-//! with shards, an entry in memory, or slots in memory. A [`Change`](change::Change) is a value that a store
-//! applies: it locks, decides and writes. How a store reads, which transactions it waits for and what it stores is private to it.
+//! with shards, or an entry in memory. A [`Change`](change::Change) is a value that a store applies: it locks, decides
+//! and writes. How a store reads, which transactions it waits for and what it stores is private to it.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

@@ -9,9 +9,9 @@ use std::ops::ControlFlow;
 use ratelimit_core::Micros;
 
 use crate::error::{LimiterError, Result};
-use crate::holds::{self, expiry};
+use crate::holds;
 use crate::keys::each_key;
-use crate::ports::{Host, KeyRows, RowAccess, Rows};
+use crate::ports::{Host, KeyRows, RowAccess, Rows, ShardRow};
 use crate::stores::{self, Batch};
 use crate::target::Store;
 
@@ -53,7 +53,8 @@ pub fn prune<H: Host>(
         let mut batch = (most > 1).then(Batch::default);
         let mut visit = |mut key: KeyRows| {
             // Settled since, or about to expire: the row says no later.
-            if key.rows.first().is_some_and(|(_, row)| expiry::is_due(row, host.now())) {
+            let is_past = |(_, row): &ShardRow| row.expires.is_some_and(|at| at <= host.now());
+            if key.rows.first().is_some_and(is_past) {
                 holds::prune::give_back_if_valid(host, rows, &key.name, &key.key)?;
                 key.rows = rows.read_key(&key.name, &key.key, None)?;
             }

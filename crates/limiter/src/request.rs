@@ -7,6 +7,7 @@ use ratelimit_core::{
 };
 
 use crate::ports::{Counted, InlineConfig, Verdict};
+use crate::target::Target;
 
 /// The arguments of a call.
 pub struct Request<'a> {
@@ -111,6 +112,12 @@ impl Take {
     /// Whether it passes on any state.
     pub(crate) fn always_passes(&self) -> bool {
         self.as_many().is_some_and(|wanted| wanted.fewest() == 0.0)
+    }
+
+    /// Whether it is denied at `now` by a limit in full, too.
+    pub(crate) fn never_passes(&self, target: &Target, now: Micros) -> bool {
+        let full = target.limit().initial_state(now, target.phase());
+        !self.on_state(target.limit(), &full, now, &mut 0.0).ok
     }
 
     /// Decides it on a state, but for its lease, and notes the tokens that one of as many as there are takes.

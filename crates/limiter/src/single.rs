@@ -12,7 +12,9 @@ use crate::holds::expiry;
 use crate::ports::{Counted, Definitions, Host, Id, RowAccess};
 use crate::request::{Answer, Request, Take};
 use crate::stores::{self, Peeked, memory, row, shards};
-use crate::target::{Store, Target, bad_count, check_as_many, check_count, check_key, of_state};
+use crate::target::{
+    FOREVER, Store, Target, bad_count, check_as_many, check_count, check_key, of_state,
+};
 
 /// Takes tokens, unless `allowed` refuses the target.
 ///
@@ -132,6 +134,9 @@ pub(crate) fn look<H: Host>(
             target.answer(&decision, shards.level(now), now)
         }
     };
+    if let Some(answer) = without_holds(host, target, take, dry_run_passes)? {
+        return Ok(answer);
+    }
     let peeked = stores::peek(host, target)?;
     let first = answer(&peeked);
     // Only a limit in one row counts what expires.
@@ -154,6 +159,39 @@ pub(crate) fn look<H: Host>(
     })
 }
 
+/// The answer to a call which no hold that has expired can change: that of a block, or a denial of more than the limit can
+/// have. It counts only what the row has. `None`: nothing has expired, or it matters.
+fn without_holds<H: Host>(
+    host: &H,
+    target: &Target,
+    take: Take,
+    dry_run_passes: bool,
+) -> Result<Option<Answer>> {
+    let may_be = target.block(host.now()).is_some() || take.never_passes(target, host.now());
+    if !may_be || target.store != Store::Row {
+        return Ok(None);
+    }
+    host.with_rows(RowAccess::Read, |rows| {
+        let Some(Peeked { now, shards, .. }) = stores::peek_unexpired(host, rows, target)? else {
+            return Ok(None);
+        };
+        let answer = match target.block(now) {
+            Some(until) => target.blocked(until, &shards, now, take, dry_run_passes),
+            None => {
+                let decision = take.on_shards(&shards, now, &mut 0.0);
+                target.answer(&decision, shards.level(now), now)
+            }
+        };
+        // What expires may let it pass sooner after the end of the block.
+        let is_final = match answer.blocked {
+            Some(FOREVER) => true,
+            Some(until) => answer.retry_after == Some(until.minus(now)),
+            None => !answer.ok && take.never_passes(target, now),
+        };
+        Ok(Some(answer).filter(|_| is_final))
+    })
+}
+
 /// What decides the calls of a key.
 pub struct Value {
     /// Its config, or that of the call.
@@ -165,7 +203,7 @@ pub struct Value {
     pub state: Option<State>,
     /// The instant after that was read.
     pub now: Micros,
-    /// Until when the key is blocked, or [`FOREVER`](crate::target::FOREVER).
+    /// Until when the key is blocked, or [`FOREVER`].
     pub blocked_until: Option<Micros>,
 }
 

@@ -325,12 +325,15 @@ impl Held {
     fn of<H: Host>(&self, host: &H, target: &Target, peeked: &Peeked) -> Result<f64> {
         let (name, key, now) = (target.name, target.key, peeked.now);
         let is_held = !self.0.is_empty() && self.0.contains(&(name.to_vec(), key.to_vec()));
-        let state = peeked.shards.total(now);
-        let returnable = kinds::returnable(target.limit(), &state, now);
+        let (limit, state) = (target.limit(), peeked.shards.total(now));
+        // The holds of a state that is ignored are, too.
+        let is_ignored = peeked.shards.states().iter().any(|state| limit.ignores(state, now));
+        let returnable = kinds::returnable(limit, &state, now).filter(|_| !is_ignored);
         match returnable.filter(|_| is_held) {
             None => Ok(0.0),
             Some(returnable) => {
-                host.with_holds(|holds| holds.held(name, key, returnable.since, now))
+                let held = host.with_holds(|holds| holds.held(name, key, returnable.since, now))?;
+                Ok(held.min(returnable.room))
             }
         }
     }

@@ -213,7 +213,7 @@ const FAULTS: [(Fault, Wrong, &str); 45] = [
     ),
     (
         Fault::ExpiredTwice,
-        Wrong::TakeLost,
+        Wrong::Unexplained,
         "hold a 2 :x ~1; commit; settle :x 1 | take a 3 (clock)",
     ),
     (

@@ -48,7 +48,7 @@ use explore::{Findings, explore};
 use world::Scenario;
 
 /// The most states, about, of a short scenario. None may be left.
-const MOST_OF_SHORT: usize = 400_000;
+const MOST_OF_SHORT: usize = 600_000;
 /// The most of a program that is asked for.
 const MOST: usize = 50_000_000;
 /// The most of a long scenario. The rest is left out.

@@ -187,8 +187,7 @@ impl Call {
 }
 
 impl Call {
-    /// Begins a set of rows as the result. [`PgError::Declaration`]: it is declared with another number of columns, unless
-    /// only later ones are missing, those of a newer version.
+    /// Begins a set of rows as the result. [`PgError::Declaration`]: it is declared with another number of columns.
     pub fn rows<R: SqlRow>(&self) -> Result<Rows<R>> {
         // SAFETY: InitMaterializedSRF raises if the caller can't take a set, and leaves a store and a description in
         // resultinfo, which outlive the call.
@@ -196,7 +195,7 @@ impl Call {
             pg_sys::InitMaterializedSRF(self.fcinfo, 0);
             let info = (*self.fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
             let (store, description) = ((*info).setResult, (*info).setDesc);
-            if !(R::LEAST..=R::COLUMNS.len()).contains(&((*description).natts as usize)) {
+            if (*description).natts as usize != R::COLUMNS.len() {
                 return Err(PgError::Declaration);
             }
             Ok(Rows { store, description, rows: PhantomData })

@@ -189,8 +189,7 @@ pub unsafe fn copy_texts<const N: usize>(values: [pg_sys::Datum; N]) -> [Vec<u8>
     }
 }
 
-/// Encodes a row as the values and NULL flags of its columns; a tuple of 1.0.0's table is formed without the last two.
-/// Calls Postgres: not inside a guard.
+/// Encodes a row as the values and NULL flags of its columns. Calls Postgres: not inside a guard.
 pub fn row_values(
     name: &TextDatum,
     key: &TextDatum,

@@ -153,10 +153,11 @@ impl Heap {
     /// Describes a tuple to form: without the last column, which only holds need, if it is NULL. So the NULL flags fit in a
     /// byte, and the row is 8 bytes shorter; a column that a tuple lacks is NULL.
     fn description_of(&self, nulls: &[bool; COLUMNS]) -> pg_sys::TupleDesc {
-        // SAFETY: the description of the open table.
-        unsafe {
-            let whole = (*self.table).rd_att;
-            if (*whole).natts as usize == COLUMNS && nulls[COLUMNS - 1] { short() } else { whole }
+        if nulls[COLUMNS - 1] {
+            short()
+        } else {
+            // SAFETY: the description of the open table.
+            unsafe { (*self.table).rd_att }
         }
     }
 

@@ -144,7 +144,15 @@ INSERT INTO ts_bulk SELECT repeat('k', 1000) || n % 3, repeat(md5(n::text), 100)
 RESET work_mem;
 SELECT left(key, 3) || '...' || right(key, 2) AS key, length(key), taken FROM taken('ts/bulk') WHERE key LIKE 'kkk%';
 
+-- Rows are checked one after the other, and all before the first call.
+CREATE TABLE ts_rows (author text, tokens float8);
+CREATE TRIGGER a AFTER INSERT ON ts_rows REFERENCING NEW TABLE AS n FOR EACH STATEMENT EXECUTE FUNCTION rl_trigger('ts/bulk', 'key=author', 'count=tokens');
+SELECT rows, error_of('INSERT INTO ts_rows VALUES ' || rows) FROM unnest(ARRAY[
+    '(''x'', -1), (NULL, 1)', '(''x'', NULL), (NULL, 1)', '(NULL, -1), (''x'', NULL)', '(''x'', 1e300), (repeat(''k'', 2000), 1)',
+    '(repeat(''k'', 2000), NULL), (''x'', 1e300)', '(''a'', 4000), (''x'', ''NaN'')', '(''a'', 4000), (''x'', NULL)', '(''a'', 4000), (''x'', 1e300)',
+    '(''a'', 1e15), (''a'', 1e15)', '(''a'', 4000), (''b'', 1e15), (''b'', 1e15)']) rows;
+
 SET client_min_messages = warning;
-DROP TABLE ts, ts_options, ts_events, ts_parts, ts_child, ts_set, ts_bulk CASCADE;
+DROP TABLE ts, ts_options, ts_events, ts_parts, ts_child, ts_set, ts_bulk, ts_rows CASCADE;
 DROP FUNCTION taken, ts_read, rename;
 RESET client_min_messages;

@@ -6,10 +6,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use postgres::Client;
+use postgres::error::SqlState;
 
 use cluster::Cluster;
 use load::{DEFINE, DISTRIBUTE_NOTES, assert_exact, beside};
 
+mod answers;
 mod clocks;
 mod cluster;
 mod contract;
@@ -330,6 +332,9 @@ fn tokens_are_held_on_no_cluster() {
             assert_eq!(code, "0A000", "{call}: {message}");
             assert!(message.starts_with("tokens can't be held where Citus"), "{call}: {message}");
         }
+        // Without an id there is nothing to look for.
+        assert_eq!(one(client, "SELECT ok FROM rl_settle(NULL)"), "false");
+        assert_eq!(one(client, "SELECT count(*) FROM rl_settle_all(NULL)"), "0");
         // What they say to call instead.
         assert_eq!(one(client, "SELECT ok FROM rl_limit('held', 'k', 2)"), "true");
         client.batch_execute("SELECT rl_credit('held', 'k', 2)").unwrap();
@@ -523,18 +528,17 @@ fn limits_are_distributed_and_taken_back_under_load() {
         assert!(notices.iter().any(|told| told == notice), "{notices:#?}");
     }
 
-    // A limit that is saved to the table counts on no node.
+    // A limit that is saved to the table counts on no node, and is not distributed.
     let define = define.replace("in memory", "saved").replace("}'", ", \"save\": \"1 second\"}'");
+    let error = client.batch_execute(&define).unwrap_err();
+    assert_eq!(error.code(), Some(&SqlState::FEATURE_NOT_SUPPORTED), "{error:?}");
+    client.batch_execute("SELECT rl_undistribute()").unwrap();
     client.batch_execute(&define).unwrap();
-    for node in &cluster.nodes {
-        let error = node.client().batch_execute("SELECT rl_limit('saved')").unwrap_err();
-        assert_eq!(
-            error.code(),
-            Some(&postgres::error::SqlState::FEATURE_NOT_SUPPORTED),
-            "{error:?}"
-        );
-    }
-    client.batch_execute("SELECT rl_undefine('saved')").unwrap();
+    let error = client.batch_execute("SELECT rl_distribute(4)").unwrap_err();
+    let prerequisite = Some(&SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
+    assert!(error.code() == prerequisite, "{error:?}");
+    assert!(error.as_db_error().unwrap().message().contains("\"saved\""), "{error:?}");
+    client.batch_execute("SELECT rl_undefine('saved'); SELECT rl_distribute(4)").unwrap();
 
     // On a worker that knew them before, and not, and again.
     let mut worker = cluster.nodes[1].client();

@@ -147,8 +147,13 @@ impl Server {
     }
 
     pub fn connect(&self, database: &str) -> Result<Client, postgres::Error> {
+        self.config(database).connect(NoTls)
+    }
+
+    pub fn config(&self, database: &str) -> Config {
         let mut config = Config::new();
-        config.host_path(&self.socket).user("postgres").dbname(database).connect(NoTls)
+        config.host_path(&self.socket).user("postgres").dbname(database);
+        config
     }
 
     /// Connects within a minute: after a crash of a backend the server recovers.

@@ -33,7 +33,8 @@ async function take() {
         const hold = job && (await limiter.hold('reports', { key: job.data.tenant, id: job.id, ttl, db: client }));
         await client.query(hold?.ok ? 'COMMIT' : 'ROLLBACK');
         if (!job || hold.ok) return job;
-        if (denied.has(job.data.tenant)) throw new Error(`job ${job.id} is not in its tenant's group`);
+        if (denied.has(job.data.tenant))
+            await boss.fail('reports', job.id, new Error("it is not in its tenant's group"));
         denied.set(job.data.tenant, performance.now() + Math.min(hold.retryAfter ?? HOUR, MINUTE));
     }
 }

@@ -5,13 +5,13 @@ from functools import wraps
 from django.db import connection
 from django.http import HttpResponse
 
-from postgres_rate_limit import MINUTE, RateLimiter, token_bucket
+from postgres_rate_limit import MINUTE, RateLimiter, address_key, token_bucket
 
-limiter = RateLimiter({"search": token_bucket(30, MINUTE)}, db=connection)  # that of the thread
+limiter = RateLimiter({"search": token_bucket(30, MINUTE, keyed=True)}, db=connection)  # that of the thread
 
 
 def by_address(request):
-    return request.META["REMOTE_ADDR"]
+    return address_key(request.META["REMOTE_ADDR"])
 
 
 def rate_limit(name, key=by_address):

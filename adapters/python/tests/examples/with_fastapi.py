@@ -7,9 +7,9 @@ from typing import Any
 import asyncpg
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 
-from postgres_rate_limit import MINUTE, AsyncRateLimiter, token_bucket
+from postgres_rate_limit import MINUTE, AsyncRateLimiter, address_key, token_bucket, too_many_requests
 
-limiter = AsyncRateLimiter({"search": token_bucket(30, MINUTE)})
+limiter = AsyncRateLimiter({"search": token_bucket(30, MINUTE, keyed=True)})
 
 
 @asynccontextmanager
@@ -22,11 +22,13 @@ def limited(name: str, count: float = 1) -> Any:
     """A dependency that answers 429 if the caller's address has no token left."""
 
     async def take(request: Request, response: Response) -> None:
-        address = request.client.host if request.client else ""
+        if request.client is None:  # behind a unix socket: start uvicorn with --forwarded-allow-ips
+            raise HTTPException(500, "the caller has no address")
+        address = address_key(request.client.host)
         pool = request.app.state.pool
         result = await limiter.limit(name, address, count=count, headers="ietf", db=pool)
         if not result.ok:
-            raise HTTPException(429, "Too Many Requests", headers=dict(result.headers))
+            raise HTTPException(**too_many_requests(result))
         response.headers.update(result.headers)
 
     return Depends(take)

@@ -8,7 +8,7 @@ from psycopg_pool import ConnectionPool
 
 from postgres_rate_limit import MINUTE, RateLimiter, fixed_window, token_bucket
 from postgres_rate_limit.budget import Budget, Limit
-from postgres_rate_limit.langchain import BudgetHandler, RequestLimiter
+from postgres_rate_limit.langchain import BudgetHandler
 
 pool = ConnectionPool(open=False)
 DAILY = fixed_window(1_000_000, "1 day", timezone="UTC")
@@ -16,13 +16,13 @@ limiter = RateLimiter({"requests": token_bucket(100, MINUTE), "llmTokens": DAILY
 
 
 def limits(request: Mapping[str, Any]) -> list[Limit]:
-    return [{"name": "llmTokens", "key": request["metadata"]["user"], "count": "tokens"}]
+    tenant, user = request["metadata"]["tenant"], request["metadata"]["user"]
+    return [{"name": "requests", "key": tenant}, {"name": "llmTokens", "key": user, "count": "tokens"}]
 
 
-handler = BudgetHandler(Budget(limiter, limits))
+handler = BudgetHandler(Budget(limiter, limits, wait=60))
 
 
 def answer(model: BaseChatModel, tenant: str, user: str, question: str) -> str:
-    model.rate_limiter = RequestLimiter(limiter, "requests", tenant)  # waits
-    config: Any = {"callbacks": [handler], "metadata": {"user": user}}
-    return model.invoke(question, config=config).text  # denied: RateLimitExceeded, which has the wait
+    config: Any = {"callbacks": [handler], "metadata": {"tenant": tenant, "user": user}}
+    return model.invoke(question, config=config).text  # denied for longer: RateLimitExceeded, which has the wait

@@ -54,6 +54,15 @@ async def report(tenant: str, body: str) -> None:
     """Is your work."""
 
 
+async def cancel(job_id: int) -> bool:
+    """Cancels a job that waits, and gives its token back; false if it runs, or has ended."""
+    async with pool.connection() as connection:  # one transaction
+        cancelled = await app.job_manager.cancel_job_by_id_async(job_id, connection=connection)
+        if cancelled:
+            await limiter.settle(f"job-{job_id}", 0, db=connection)
+    return cancelled
+
+
 async def work() -> None:
     async with pool, app.open_async():
         await app.run_worker_async()

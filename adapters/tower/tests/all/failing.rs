@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use postgres_rate_limit::{Error, Limit, OnError};
+use axum::Router;
+use axum::extract::Extension;
+use axum::routing::get;
+use postgres_rate_limit::{Decision, Error, Limit, OnError};
 use sqlx::Connection;
 
 use crate::application::*;
@@ -45,6 +48,16 @@ async fn no_server_answers<D: Driver>() {
     // sqlx tries again until the timeout.
     let no_port = To { host: "127.0.0.1".into(), port: 1, ..To::default() };
     assert_eq!(statuses::<D>(&no_port, limit(9), SHORT).await, (503, 200, 1), "no port");
+}
+
+async fn what_passes_unchecked_has_a_decision_as_an_exempt_key_has<D: Driver>() {
+    let nowhere = To { host: "/nowhere".into(), ..To::default() };
+    let layer = layer(D::pool(nowhere), limit(9)).on_error(OnError::Open);
+    let shows = async |Extension(decision): Extension<Decision>| {
+        format!("{} {:?} {:?}", decision.ok, decision.remaining, decision.capacity)
+    };
+    let answer = call(start(Router::new().route("/", get(shows)).layer(layer)).await, "a").await;
+    assert_eq!((answer.status, answer.body.as_str()), (200, "true None None"));
 }
 
 async fn the_server_can_not_now<D: Driver>() {
@@ -163,4 +176,5 @@ on_each_driver!(
     mistakes_and_refused_logins_never_pass,
     no_server_answers,
     the_server_can_not_now,
+    what_passes_unchecked_has_a_decision_as_an_exempt_key_has,
 );

@@ -474,6 +474,13 @@ impl Refill for FixedWindow {
         Level { remaining: rounded(tokens, self.capacity), reset_at }
     }
 
+    /// The debt that is left just before the window begins.
+    fn reserved_last(&self, after: &Tokens, start: Micros) -> f64 {
+        let debt = -self.refilled(after, start.minus(Micros(1))).1;
+        // Float error may leave none.
+        if debt > 0.0 { debt } else { f64::INFINITY }
+    }
+
     /// The tokens of an earlier window ended with it.
     fn returns_from(&self, ts: Micros) -> Micros {
         ts

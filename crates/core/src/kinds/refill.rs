@@ -104,6 +104,11 @@ pub(super) trait Refill {
         taken_at >= self.returns_from(ts)
     }
 
+    /// How many tokens of a debt are those that come in at `start`; infinite where none end.
+    fn reserved_last(&self, _after: &Tokens, _start: Micros) -> f64 {
+        f64::INFINITY
+    }
+
     /// The wait until a call's tokens are there; `None`: the call doesn't pass.
     fn passes(
         &self,

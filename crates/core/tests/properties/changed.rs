@@ -263,7 +263,7 @@ fn what_rolled_over_stays() {
     assert_eq!(window(1000, 1, 1, false).level(&spent(300.0), now).remaining, 0.0);
 }
 
-/// A state without the tokens that its window added, such as the Convex component's and 1.0.0's, keeps its tokens.
+/// A state without the tokens that its window added, such as the Convex component's, keeps its tokens.
 #[test]
 fn a_state_of_two_numbers_keeps_its_tokens() {
     let state = tokens_at(4.0, 0);

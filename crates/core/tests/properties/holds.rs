@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use ratelimit_core::hold::{Expiry, Hold, retry_after};
+use ratelimit_core::hold::{Expiry, Hold, Took, retry_after};
 use ratelimit_core::{Limit, Micros, State, config, credit, decide};
 
 use crate::cases;
@@ -104,7 +104,15 @@ impl Book {
                 if passes {
                     let until = now.plus(Micros(ttl * SECOND));
                     let (limit, state) = (&self.limit, &self.state);
-                    let hold = Hold::of(before.as_ref(), limit, state, now, missing, until, charge);
+                    let hold = Hold::of(
+                        before.as_ref(),
+                        limit,
+                        state,
+                        now,
+                        Took::at_once(missing),
+                        until,
+                        charge,
+                    );
                     self.holds.insert(id, hold);
                 }
                 passes

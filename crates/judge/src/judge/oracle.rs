@@ -7,7 +7,7 @@
 
 use std::cmp::Ordering;
 
-use ratelimit_core::hold::Hold;
+use ratelimit_core::hold::{Hold, Took};
 use ratelimit_core::{Decision, Limit, Micros, State, credit, decide};
 
 use super::holds::{self, Known};
@@ -253,7 +253,9 @@ impl Oracle {
         let had = of.map_or(0.0, |hold| hold.count);
         let more = (count - had).max(0.0);
         let until = now.plus(Micros(ttl));
-        let kept = |took: f64, after: &State| Hold::of(of, limit, after, now, took, until, charge);
+        let kept = |took: f64, after: &State| {
+            Hold::of(of, limit, after, now, Took::at_once(took), until, charge)
+        };
         if of.is_some() && more == 0.0 {
             let outcome = Outcome::from_yes(true, Some(Some(before.clone())));
             return Outcome {
@@ -375,7 +377,8 @@ impl Oracle {
             Explained { after: Belief { state, slack, holds }, wrote: true }
         };
         // Counted at each instant of the part, or at none.
-        let after = match early.counted && self.has_slack() {
+        let counted = early.counted;
+        let after = match counted && self.has_slack() {
             true => {
                 early.after.map(|after| after.map(|after| told(after, &call.reply, late.is_none())))
             }
@@ -389,7 +392,7 @@ impl Oracle {
                 let is_full = full.ok && full.after.is_none();
                 let mut ways = if is_full { unchanged() } else { Vec::new() };
                 let late = late.after.flatten();
-                let (state, slack) = within(belief, (from, to), after, late);
+                let (state, slack) = self.within(belief, (from, to), counted, after, late);
                 ways.push(wrote(state, slack));
                 ways
             }
@@ -416,6 +419,34 @@ impl Oracle {
             }
             (None, _) => unchanged(),
         }
+    }
+
+    /// The state after a decision in a span: the earliest, and by how much it may be later.
+    fn within(
+        &self,
+        before: &Belief,
+        (from, to): (i64, i64),
+        counted: bool,
+        early: Option<State>,
+        late: Option<State>,
+    ) -> (Option<State>, i64) {
+        let most = before.slack.max(to - from);
+        let slack = match (&early, &late) {
+            // Not counted since the expiry of a hold, whose instant is known: the tokens then are not, and the latest
+            // state has had its own for some time.
+            (Some(State::Tokens(tokens)), Some(late)) if !counted && late.ts() == tokens.ts => {
+                let has = |at| self.limit.level(late, Micros(at)).remaining >= tokens.value;
+                let start = tokens.ts.0;
+                let slack = first(start, start + before.slack + to - from, has) - start;
+                return (Some(shifted(late, -slack)), slack);
+            }
+            (Some(State::Tokens(tokens)), late) => {
+                let last = late.as_ref().map_or(Micros(to), State::ts);
+                last.minus(tokens.ts).0.max(0)
+            }
+            _ => most,
+        };
+        (early, slack)
     }
 
     /// Collects the values of a function of time over a span: it changes at a few instants.
@@ -463,23 +494,6 @@ fn told(state: State, reply: &Reply, known: bool) -> State {
         }
         (state, _) => state,
     }
-}
-
-/// The state after a decision in a span: the earliest, and by how much it may be later.
-fn within(
-    before: &Belief,
-    (from, to): (i64, i64),
-    early: Option<State>,
-    late: Option<State>,
-) -> (Option<State>, i64) {
-    let slack = match &early {
-        Some(State::Tokens(early)) => {
-            let last = late.map_or(Micros(to), |late| late.ts());
-            last.minus(early.ts).0.max(0)
-        }
-        _ => before.slack.max(to - from),
-    };
-    (early, slack)
 }
 
 /// The outcome of a change of a lease.

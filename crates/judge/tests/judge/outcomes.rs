@@ -3,7 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use ratelimit_judge::{Asked, Recorder, Recording, Reply, Storage, judge};
+use ratelimit_judge::{
+    Asked, History, Invocation, Limited, Recorder, Recording, Reply, Storage, judge,
+};
 
 /// Two tokens, which hardly refill.
 const TWO: &str = r#"{"kind":"token bucket","rate":1,"period":"1000 days","capacity":2}"#;
@@ -125,4 +127,64 @@ fn a_call_without_an_answer_was_made_at_any_time_or_never() {
     for storage in [Storage::Row, Storage::Memory] {
         assert!(!accepts_unanswered(storage, [1.0, 2.0]), "{storage:?}");
     }
+}
+
+/// A take at an instant that its answer leaves open, then the expiry of a hold, its late settlement, and a denial with
+/// this `retry_at`: 60 tokens, one an hour, counted from 5,000.
+fn after_an_expiry(retry_at: i64) -> History {
+    let left = |tokens: f64, at: i64| Some(tokens + (at - 5_000) as f64 / 3.6e9);
+    let take = |count| Asked::Limit { count, reserve: false };
+    let hold = Asked::Hold {
+        hold: 1,
+        count: 4.0,
+        at_least: 4.0,
+        ttl: 50_000,
+        charge: false,
+        held: 4.0,
+        expires_at: 70_500,
+    };
+    let calls = [
+        (0, 10_000, take(50.0), Some(10.0)),
+        (20_000, 21_000, hold, left(6.0, 20_500)),
+        (25_000, 60_000, take(1.0), left(5.0, 58_000)),
+        (80_000, 90_000, Asked::Settle { hold: 1, used: Some(0.0) }, left(9.0, 85_000)),
+        (100_000, 110_000, Asked::Check { count: 10.0, reserve: false }, left(9.0, 105_000)),
+    ];
+    let calls = (0..).zip(calls).map(|(n, (invoked, answered, asked, remaining))| {
+        let ok = !matches!(asked, Asked::Check { .. });
+        let reply = Reply { ok, remaining, retry_at: (!ok).then_some(Some(retry_at)) };
+        Invocation {
+            unanswered: false,
+            session: n,
+            transaction: n,
+            key: 0,
+            asked,
+            invoked,
+            answered,
+            now: None,
+            reply,
+            end: None,
+        }
+    });
+    let config = r#"{"kind":"token bucket","rate":1,"period":"1 hour","capacity":60}"#;
+    let key = Limited {
+        name: "limit".into(),
+        key: String::new(),
+        config: config.into(),
+        storage: Storage::Row,
+    };
+    History {
+        skew: Some(0),
+        keys: vec![key],
+        ends: Vec::new(),
+        calls: calls.collect(),
+        rows: Vec::new(),
+    }
+}
+
+#[test]
+fn an_expiry_leaves_open_what_the_take_before_it_leaves_open() {
+    let is_accepted = |retry_at| judge(&after_an_expiry(retry_at)).is_ok();
+    assert!(is_accepted(3_600_005_000));
+    assert!(!is_accepted(3_600_045_000) && !is_accepted(3_599_965_000));
 }

@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use ratelimit_core::hold::Hold;
+use ratelimit_core::hold::{Hold, Took};
 use ratelimit_core::kinds::Leases;
 use ratelimit_core::{Limit, Micros, State, config, credit, decide, phase};
 use ratelimit_judge::{Asked, End, History, Invocation, Limited, Reply, Storage};
@@ -351,7 +351,8 @@ impl Simulation {
                 }
                 let after = decision.state.unwrap_or(state);
                 let until = now.plus(Micros(ttl));
-                let new = Hold::of(before, &self.limit, &after, now, took, until, charge);
+                let new =
+                    Hold::of(before, &self.limit, &after, now, Took::at_once(took), until, charge);
                 let mut holds = holds.clone();
                 holds.retain(|other| other.0 != hold);
                 holds.push((hold, new));

@@ -1,13 +1,15 @@
 //! The expiry of holds: a step of its own, before a call is decided; and the waits of denied calls, which know of it.
 //!
 //! A row says when the first hold of its key expires, so that a call without holds compares one number. What has expired
-//! is applied under the lock of the row; calls that only look compute it on a copy.
+//! is applied under the lock of the row; calls that only look compute it on a copy. While the limit is undefined, exempt, or
+//! of a kind or store without holds, what has expired waits.
 
 use std::rc::Rc;
 
 use ratelimit_core::config::Definition;
 use ratelimit_core::hold::{Expiry, Hold, MAX_EXPIRIES, after_expiries, retry_after};
-use ratelimit_core::{Micros, State};
+use ratelimit_core::kinds::returnable;
+use ratelimit_core::{Limit, Micros, State};
 
 use ratelimit_faults::Fault;
 
@@ -19,10 +21,35 @@ use crate::target::{FOREVER, Store, Target, after_block};
 /// The most expiries that are written in one step.
 const MOST: i64 = 100_000;
 
+/// Whether a hold of the row's key may have expired that gives back to the target's limit.
+#[inline]
+pub(crate) fn is_due(target: &Target, row: &Row, now: Micros) -> bool {
+    is_past(row, now) && may_return(target, &row.stored)
+}
+
 /// Whether a hold of the row's key may have expired.
 #[inline]
-pub(crate) fn is_due(row: &Row, now: Micros) -> bool {
+fn is_past(row: &Row, now: Micros) -> bool {
     row.expires.is_some_and(|expires| expires <= now) && !Fault::ExpiryNotApplied.is_on()
+}
+
+/// Whether tokens can come back to a target's limit in a row that has this.
+#[cold]
+fn may_return(target: &Target, stored: &Stored) -> bool {
+    let limit = target.limit();
+    returns(&target.definition) && stored.shape().is_none_or(|shape| limit.accepts(shape))
+}
+
+/// Whether a limit has holds that give tokens back.
+pub(crate) fn returns(definition: &Definition) -> bool {
+    let is_in_table = Store::from_definition(definition).is_in_table();
+    is_in_table && can_be_credited(&definition.limit)
+}
+
+/// Whether tokens can be given back to a limit.
+pub(super) fn can_be_credited(limit: &Limit) -> bool {
+    let now = Micros(0);
+    returnable(limit, &limit.initial_state(now, now), now).is_some()
 }
 
 /// What expiries make of a row.
@@ -31,21 +58,42 @@ struct Expired {
     expires: Option<Micros>,
     /// The holds that have expired, as they are afterwards.
     holds: Vec<HoldRow>,
+    /// Whether another has that can't give back yet.
+    waits: bool,
 }
 
 /// The definitions of holds of one key: that of name and key, or else the config of each.
 pub(super) struct Limits {
     own: Option<Rc<Definition>>,
+    /// That of the call, if there is one.
+    called: Option<Rc<Definition>>,
     last: Option<(Vec<u8>, Option<Rc<Definition>>)>,
 }
 
 impl Limits {
-    pub(super) fn new<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<Limits> {
+    pub(super) fn new<H: Host>(
+        host: &H,
+        name: &[u8],
+        key: &[u8],
+        called: Option<&Target>,
+    ) -> Result<Limits> {
         let own = match host.defined(name, key) {
             Err(LimiterError::StoredConfig { .. }) => None,
             own => own?,
         };
-        Ok(Limits { own, last: None })
+        let called = called.map(|target| target.definition.clone());
+        Ok(Limits { own, called, last: None })
+    }
+
+    /// The definition to which a hold gives back when it expires: its own, or else that of the call which finds it;
+    /// `None`: neither has holds now.
+    pub(super) fn of_expiry(
+        &mut self,
+        holds: &dyn Holds,
+        hold: &HoldRow,
+    ) -> Result<Option<Rc<Definition>>> {
+        let own = self.of(holds, hold)?.filter(|own| returns(own));
+        Ok(own.or_else(|| self.called.clone().filter(|called| returns(called))))
     }
 
     /// The definition of a hold; `None`: it has none any more, or no valid one.
@@ -68,15 +116,38 @@ impl Limits {
     }
 }
 
-/// Computes what the expiries by `now` make of a row, of at most this number of holds: then the row is still due.
+/// Computes what the expiries by `now` make of a row, of at most this number of holds: then the row is still due. `called`
+/// is the target of the call.
 ///
 /// # Errors
 /// [`LimiterError::BadState`] (55000).
-fn expired<H: Host>(host: &H, id: RowId, row: &Row, now: Micros, most: i64) -> Result<Expired> {
+fn expired<H: Host>(
+    host: &H,
+    id: RowId,
+    called: Option<&Target>,
+    row: &Row,
+    now: Micros,
+    most: i64,
+) -> Result<Expired> {
     let RowId { name, key, .. } = id;
     let from = row.expires.unwrap_or(now);
     host.with_holds(|holds| {
         let mut due = holds.returning(name, key, from, now, most)?;
+        let (mut stored, mut limits) = (row.stored.clone(), Limits::new(host, name, key, called)?);
+        for n in 0..due.len() {
+            host.check_for_interrupts();
+            let hold = &mut due[n];
+            let definition = limits.of_expiry(holds, hold)?;
+            let Some((after, state)) = expire::<H>(id, definition, &stored, &hold.hold)? else {
+                let expires = Some(hold.hold.expires_at);
+                due.truncate(n);
+                return Ok(Expired { stored, expires, holds: due, waits: true });
+            };
+            hold.hold = after;
+            if let Some(state) = state {
+                stored = Stored::State(state);
+            }
+        }
         let more = due.last().filter(|_| due.len() as i64 == most);
         let expires = match more {
             Some(last) => Some(last.hold.expires_at),
@@ -85,40 +156,29 @@ fn expired<H: Host>(host: &H, id: RowId, row: &Row, now: Micros, most: i64) -> R
                 next.first().map(|next| next.hold.expires_at)
             }
         };
-        let (mut stored, mut limits) = (row.stored.clone(), Limits::new(host, name, key)?);
-        for hold in &mut due {
-            host.check_for_interrupts();
-            let definition = limits.of(holds, hold)?;
-            let (after, state) = expire::<H>(id, definition, &stored, &hold.hold)?;
-            hold.hold = after;
-            if let Some(state) = state {
-                stored = Stored::State(state);
-            }
-        }
         // If what no call writes were written again, the limit would be full.
         if let (Stored::Invalid { .. }, Some(own)) = (&stored, &limits.own) {
             let target = Target::defined::<H>(name, key, own.clone(), None);
             target.state(&own.limit, Some(&stored), now)?;
         }
-        Ok(Expired { stored, expires, holds: due })
+        Ok(Expired { stored, expires, holds: due, waits: false })
     })
 }
 
-/// A hold after its expiry, and the state after it; `None`: unchanged.
+/// A hold after its expiry, and the state after it, `None`: unchanged; or `None` where it can't give back yet.
 fn expire<H: Host>(
     RowId { name, key, .. }: RowId,
     definition: Option<Rc<Definition>>,
     stored: &Stored,
     hold: &Hold,
-) -> Result<(Hold, Option<State>)> {
-    let returns = |definition: &Rc<Definition>| {
-        let is_state = stored.shape().is_some_and(|shape| definition.limit.accepts(shape));
-        is_state && Store::from_definition(definition).is_in_table()
-    };
-    let Some(definition) = definition.filter(returns) else { return Ok((hold.lost(), None)) };
+) -> Result<Option<(Hold, Option<State>)>> {
+    // A full limit has no room.
+    let Some(shape) = stored.shape() else { return Ok(Some((hold.lost(), None))) };
+    let of_shape = definition.filter(|definition| definition.limit.accepts(shape));
+    let Some(definition) = of_shape else { return Ok(None) };
     let target = Target::defined::<H>(name, key, definition, None);
     let state = target.state(target.limit(), Some(stored), hold.expires_at)?;
-    Ok(hold.expired(target.limit(), &state))
+    Ok(Some(hold.expired(target.limit(), &state)))
 }
 
 /// Applies what has expired to the row of a key, as a step of its own. A row that needs no step any more is not locked.
@@ -126,19 +186,23 @@ fn expire<H: Host>(
 /// # Errors
 /// [`LimiterError::BadState`], [`LimiterError::NotWritten`] (55000).
 #[cold]
-pub(crate) fn apply<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<()> {
+pub(crate) fn apply<H: Host>(host: &H, rows: &dyn Rows, target: &Target) -> Result<()> {
+    let (id, called) = (target.row(0), Some(target));
     if let Some(row) = rows.lock(id, false)? {
-        return apply_locked(host, rows, id, row).map(drop);
+        return apply_locked(host, rows, id, called, row).map(drop);
     }
     let applied = host.attempt(|| match rows.lock(id, true)? {
-        Some(row) if is_due(&row, host.now()) => apply_locked(host, rows, id, row).map(Some),
+        Some(row) if is_due(target, &row, host.now()) => {
+            apply_locked(host, rows, id, called, row).map(Some)
+        }
         _ => Ok(None),
     })?;
     drop(applied);
     Ok(())
 }
 
-/// Applies what has expired to a row that this transaction has locked; returns the row as it is then.
+/// Applies what has expired to a row that this transaction has locked; returns the row as it is then. `called` as in
+/// [`expired`].
 ///
 /// # Errors
 /// As [`apply`].
@@ -147,14 +211,18 @@ pub(crate) fn apply_locked<H: Host>(
     host: &H,
     rows: &dyn Rows,
     id: RowId,
+    called: Option<&Target>,
     mut row: Row,
 ) -> Result<Row> {
     for _ in 0..TRIES {
         let now = host.now();
-        if !is_due(&row, now) || row.stored.is_marker() {
+        if !is_past(&row, now) || row.stored.is_marker() {
             return Ok(row);
         }
-        let Expired { stored, expires, holds } = expired(host, id, &row, now, MOST)?;
+        let Expired { stored, expires, holds, waits } = expired(host, id, called, &row, now, MOST)?;
+        if waits && holds.is_empty() {
+            return Ok(row);
+        }
         rows.update(id, row.tuple, &stored, expires)?;
         if !holds.is_empty() && !Fault::ExpiredTwice.is_on() {
             host.with_holds(|table| table.expire(id.name, id.key, &holds))?;
@@ -179,9 +247,10 @@ pub(crate) fn forget<H: Host>(host: &H, id: RowId) -> Result<()> {
 /// # Errors
 /// [`LimiterError::BadState`] (55000).
 #[cold]
-pub(crate) fn on_copy<H: Host>(host: &H, id: RowId, row: &Row, now: Micros) -> Result<Row> {
+pub(crate) fn on_copy<H: Host>(host: &H, target: &Target, row: &Row, now: Micros) -> Result<Row> {
     // All of them, since none is written.
-    let Expired { stored, expires, .. } = expired(host, id, row, now, i64::MAX)?;
+    let Expired { stored, expires, .. } =
+        expired(host, target.row(0), Some(target), row, now, i64::MAX)?;
     Ok(Row { stored, expires, ..row.clone() })
 }
 
@@ -193,26 +262,34 @@ pub(crate) fn on_copy<H: Host>(host: &H, id: RowId, row: &Row, now: Micros) -> R
 pub(crate) fn own_on_copy<H: Host>(
     host: &H,
     rows: &dyn Rows,
-    id: RowId,
+    target: &Target,
     own: HoldRow,
 ) -> Result<HoldRow> {
-    let now = host.now();
-    let due = rows.read(id)?.filter(|row| is_due(row, now) && !row.stored.is_marker());
+    let (id, now) = (target.row(0), host.now());
+    let due = rows.read(id)?.filter(|row| is_due(target, row, now) && !row.stored.is_marker());
     let Some(row) = due else { return Ok(own) };
-    let Expired { holds, .. } = expired(host, id, &row, now, i64::MAX)?;
+    let Expired { holds, .. } = expired(host, id, Some(target), &row, now, i64::MAX)?;
     Ok(holds.into_iter().find(|hold| hold.id == own.id).unwrap_or(own))
 }
 
-/// What the rows of limits hold, and when something of them expires.
-pub(crate) type Contents = Vec<Option<(Stored, Option<Micros>)>>;
+/// The rows of limits.
+pub(crate) type Contents = Vec<Option<Row>>;
 
-/// Reads the contents of the rows.
+/// Reads the rows.
 pub(crate) fn contents(rows: &dyn Rows, targets: &[&Target]) -> Result<Contents> {
     let read = |target: &&Target| match target.store.is_in_table() {
         false => Ok(None),
-        true => Ok(rows.read(target.row(0))?.map(|row| (row.stored, row.expires))),
+        true => rows.read(target.row(0)),
     };
     targets.iter().map(read).collect()
+}
+
+/// Whether rows are the versions that were read before.
+pub(crate) fn are_versions(rows: &Contents, seen: &Contents) -> bool {
+    rows.iter().zip(seen).all(|(row, seen)| match (row, seen) {
+        (Some(row), Some(seen)) => row.is_version(seen),
+        (row, seen) => row.is_none() && seen.is_none(),
+    })
 }
 
 /// Answers by `work`, which reads the rows of limits and then their holds, again while one of the rows changes meanwhile:
@@ -233,7 +310,7 @@ pub(crate) fn in_one_state<T>(
         host.check_for_interrupts();
         let answer = work()?;
         let after = contents(rows, targets)?;
-        if after == before {
+        if are_versions(&after, &before) {
             return Ok(answer);
         }
         before = after;
@@ -248,7 +325,7 @@ pub(crate) struct Expiries {
 
 impl Expiries {
     /// Reads them, from the first on that a row names.
-    pub(crate) fn read<H: Host>(
+    fn read<H: Host>(
         host: &H,
         target: &Target,
         expires: Option<Micros>,
@@ -259,43 +336,52 @@ impl Expiries {
         let next = host.with_holds(|holds| {
             let from = from.max(now.plus(Micros(1)));
             let found = holds.returning(name, key, from, FOREVER, MAX_EXPIRIES as i64)?;
-            let mut limits = Limits::new(host, name, key)?;
+            let mut limits = Limits::new(host, name, key, Some(target))?;
             let mut next = Vec::with_capacity(found.len());
             for hold in found {
-                next.extend(limits.of(holds, &hold)?.map(|definition| (definition, hold.hold)));
+                let definition = limits.of_expiry(holds, &hold)?;
+                next.extend(definition.map(|definition| (definition, hold.hold)));
             }
             Ok(next)
         })?;
         Ok(Expiries { next })
     }
 
-    /// After which wait from `now` a call passes that is denied on this state, in itself after `denied`, or by a block
-    /// until `blocked`. `decide` says of a state and an instant whether it passes, and otherwise after which wait.
-    pub(crate) fn wait(
-        &self,
+    /// After which wait from `now` a call passes that is denied on this state, in itself after `denied`, or by a block.
+    /// `decide` says of a state and an instant whether it passes, and otherwise after which wait. Reads no holds for a
+    /// call that a full limit denies, too.
+    ///
+    /// # Errors
+    /// Those of the host.
+    pub(crate) fn wait<H: Host>(
+        host: &H,
         target: &Target,
-        state: &State,
+        (state, expires): (&State, Option<Micros>),
         now: Micros,
         denied: Option<Micros>,
-        blocked: Option<Micros>,
         mut decide: impl FnMut(&State, Micros) -> (bool, Option<Micros>),
-    ) -> Option<Micros> {
+    ) -> Result<Option<Micros>> {
+        let blocked = target.block(now);
+        let full = || target.limit().initial_state(now, target.phase());
+        let never = match blocked {
+            Some(until) => until == FOREVER,
+            None => denied.is_none() && !decide(&full(), now).0,
+        };
+        if never {
+            return Ok(None);
+        }
+        let expiries = Expiries::read(host, target, expires, now)?;
         let is_state = |definition: &Definition| definition.limit.accepts(state.shape());
-        let mut holds: &[Expiry] = &self
+        let mut holds: &[Expiry] = &expiries
             .next
             .iter()
             .filter(|(definition, _)| is_state(definition))
             .map(|(definition, hold)| (&definition.limit, *hold))
             .collect::<Vec<_>>();
         let Some(until) = blocked else {
-            // Not even if all were there.
-            let full = || target.limit().initial_state(now, target.phase());
-            if denied.is_none() && !decide(&full(), now).0 {
-                return None;
-            }
-            return retry_after(state, now, holds, denied, decide);
+            return Ok(retry_after(state, now, holds, denied, decide));
         };
-        after_block(until, now, |then| {
+        Ok(after_block(until, now, |then| {
             let (after, applied) = after_expiries(state, holds, then);
             holds = &holds[applied.min(holds.len())..];
             let state = after.as_ref().unwrap_or(state);
@@ -303,7 +389,7 @@ impl Expiries {
                 (true, _) => Some(Micros(0)),
                 (false, later) => retry_after(state, then, holds, later, decide),
             }
-        })
+        }))
     }
 }
 
@@ -325,12 +411,11 @@ pub(crate) fn denial<H: Host>(
     if take.lease.is_some() {
         return Ok(answer);
     }
-    let expiries = Expiries::read(host, target, expires, answer.now)?;
     let decide = |state: &State, at: Micros| {
         let decision = take.on_state(target.limit(), state, at, &mut 0.0);
         (decision.ok || always, decision.retry_after)
     };
-    let (denied, blocked) = (answer.retry_after, answer.blocked);
-    let retry_after = expiries.wait(target, state, answer.now, denied, blocked, decide);
+    let (now, denied) = (answer.now, answer.retry_after);
+    let retry_after = Expiries::wait(host, target, (state, expires), now, denied, decide)?;
     Ok(Answer { retry_after, ..answer })
 }

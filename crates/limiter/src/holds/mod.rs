@@ -1,7 +1,7 @@
 //! Holds: takes that are settled later, with what was used, or expire.
 
 pub(crate) mod expiry;
-pub(crate) mod prune;
+pub mod prune;
 
 mod settle;
 mod take;
@@ -17,7 +17,8 @@ use crate::request::{Answer, Request};
 use crate::several::RequestOutcome;
 use crate::target::{Store, Target, check_count};
 
-use settle::{can_be_credited, check_used};
+use expiry::can_be_credited;
+use settle::check_used;
 use take::{Verdict, Wanted};
 
 /// On which terms a hold is taken.
@@ -150,7 +151,7 @@ fn wanted<'a>(
         Store::Memory | Store::Saved => Some(NoHolds::Memory),
         Store::Shards(_) => Some(NoHolds::Shards),
         Store::Row if kind.has_leases() => None,
-        Store::Row => Some(NoHolds::Kind(kind)).filter(|_| !can_be_credited(&target)),
+        Store::Row => Some(NoHolds::Kind(kind)).filter(|_| !can_be_credited(target.limit())),
         Store::Nowhere => None,
     };
     if let Some(why) = why {
@@ -176,11 +177,13 @@ fn check_at_least(at_least: f64, count: f64) -> Result<()> {
     Err(ArgumentError::invalid("at_least", float_text(at_least), allowed).into())
 }
 
-/// The id of a hold: that of the call, or a random one, as text of a UUID (version 4).
+/// The id of a hold: that of the call, or a random one.
 fn id_of<H: Host>(host: &H, terms: &Terms) -> Result<Vec<u8>> {
-    if let Some(id) = terms.id {
-        return Ok(id.to_vec());
-    }
+    terms.id.map_or_else(|| random_id(host), |id| Ok(id.to_vec()))
+}
+
+/// A random id, as text of a UUID (version 4).
+fn random_id<H: Host>(host: &H) -> Result<Vec<u8>> {
     let (high, low) = (host.unguessable()?, host.unguessable()?);
     let high = high & !0xf000 | 0x4000;
     let low = low & !(0b11 << 62) | 0b10 << 62;

@@ -1,21 +1,20 @@
 //! What a prune does about holds: gives back what has expired, of keys that no call is for and of limits that have got
 //! shards since, and deletes what expired long ago.
 
+use std::rc::Rc;
+
 use ratelimit_core::Micros;
+use ratelimit_core::config::{Definition, StoreKind};
+use ratelimit_core::hold::{Hold, SETTLED_LATE};
 
 use super::expiry::{self, Limits};
-use super::settle::can_be_credited;
-use crate::change::Change;
 use crate::error::{LimiterError, Result};
-use crate::ports::{HoldRow, Host, Row, RowAccess, RowId, Rows, Stored};
-use crate::stores::{self, row, shards};
+use crate::ports::{Host, Row, RowAccess, RowId, Rows, Stored};
+use crate::stores::shards;
 use crate::target::{FOREVER, Store, Target};
 
 /// How many keys are listed at a time.
 const PAGE: i64 = 100;
-
-/// How long a settlement counts after the expiry.
-const SETTLED_LATE: Micros = Micros::DAY;
 
 /// The earliest time of a clock: 4714 BC.
 const EARLIEST: Micros = Micros(-210_866_803_200_000_000);
@@ -66,7 +65,32 @@ pub(crate) fn give_back_if_valid<H: Host>(
     }
 }
 
-/// Gives back what has expired of a key. Returns whether it had its row to itself.
+/// Gives back what has expired of the keys of a name that are saved by now, whose states memory takes over: there nothing
+/// comes back to them.
+///
+/// # Errors
+/// [`LimiterError::BadState`], [`LimiterError::NotWritten`] (55000).
+pub fn give_back_to_saved<H: Host>(host: &H, rows: &dyn Rows, name: &[u8]) -> Result<()> {
+    if !host.has_holds() {
+        return Ok(());
+    }
+    for (name, key) in host.with_holds(|holds| holds.keys(Some(name), None, None))? {
+        host.check_for_interrupts();
+        let definition = match host.defined(&name, &key) {
+            Err(LimiterError::StoredConfig { .. }) => continue,
+            definition => definition?.filter(|definition| definition.save.is_some()),
+        };
+        let Some(definition) = definition else { continue };
+        let in_table = Definition { store: StoreKind::Table, save: None, ..(*definition).clone() };
+        let target = Target::defined::<H>(&name, &key, Rc::new(in_table), None);
+        if let Some(row) = rows.lock(target.row(0), true)? {
+            expiry::apply_locked(host, rows, target.row(0), Some(&target), row)?;
+        }
+    }
+    Ok(())
+}
+
+/// Gives back what has expired of a key. Returns whether it could.
 ///
 /// # Errors
 /// [`LimiterError::BadState`] (55000); [`LimiterError::Busy`].
@@ -82,59 +106,65 @@ fn give_back<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<bool> {
             }
         }
     };
-    let Some(row) = locked else { return Ok(false) };
+    let Some(mut row) = locked else { return Ok(false) };
     if row.stored.is_marker() {
-        return give_back_to_shards(host, rows, id, row).map(|()| true);
-    }
-    // Its row may have been deleted since a hold, which names the first.
-    expiry::apply_locked(host, rows, id, Row { expires: Some(EARLIEST), ..row }).map(|_| true)
-}
-
-/// Gives back what has expired of a key that has shards, whose row 0 is locked.
-fn give_back_to_shards<H: Host>(host: &H, rows: &dyn Rows, id: RowId, root: Row) -> Result<()> {
-    let (RowId { name, key, .. }, now) = (id, host.now());
-    let (mut due, next) = host.with_holds(|holds| {
-        let due = holds.returning(name, key, EARLIEST, now, MOST)?;
-        Ok((due, holds.returning(name, key, now.plus(Micros(1)), FOREVER, 1)?))
-    })?;
-    let mut limits = Limits::new(host, name, key)?;
-    // First nothing of them comes back, so that no call gives it back as well.
-    let mut back = due.clone();
-    due.iter_mut().for_each(|hold| hold.hold = hold.hold.lost());
-    rows.update(id, root.tuple, &root.stored, next.first().map(|next| next.hold.expires_at))?;
-    host.with_holds(|holds| holds.expire(name, key, &due))?;
-    for hold in &mut back {
-        host.check_for_interrupts();
-        give_back_one(host, rows, &mut limits, hold)?;
-    }
-    host.with_holds(|holds| holds.expire(name, key, &back))
-}
-
-/// Gives back what one hold has, and notes it there.
-fn give_back_one<H: Host>(
-    host: &H,
-    rows: &dyn Rows,
-    limits: &mut Limits,
-    row: &mut HoldRow,
-) -> Result<()> {
-    let definition = host.with_holds(|holds| limits.of(holds, row))?;
-    let (hold, mut back) = (row.hold, 0.0);
-    if let Some(definition) = definition {
-        let target = Target::defined::<H>(&row.name, &row.key, definition, None);
-        if target.store.is_in_table() && can_be_credited(&target) {
-            let held = hold.count - hold.old;
-            let change = Change::Credit { count: held, taken_at: Some(hold.taken_at) };
-            let before = stores::peek_rows(host, rows, &target)?;
-            let had = before.shards.level(before.now).remaining;
-            let answer = match target.store {
-                Store::Row => row::apply(host, rows, &target, &change)?,
-                _ => shards::apply(host, rows, &target, &change)?,
-            };
-            back = (answer.level.remaining - had).clamp(0.0, held);
+        match give_back_to_shards(host, rows, id)? {
+            Shards::Left => return Ok(false),
+            Shards::Done => return Ok(true),
+            Shards::Joined(joined) => row = joined,
         }
     }
-    row.hold.count = hold.count - back;
-    row.hold.back = hold.back + back;
-    row.hold = row.hold.lost();
-    Ok(())
+    // Its row may have been deleted since a hold, which names the first.
+    let row = Row { expires: Some(EARLIEST), ..row };
+    let after = expiry::apply_locked(host, rows, id, None, row)?;
+    // What has expired may wait for a limit that has holds.
+    Ok(after.expires != Some(EARLIEST))
+}
+
+/// What became of the rows of a key that has shards.
+enum Shards {
+    /// They are left: other sessions have locked some, or the limit has no holds now.
+    Left,
+    /// What can come back has.
+    Done,
+    /// They are one row by now, which is locked.
+    Joined(Row),
+}
+
+/// Gives back what has expired of a key that has shards, under the locks of all its rows.
+fn give_back_to_shards<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<Shards> {
+    let (RowId { name, key, .. }, now) = (id, host.now());
+    let mut due = host.with_holds(|holds| holds.returning(name, key, EARLIEST, now, MOST))?;
+    let mut limits = Limits::new(host, name, key, None)?;
+    let Some(first) = due.first() else { return Ok(Shards::Done) };
+    let definition = host.with_holds(|holds| limits.of_expiry(holds, first))?;
+    let Some(definition) = definition else { return Ok(Shards::Left) };
+    let target = Target::defined::<H>(name, key, definition, None);
+    let locked = host.attempt(|| shards::lock_at_once(host, rows, &target))?;
+    let Some(locked) = locked else { return Ok(Shards::Left) };
+    if target.store == Store::Row {
+        return Ok(Shards::Joined(rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?));
+    }
+    let before = locked.shards.total(now);
+    let mut after = before.clone();
+    for row in &mut due {
+        host.check_for_interrupts();
+        // The rows are those of now.
+        let at_once = Hold { expires_at: now, ..row.hold };
+        let (hold, state) = at_once.expired(target.limit(), &after);
+        row.hold = Hold { expires_at: row.hold.expires_at, ..hold };
+        after = state.unwrap_or(after);
+    }
+    if after != before {
+        let mut shards = locked.shards.clone();
+        locked.write(host, rows, &target, &mut shards, now, (&before, &after))?;
+    }
+    let root = rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?;
+    let next = host.with_holds(|holds| {
+        holds.expire(name, key, &due)?;
+        holds.returning(name, key, EARLIEST, FOREVER, 1)
+    })?;
+    let expires = next.first().map(|next| next.hold.expires_at);
+    rows.update(id, root.tuple, &root.stored, expires)?;
+    Ok(Shards::Done)
 }

@@ -9,11 +9,11 @@ use ratelimit_core::{ArgumentError, Decision, Micros};
 
 use ratelimit_faults::Fault;
 
-use super::expiry::Limits;
-use super::{Settled, Used};
+use super::expiry::{Limits, can_be_credited};
+use super::{Settled, Used, random_id};
 use crate::change::Change;
 use crate::error::{LimiterError, Result};
-use crate::ports::{HoldRow, Host, RowAccess, Rows, TRIES};
+use crate::ports::{HoldRow, Host, RowAccess, RowId, Rows, TRIES};
 use crate::request::Answer;
 use crate::stores::shards::{self, LockedRows};
 use crate::stores::{self, Peeked};
@@ -49,23 +49,17 @@ impl Part {
     fn is_in_rows(&self, target: &Target) -> bool {
         match (self.row.hold.lease(), target.store) {
             (Some(_), Store::Row) => target.limit().concurrency().is_some(),
-            (None, Store::Row | Store::Shards(_)) => can_be_credited(target),
+            (None, Store::Row | Store::Shards(_)) => can_be_credited(target.limit()),
             _ => false,
         }
     }
-}
-
-/// Whether tokens can be given back to a limit.
-pub(super) fn can_be_credited(target: &Target) -> bool {
-    let (limit, now) = (target.limit(), Micros(0));
-    ratelimit_core::kinds::returnable(limit, &limit.initial_state(now, now), now).is_some()
 }
 
 /// Settles the limits of a hold, which are in the order of name and key. Those that are gone by then are left out.
 pub(super) fn settle<H: Host>(host: &H, held: Vec<HoldRow>, used: &Used) -> Result<Vec<Settled>> {
     let mut parts = Vec::with_capacity(held.len());
     for row in held {
-        let mut limits = Limits::new(host, &row.name, &row.key)?;
+        let mut limits = Limits::new(host, &row.name, &row.key, None)?;
         let definition = host.with_holds(|holds| limits.of(holds, &row))?;
         parts.push(Part { row, definition });
     }
@@ -126,6 +120,10 @@ fn lock<'t, H: Host>(
     for (part, target) in parts.iter().zip(targets) {
         host.check_for_interrupts();
         let Some(target) = target.as_ref().filter(|target| part.is_in_rows(target)) else {
+            if part.row.hold.returns() {
+                // So that no other gives back what has expired of it.
+                rows.lock(RowId { name: &part.row.name, key: &part.row.key, shard: 0 }, true)?;
+            }
             locked.push(None);
             continue;
         };
@@ -173,9 +171,20 @@ fn settle_locked<H: Host>(
         if Fault::RefundedToAnyWindow.is_on() && row.hold.lease().is_none() {
             row.hold.taken_at = now;
         }
+        let is_in_rows = target.as_ref().is_some_and(|target| part.is_in_rows(target));
+        if !is_in_rows && row.hold.returns() && row.hold.expires_at <= now {
+            // It has come back, and waits for a limit that has holds again; its new id is known to no caller.
+            let id = random_id(host)?;
+            host.with_holds(|holds| holds.insert(&HoldRow { id, ..row.clone() }))?;
+        }
         let used = used.of(&part.row.name);
         let answer = match (target, locked) {
             (Some(target), Some(locked)) => {
+                let is_ignored = |state| target.limit().ignores(state, now);
+                if locked.shards.states().iter().any(is_ignored) {
+                    outcomes.push(Outcome::Gone); // as after a reset
+                    continue;
+                }
                 Some(in_rows(host, rows, target, locked, now, &row.hold, used)?)
             }
             (Some(target), None) => in_shards(host, rows, target, &row.hold, used)?,
@@ -264,7 +273,7 @@ fn in_shards<H: Host>(
     used: Option<f64>,
 ) -> Result<Option<Answer>> {
     let is_sharded = matches!(target.store, Store::Shards(_));
-    if !is_sharded || hold.lease().is_some() || !can_be_credited(target) {
+    if !is_sharded || hold.lease().is_some() || !can_be_credited(target.limit()) {
         return Ok(None);
     }
     let (count, taken_at) = hold.credit(used);

@@ -5,14 +5,14 @@
 
 use std::borrow::Cow;
 
-use ratelimit_core::hold::Hold;
+use ratelimit_core::hold::{Hold, Took};
 use ratelimit_core::kinds::Lease;
 use ratelimit_core::{AsMany, Decision, Level, Micros, Shards, State, decide};
 
 use ratelimit_faults::Fault;
 
 use super::Terms;
-use super::expiry::{self, Contents, Expiries};
+use super::expiry::{self, Expiries};
 use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Holds, Host, Row, RowAccess, Rows, Stored, TRIES, TupleId};
 use crate::request::Answer;
@@ -75,6 +75,8 @@ struct Seen<'w> {
     shards: Cow<'w, Shards<'w>>,
     expires: Option<Micros>,
     hold: Option<HoldRow>,
+    /// Whether holds that have expired are left out, since they don't matter while the key is blocked.
+    is_unexpired: bool,
 }
 
 impl Wanted<'_> {
@@ -115,8 +117,8 @@ impl Wanted<'_> {
         (answer.blocked, answer.enforced) = (blocked, answer.enforced || blocked.is_some());
         let passes = decision.ok || !answer.enforced;
         let is_held = passes && target.store != Store::Nowhere && (decision.ok || before.is_some());
-        let start = now.plus(decision.retry_after.filter(|_| decision.ok).unwrap_or(Micros(0)));
-        let expires_at = start.plus(terms.ttl);
+        let wait = decision.retry_after.filter(|_| decision.ok);
+        let expires_at = now.plus(wait.unwrap_or(Micros(0))).plus(terms.ttl);
         let took = if decision.ok { took } else { 0.0 };
         let after = is_held.then(|| match limit.concurrency() {
             Some(_) if had + took > 0.0 => {
@@ -126,7 +128,8 @@ impl Wanted<'_> {
             _ => {
                 let after = decision.state.as_ref().unwrap_or(&state);
                 let before = before.as_ref();
-                let hold = Hold::of(before, limit, after, now, took, expires_at, terms.charge);
+                let taken = Took { tokens: took, wait };
+                let hold = Hold::of(before, limit, after, now, taken, expires_at, terms.charge);
                 // A sum may miss it by its last bit.
                 if took == missing {
                     Hold { count: hold.count.max(self.count), ..hold }
@@ -164,9 +167,10 @@ impl Wanted<'_> {
         }
         let had = before.map_or(0.0, |before| before.count);
         let missing = (self.count - had).max(0.0);
-        if before.is_some() && missing == 0.0 {
-            let level = limit.level(state, now);
-            return (Decision { ok: true, retry_after: None, level, state: None }, 0.0);
+        if let Some(before) = before.filter(|_| missing == 0.0) {
+            // The start of a reservation stays.
+            let (retry_after, level) = (before.wait(limit, state, now), limit.level(state, now));
+            return (Decision { ok: true, retry_after, level, state: None }, 0.0);
         }
         let take = |count| decide(limit, state, now, count, self.reserve);
         match self.at_least {
@@ -192,15 +196,14 @@ impl Wanted<'_> {
         let ([state], None) = (seen.shards.states(), self.target.limit().concurrency()) else {
             return Ok(());
         };
-        let expiries = Expiries::read(host, &self.target, seen.expires, now)?;
         let before = verdict.before.as_ref().map(|row| row.hold);
-        let (denied, blocked) = (verdict.answer.retry_after, verdict.answer.blocked);
-        let always = blocked.is_some() && !self.target.definition.enforce;
+        let always = verdict.answer.blocked.is_some() && !self.target.definition.enforce;
         let decide = |state: &State, at: Micros| {
             let decision = self.on_state(state, at, before.as_ref(), terms, Micros(0)).0;
             (decision.ok || always, decision.retry_after)
         };
-        let wait = expiries.wait(&self.target, state, now, denied, blocked, decide);
+        let (row, denied) = ((state, seen.expires), verdict.answer.retry_after);
+        let wait = Expiries::wait(host, &self.target, row, now, denied, decide)?;
         (verdict.answer.retry_after, verdict.decision.retry_after) = (wait, wait);
         Ok(())
     }
@@ -233,20 +236,21 @@ pub(super) fn take<'w, H: Host>(
         for _ in 0..TRIES {
             host.check_for_interrupts();
             let mut seen = peek(host, Some(rows), wanted, id, terms)?;
-            if let Some(before) = &before {
-                forget_other_kinds(wanted, before, &mut seen);
-            }
             expire_own(host, rows, wanted, &mut seen)?;
             let (mut verdicts, ok) = decide_all(host, wanted, &seen, terms, &leases);
-            if seen.iter().any(|seen| is_past(seen.expires, &verdicts)) {
-                continue; // it has expired since it was read
+            let is_over = |(seen, verdict): (&Seen, &Verdict)| {
+                is_past(seen.expires, &verdicts)
+                    || seen.is_unexpired && verdict.answer.blocked.is_none()
+            };
+            if seen.iter().zip(&verdicts).any(is_over) {
+                continue; // it has expired since it was read, or the block has ended
             }
             if !ok {
                 refuse(host, wanted, &mut verdicts, &seen, terms)?;
                 // A hold may have been settled between the reads of its row and of the limit's.
                 if terms.id.is_some() || seen.iter().any(|seen| seen.expires.is_some()) {
                     let now = expiry::contents(rows, &targets)?;
-                    if before.as_ref() != Some(&now) {
+                    if !before.as_ref().is_some_and(|seen| expiry::are_versions(&now, seen)) {
                         before = Some(now);
                         continue;
                     }
@@ -294,7 +298,9 @@ impl Step {
     ) -> Result<Option<Step>> {
         let (target, limit) = (&wanted.target, wanted.target.limit());
         let stored = row.map(|row| &row.stored);
-        if stored.is_some_and(|stored| stored.is_marker() || row::begins_anew(target, stored)) {
+        if stored.is_some_and(|stored| {
+            stored.is_marker() || row::begins_anew(target, stored, host.now())
+        }) {
             return Ok(None);
         }
         // A random id has no hold yet.
@@ -303,13 +309,14 @@ impl Step {
             None => None,
         };
         let now = host.now();
-        if row.is_some_and(|row| expiry::is_due(row, now)) {
+        if row.is_some_and(|row| expiry::is_due(target, row, now)) {
             return Ok(None);
         }
         let state = target.state(limit, stored, now)?.into_owned();
         let expires = row.and_then(|row| row.expires);
         let shards = Cow::Owned(Shards::new(limit, vec![state]));
-        let verdict = wanted.decide(&Seen { shards, expires, hold: own }, now, terms, Micros(0));
+        let seen = Seen { shards, expires, hold: own, is_unexpired: false };
+        let verdict = wanted.decide(&seen, now, terms, Micros(0));
         let Some(hold) = verdict.after else { return Ok(None) };
         let after = match (&verdict.decision.state, stored) {
             (Some(after), _) => Stored::State(after.clone()),
@@ -354,11 +361,11 @@ fn take_at_once<H: Host>(
     for _ in 0..TRIES {
         host.check_for_interrupts();
         let seen = rows.read(row)?;
-        if seen.as_ref().is_some_and(|seen| expiry::is_due(seen, host.now())) {
+        if seen.as_ref().is_some_and(|seen| expiry::is_due(target, seen, host.now())) {
             if !passes_after_expiry(host, rows, wanted, id, terms)? {
                 return Ok(None); // a denial writes nothing
             }
-            expiry::apply(host, rows, row)?;
+            expiry::apply(host, rows, target)?;
             continue;
         }
         // What is decided on a hold of this id that changes meanwhile is decided again under the lock.
@@ -436,15 +443,6 @@ fn decide_locked<H: Host>(
     Err(LimiterError::not_written())
 }
 
-/// Forgets the holds of states of other kinds, which are gone once the state begins again.
-fn forget_other_kinds(wanted: &[Wanted], contents: &Contents, seen: &mut [Seen]) {
-    for ((wanted, contents), seen) in wanted.iter().zip(contents).zip(seen) {
-        if contents.as_ref().is_some_and(|(stored, _)| row::begins_anew(&wanted.target, stored)) {
-            seen.hold = None;
-        }
-    }
-}
-
 /// Has the holds of the id be as they are after their expiry, which is not written yet.
 fn expire_own<H: Host>(
     host: &H,
@@ -456,7 +454,7 @@ fn expire_own<H: Host>(
         let now = host.now();
         let is_due = |row: &mut HoldRow| row.hold.returns() && row.hold.expires_at <= now;
         if let Some(own) = seen.hold.take_if(is_due) {
-            seen.hold = Some(expiry::own_on_copy(host, rows, wanted.target.row(0), own)?);
+            seen.hold = Some(expiry::own_on_copy(host, rows, &wanted.target, own)?);
         }
     }
     Ok(())
@@ -487,15 +485,71 @@ fn peek<'w, H: Host>(
 ) -> Result<Vec<Seen<'w>>> {
     let peek = |wanted: &'w Wanted<'w>| {
         host.check_for_interrupts();
+        if let Some(rows) = rows.filter(|_| wanted.target.block(host.now()).is_some())
+            && let Some(seen) = blocked(host, rows, wanted, id, terms)?
+        {
+            return Ok(seen);
+        }
         let Peeked { shards, expires, .. } = stores::peek_with(host, rows, &wanted.target, None)?;
         // A random id has no hold yet.
         let hold = match (terms.id, wanted.target.store) {
             (None, _) | (_, Store::Nowhere) => None,
             _ => host.with_holds(|holds| holds.one(id, wanted.target.name, wanted.target.key))?,
         };
-        Ok(Seen { shards: Cow::Owned(shards), expires, hold })
+        let hold = match (hold, rows) {
+            (Some(hold), Some(rows)) => of_state(host, rows, &wanted.target, hold)?,
+            (hold, _) => hold,
+        };
+        Ok(Seen { shards: Cow::Owned(shards), expires, hold, is_unexpired: false })
     };
     wanted.iter().map(peek).collect()
+}
+
+/// A hold, unless its state is of another kind, or ignored, and so begins again.
+fn of_state<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    target: &Target,
+    hold: HoldRow,
+) -> Result<Option<HoldRow>> {
+    let begins_anew = |row: Row| row::begins_anew(target, &row.stored, host.now());
+    let is_gone = rows.read(target.row(0))?.is_some_and(begins_anew);
+    Ok(Some(hold).filter(|_| !is_gone))
+}
+
+/// Reads what is known of a blocked key whose answer no other hold that has expired can change; `None`: none has, or it
+/// matters.
+#[cold]
+fn blocked<'w, H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    wanted: &'w Wanted<'w>,
+    id: &[u8],
+    terms: &Terms,
+) -> Result<Option<Seen<'w>>> {
+    let Target { name, key, .. } = wanted.target;
+    let peeked = stores::peek_unexpired(host, rows, &wanted.target)?;
+    let Some(Peeked { shards, .. }) = peeked else { return Ok(None) };
+    let hold = match terms.id {
+        None => None,
+        Some(_) => match host.with_holds(|holds| holds.one(id, name, key))? {
+            Some(hold) => of_state(host, rows, &wanted.target, hold)?,
+            None => None,
+        },
+    };
+    let now = host.now();
+    let is_past = |row: &HoldRow| row.hold.returns() && row.hold.expires_at <= now;
+    if hold.as_ref().is_some_and(is_past) {
+        return Ok(None);
+    }
+    let seen = Seen { shards: Cow::Owned(shards), expires: None, hold, is_unexpired: true };
+    let answer = wanted.decide(&seen, now, terms, Micros(0)).answer;
+    let is_final = match answer.blocked {
+        Some(FOREVER) => true,
+        Some(until) => answer.retry_after == Some(until.minus(now)),
+        None => false,
+    };
+    Ok(Some(seen).filter(|_| is_final))
 }
 
 /// Decides all at one instant, and whether all pass.
@@ -580,8 +634,15 @@ fn take_locked<'w, H: Host>(
                 (None, _) | (_, Store::Nowhere) => None,
                 _ => host.with_holds(|holds| holds.one(id, name, key))?,
             };
+            // A locked row has begun again by now.
+            let hold = match hold {
+                Some(hold) if locked.locked.is_empty() => {
+                    of_state(host, rows, &wanted.target, hold)?
+                }
+                hold => hold,
+            };
             let shards = Cow::Owned(locked.shards.clone());
-            seen.push(Seen { shards, expires: locked.expires, hold });
+            seen.push(Seen { shards, expires: locked.expires, hold, is_unexpired: false });
         }
         let (mut verdicts, ok) = decide_all(host, wanted, &seen, terms, leases);
         if seen.iter().any(|seen| is_past(seen.expires, &verdicts)) {

@@ -62,8 +62,8 @@ pub trait Holds {
     fn delete_of_key(&self, name: &[u8], key: &[u8]) -> Result<u64>;
 
     /// Lists the names and keys that have holds, of one name or one key where they are given; without a name it reads
-    /// the whole table. With `held_at` only holds with `count` above `old` which expire after it, whatever becomes of
-    /// them then.
+    /// the whole table. With `held_at` only holds with `count` above `old` which expire after it, and charged ones
+    /// which expired within [`SETTLED_LATE`](ratelimit_core::hold::SETTLED_LATE) before it.
     fn keys(
         &self,
         name: Option<&[u8]>,
@@ -71,8 +71,8 @@ pub trait Holds {
         held_at: Option<Micros>,
     ) -> Result<BTreeSet<(Vec<u8>, Vec<u8>)>>;
 
-    /// The sum of `count - old`, where that is above 0, of the holds of a key that expire after `now` and have a
-    /// `taken_at` from `since` on.
+    /// The sum of `count - old`, where that is above 0, of the holds of a key that have a `taken_at` from `since` on and
+    /// are held at `now`, as in [`keys`](Holds::keys).
     fn held(&self, name: &[u8], key: &[u8], since: Micros, now: Micros) -> Result<f64>;
 
     /// Lists at most `most` keys after (name, key), in order, that have a hold which gives tokens back and has expired

@@ -110,6 +110,15 @@ pub struct Row {
     pub tuple: TupleId,
 }
 
+impl Row {
+    /// Whether it is the version that was read before. Contents don't show it: they are the
+    /// same after a hold is settled and taken again, which expires at another time.
+    pub fn is_version(&self, seen: &Row) -> bool {
+        let version = |row: &Row| (row.tuple.tid, row.tuple.writer);
+        version(self) == version(seen) && self.stored == seen.stored && self.expires == seen.expires
+    }
+}
+
 /// A row with its shard number.
 pub type ShardRow = (i32, Row);
 

@@ -1,12 +1,13 @@
 //! The decisions for the requests of one name and key.
 
-use ratelimit_core::kinds::first_pass;
+use ratelimit_core::kinds::{Kind, first_pass};
 use ratelimit_core::{Decision, Micros, Shards, State, decide};
 
 use crate::error::Result;
 use crate::holds::expiry::Expiries;
 use crate::ports::{Host, Id, Interrupts};
-use crate::target::{Target, after_block};
+use crate::request::Take;
+use crate::target::{FOREVER, Target, after_block};
 
 /// The requests for one (name, key).
 pub(super) struct Group<'a> {
@@ -46,6 +47,24 @@ pub(super) struct GroupVerdict<'a> {
 }
 
 impl Group<'_> {
+    /// Whether its only take is denied by a limit in full, too.
+    pub(super) fn never_passes(&self, now: Micros) -> bool {
+        let [Taken { count, reserve, .. }] = self.takes[..] else { return false };
+        Take { count, reserve, lease: None, at_least: None }.never_passes(&self.target, now)
+    }
+
+    /// Whether no hold that has expired can change its denials: by a block at whose end all pass, or for ever.
+    pub(super) fn is_final(&self, verdict: &GroupVerdict) -> bool {
+        match self.target.block(verdict.now) {
+            Some(FOREVER) => true,
+            Some(until) => {
+                let wait = Some(until.minus(verdict.now));
+                verdict.decisions.iter().all(|decision| decision.retry_after == wait)
+            }
+            None => !verdict.allows() && self.never_passes(verdict.now),
+        }
+    }
+
     /// Decides the takes at `now`, unless the key is blocked.
     pub(super) fn decide<'a>(
         &'a self,
@@ -102,7 +121,14 @@ impl Group<'_> {
                 let then = now.plus(wait);
                 self.run(shards.total(then), then).0.iter().all(|decision| decision.ok)
             };
-            let retry_after = least.filter(|_| ever).and_then(|least| first_pass(least, passes));
+            // The first take of a window would meet a change of its rate, which a denial doesn't.
+            let is_late = |least: Micros| {
+                let has_windows = self.target.limit().kind() == Kind::FixedWindow;
+                self.takes.len() > 1 && has_windows && least.0 > 0 && passes(Micros(least.0 - 1))
+            };
+            let retry_after = least.filter(|_| ever).and_then(|least| {
+                first_pass(if is_late(least) { Micros(0) } else { least }, passes)
+            });
             for decision in decisions.iter_mut().filter(|decision| !decision.ok) {
                 decision.retry_after = retry_after;
             }
@@ -120,7 +146,6 @@ impl Group<'_> {
     ) -> Result<()> {
         let [state] = verdict.shards.states() else { return Ok(()) };
         let (target, now) = (&self.target, verdict.now);
-        let expiries = Expiries::read(host, target, verdict.expires, now)?;
         let limit = target.limit();
         let decide = |state: &State, at: Micros| {
             let shards = Shards::new(limit, vec![state.clone()]);
@@ -131,7 +156,8 @@ impl Group<'_> {
         };
         let refused = verdict.decisions.iter().find(|decision| !decision.ok);
         let denied = refused.and_then(|refused| refused.retry_after);
-        let wait = expiries.wait(target, state, now, denied, target.block(now), decide);
+        let row = (state, verdict.expires);
+        let wait = Expiries::wait(host, target, row, now, denied, decide)?;
         for decision in verdict.decisions.iter_mut().filter(|decision| !decision.ok) {
             decision.retry_after = wait;
         }

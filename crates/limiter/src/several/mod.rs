@@ -151,13 +151,21 @@ fn peek<'a, H: Host>(
         let mut contents = Vec::with_capacity(groups.len());
         for group in groups {
             host.check_for_interrupts();
-            contents.push(stores::peek_with(host, rows, &group.target, group.entry)?);
+            contents.push(match without_holds(host, rows, group)? {
+                Some(peeked) => (peeked, true),
+                None => (stores::peek_with(host, rows, &group.target, group.entry)?, false),
+            });
         }
         let now = host.now();
-        if contents.iter().any(|peeked| peeked.expires.is_some_and(|expires| expires <= now)) {
-            continue; // it has expired since it was read
+        let is_over = |(group, (peeked, is_unexpired)): (&Group, &(Peeked, bool))| {
+            // It has expired since it was read, or its block has ended.
+            peeked.expires.is_some_and(|expires| expires <= now)
+                || *is_unexpired && group.target.block(now) != group.target.block(peeked.now)
+        };
+        if groups.iter().zip(&contents).any(is_over) {
+            continue;
         }
-        let decide = |(group, peeked): (&'a Group, Peeked<'a>)| {
+        let decide = |(group, (peeked, _)): (&'a Group, (Peeked<'a>, bool))| {
             host.check_for_interrupts();
             let verdict = group.decide(host, peeked.shards, now);
             GroupVerdict { expires: peeked.expires, ..verdict }
@@ -165,6 +173,21 @@ fn peek<'a, H: Host>(
         return Ok(groups.iter().zip(contents).map(decide).collect());
     }
     Err(LimiterError::not_written())
+}
+
+/// Reads a group whose answer no hold that has expired can change, as [`single::look`](crate::single::look) does; `None`:
+/// none has, or it matters.
+fn without_holds<'a, H: Host>(
+    host: &H,
+    rows: Option<&dyn Rows>,
+    group: &'a Group,
+) -> Result<Option<Peeked<'a>>> {
+    let now = host.now();
+    let may_be = group.target.block(now).is_some() || group.never_passes(now);
+    let Some(rows) = rows.filter(|_| may_be) else { return Ok(None) };
+    let Some(peeked) = stores::peek_unexpired(host, rows, &group.target)? else { return Ok(None) };
+    let verdict = group.decide(host, peeked.shards.clone(), peeked.now);
+    Ok(Some(peeked).filter(|_| group.is_final(&verdict)))
 }
 
 /// Decides every group likewise; refusals know what expires.

@@ -12,7 +12,7 @@ use super::shards::contents::{shard_limit_of, shards_of};
 use crate::error::{LimiterError, Result};
 use crate::holds::expiry;
 use crate::ports::{Host, KeyRows, KeyedRow, Row, RowId, Rows, ShardRow, Stored, TRIES};
-use crate::target::Target;
+use crate::target::{FOREVER, Target};
 
 /// Idle keys that are to be deleted together.
 #[derive(Default)]
@@ -259,9 +259,17 @@ pub fn prune_key<H: Host>(
 ) -> Result<i64> {
     let KeyRows { name, key, rows: seen } = found;
     let has_holds = |rows: &[ShardRow]| rows.iter().any(|(_, row)| row.expires.is_some());
+    // Some of its tokens come back later; without a limit, as long as that may be there again.
+    let is_held = match (has_holds(seen), definition, undefined_idle) {
+        (false, ..) => false,
+        (true, None, Some(idle)) => {
+            let since = host.now().minus(idle);
+            !host.with_holds(|holds| holds.returning(name, key, since, FOREVER, 1))?.is_empty()
+        }
+        _ => true,
+    };
     let idle = |rows: &[ShardRow]| match definition {
-        // Some of its tokens come back later.
-        _ if has_holds(rows) => false,
+        _ if is_held || has_holds(rows) != has_holds(seen) => false,
         Some(definition) => {
             let target = Target::defined::<H>(name, key, definition.clone(), None);
             is_idle(&target, rows, host.now())
@@ -278,7 +286,10 @@ pub fn prune_key<H: Host>(
     }
     // In one step where possible: each subtransaction uses up a transaction id, and more than 64 of
     // them in one transaction slow down all other snapshots.
-    let removed = rows.remove(std::slice::from_ref(found))?;
+    let removed = match has_holds(seen) {
+        true => 0,
+        false => rows.remove(std::slice::from_ref(found))?,
+    };
     if removed > 0 {
         return Ok(removed as i64);
     }
@@ -295,6 +306,9 @@ pub fn prune_key<H: Host>(
             || !same_rows(&locked, &rows.read_key(name, key, None)?)
         {
             return Ok(None);
+        }
+        if has_holds(seen) {
+            expiry::forget(host, RowId { name, key, shard: 0 })?;
         }
         for &(shard, ref found) in &locked {
             rows.delete(RowId { name, key, shard }, found.tuple)?;

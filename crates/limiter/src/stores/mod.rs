@@ -23,6 +23,7 @@ use crate::holds::expiry;
 use crate::keys::each_key;
 use crate::ports::{Entries, Host, Id, KeyRows, Pool, RowAccess, RowId, Rows, SavedKey, ShardRow};
 use crate::target::{Store, Target, has_no_rows, of_state};
+use shards::contents::KeyShards;
 
 pub use delete::{Batch, delete_key, prune_key, reset_key};
 pub(crate) use delete::{forget_held, holders, shards_present};
@@ -83,14 +84,11 @@ pub(crate) fn peek_found<'t, H: Host>(
     found: Vec<ShardRow>,
     now: Micros,
 ) -> Result<Peeked<'t>> {
-    let is_due = |(_, row): &ShardRow| expiry::is_due(row, now);
+    let is_due = |(_, row): &ShardRow| expiry::is_due(target, row, now);
     if target.store == Store::Row && found.first().is_some_and(is_due) {
         return peek_rows(host, rows, target);
     }
-    let found = shards::contents::interpret(target, found, now)?;
-    // What expires of a limit with shards is applied by a prune.
-    let expires = found.expires.filter(|_| target.store == Store::Row);
-    Ok(Peeked { now, shards: found.shards, expires })
+    Ok(peeked(target, now, shards::contents::interpret(target, found, now)?))
 }
 
 /// The shards of a target in these rows, which were read before `now`; what expires is not applied.
@@ -120,9 +118,35 @@ pub(crate) fn peek_rows<'t, H: Host>(
     target: &'t Target,
 ) -> Result<Peeked<'t>> {
     let (now, found) = shards::contents::peek(host, rows, target)?;
-    // What expires of a limit with shards is applied by a prune.
-    let expires = found.expires.filter(|_| target.store == Store::Row);
-    Ok(Peeked { now, shards: found.shards, expires })
+    Ok(peeked(target, now, found))
+}
+
+/// What was found, with when something of it expires: of a limit with shards that is applied by a prune, and to one
+/// without holds nothing comes back.
+fn peeked<'t>(target: &Target, now: Micros, found: KeyShards<'t>) -> Peeked<'t> {
+    let expires =
+        found.expires.filter(|_| target.store == Store::Row && expiry::returns(&target.definition));
+    Peeked { now, shards: found.shards, expires }
+}
+
+/// Reads the rows of a target as they are, likewise; `None`: nothing has expired that counts.
+pub(crate) fn peek_unexpired<'t, H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    target: &'t Target,
+) -> Result<Option<Peeked<'t>>> {
+    if target.store != Store::Row || !expiry::returns(&target.definition) {
+        return Ok(None);
+    }
+    let Some(row) = rows.read(target.row(0))?.filter(|row| !row.stored.is_marker()) else {
+        return Ok(None);
+    };
+    let now = host.now();
+    if !expiry::is_due(target, &row, now) {
+        return Ok(None);
+    }
+    let shards = shards::contents::interpret(target, vec![(0, row)], now)?.shards;
+    Ok(Some(Peeked { now, shards, expires: None }))
 }
 
 /// Reads what is stored of a target: of a limit with shards their total; `None`: nothing, so that it is full. With the

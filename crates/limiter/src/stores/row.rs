@@ -3,6 +3,7 @@
 //! is answered from a plain read of the latest committed state. That is right because transactions in progress either
 //! take more or roll back to this state.
 
+use ratelimit_core::Micros;
 use ratelimit_faults::Fault;
 
 use super::shards;
@@ -29,7 +30,7 @@ pub(crate) fn apply<H: Host>(
         let stored = seen.as_ref().map(|seen| &seen.stored);
         if stored.is_some_and(Stored::is_marker) && !Fault::MarkerOverlooked.is_on() {
             // The rows are still those of a limit with shards.
-            if seen.as_ref().is_some_and(|seen| expiry::is_due(seen, host.now()))
+            if seen.as_ref().is_some_and(|seen| expiry::is_due(target, seen, host.now()))
                 && shards::join(host, rows, target)?
             {
                 continue;
@@ -40,8 +41,12 @@ pub(crate) fn apply<H: Host>(
             }
         }
         let now = host.now();
-        if seen.as_ref().is_some_and(|seen| expiry::is_due(seen, now)) {
-            expiry::apply(host, rows, id)?;
+        if seen.as_ref().is_some_and(|seen| expiry::is_due(target, seen, now)) {
+            // A denial that no expiry can change reads no holds, and writes nothing.
+            if let Some(answer) = never(target, change, stored, now)? {
+                return Ok(answer);
+            }
+            expiry::apply(host, rows, target)?;
             continue;
         }
         let Decided { answer, after } = change.decide(target, Contents::Row(stored), now)?;
@@ -56,7 +61,7 @@ pub(crate) fn apply<H: Host>(
                 _ => return Ok(answer),
             }
         };
-        if stored.is_some_and(|stored| begins_anew(target, stored)) && host.has_holds() {
+        if stored.is_some_and(|stored| begins_anew(target, stored, now)) && host.has_holds() {
             match change_locked(host, rows, target, change)? {
                 Some(answer) => return Ok(answer),
                 None => continue,
@@ -102,7 +107,7 @@ fn change_after_wait(
     let id = target.row(0);
     let Some(own) = rows.lock(id, true)? else { return Ok(None) };
     let now = host.now();
-    if let Some(seen) = seen.filter(|_| expiry::is_due(&own, now)) {
+    if let Some(seen) = seen.filter(|_| expiry::is_due(target, &own, now)) {
         // As if it had not been written yet: what has expired comes first.
         rows.update(id, own.tuple, seen, own.expires)?;
         return Ok(None);
@@ -124,7 +129,7 @@ fn change_locked(
     let (id, mut unchanged) = (target.row(0), None);
     let changed = with_locked(host, rows, id, |row| {
         let now = host.now();
-        if row.stored.is_marker() || expiry::is_due(&row, now) {
+        if row.stored.is_marker() || expiry::is_due(target, &row, now) {
             return Ok(None);
         }
         let Row { stored, mut expires, tuple } = row;
@@ -135,7 +140,7 @@ fn change_locked(
             let kept = unchanged.take_if(|_| Fault::DeniedRowKept.is_on());
             return Ok(kept.map(|(answer, _)| answer));
         };
-        if begins_anew(target, &stored) {
+        if begins_anew(target, &stored, now) {
             expiry::forget(host, id)?;
             expires = None;
         }
@@ -164,13 +169,34 @@ fn unchanged<H: Host>(
     let (Change::Take(take), false) = (change, answer.ok) else { return Ok(Some(answer)) };
     let state = target.state(target.limit(), Some(&seen.stored), answer.now)?;
     let answer = expiry::denial(host, target, *take, &state, seen.expires, answer, false)?;
-    let is_same = |row: &Row| row.stored == seen.stored && row.expires == seen.expires;
-    Ok(rows.read(target.row(0))?.filter(is_same).map(|_| answer))
+    Ok(rows.read(target.row(0))?.filter(|row| row.is_version(seen)).map(|_| answer))
 }
 
-/// Whether a row holds another kind's state, so that a change begins the state again, without the holds of that one.
-pub(crate) fn begins_anew(target: &Target, stored: &Stored) -> bool {
-    stored.shape().is_some_and(|shape| !target.limit().accepts(shape))
+/// The answer to a take that is denied at `now` by a limit in full, too, on what its row has; `None`: it isn't.
+#[cold]
+fn never(
+    target: &Target,
+    change: &Change,
+    stored: Option<&Stored>,
+    now: Micros,
+) -> Result<Option<Answer>> {
+    match change {
+        Change::Take(take) if take.never_passes(target, now) => {
+            Ok(Some(change.decide(target, Contents::Row(stored), now)?.answer))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Whether a row holds another kind's state, or one that is ignored, so that a change begins the state again, without the
+/// holds of that one.
+#[inline]
+pub(crate) fn begins_anew(target: &Target, stored: &Stored, now: Micros) -> bool {
+    let limit = target.limit();
+    match stored {
+        Stored::State(state) => !limit.accepts(state.shape()) || limit.ignores(state, now),
+        stored => stored.shape().is_some_and(|shape| !limit.accepts(shape)),
+    }
 }
 
 /// Runs `work` on a row after locking it, in a subtransaction, so that `None` releases the row: where rows are locked

@@ -295,9 +295,6 @@ pub trait SqlRow: Sized {
     const COLUMNS: &'static [ResultColumn];
     /// The OIDs of their types.
     const OIDS: &'static [BuiltinOid];
-    /// How many of them a function that returns a set must be declared with: the columns of the oldest version. Later
-    /// ones come last.
-    const LEAST: usize;
 
     /// Passes the columns to `work` as Postgres takes them: the values, and which of them are NULL.
     fn with_columns<T>(self, work: impl FnOnce(&mut [pg_sys::Datum], &mut [bool]) -> T) -> T;
@@ -311,13 +308,12 @@ pub struct ResultColumn {
     pub sql: &'static str,
 }
 
-/// Declares a row that SQL functions return: its columns in their order, after `as` its composite type, and after
-/// `at least` how many columns an older version of a function has that returns a set.
+/// Declares a row that SQL functions return: its columns in their order, and after `as` its composite type.
 #[macro_export]
 macro_rules! sql_row {
     (
         $(#[$attribute:meta])*
-        pub struct $name:ident $(as $type:literal)? $(, at least $least:literal)? {
+        pub struct $name:ident $(as $type:literal)? {
             $($(#[$about:meta])* $column:ident: $of:ty),* $(,)?
         }
     ) => {
@@ -337,10 +333,6 @@ macro_rules! sql_row {
             ];
             const OIDS: &'static [pgrx::pg_sys::BuiltinOid] =
                 &[$(<$of as $crate::call::sql_types::SqlValue>::OID),*];
-            const LEAST: usize = match $crate::call::sql_types::optional!($($least)?) {
-                Some(least) => least,
-                None => Self::OIDS.len(),
-            };
 
             fn with_columns<T>(
                 self,

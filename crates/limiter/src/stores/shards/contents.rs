@@ -104,7 +104,7 @@ pub(crate) fn peek<'a>(
     }
     let now = host.now();
     let is_one = target.limit().shards() == 1;
-    if is_one && found.first().is_some_and(|(_, row)| expiry::is_due(row, now)) {
+    if is_one && found.first().is_some_and(|(_, row)| expiry::is_due(target, row, now)) {
         return peek_expired(host, rows, target);
     }
     Ok((now, interpret(target, found, now)?))
@@ -117,19 +117,19 @@ fn peek_expired<'a>(
     rows: &dyn Rows,
     target: &'a Target,
 ) -> Result<(Micros, KeyShards<'a>)> {
-    let id = target.row(0);
     for _ in 0..TRIES {
         host.check_for_interrupts();
         let found = rows.read_key(target.name, target.key, None)?;
         let now = host.now();
-        let Some((_, row)) = found.first().filter(|(_, row)| expiry::is_due(row, now)) else {
+        let is_due = |(_, row): &&ShardRow| expiry::is_due(target, row, now);
+        let Some((_, row)) = found.first().filter(is_due) else {
             return Ok((now, interpret(target, found, now)?));
         };
         let one = match row.stored.is_marker() {
             false => row.clone(),
             true => joined(target, row.clone(), found.clone(), now)?,
         };
-        let one = expiry::on_copy(host, id, &one, now)?;
+        let one = expiry::on_copy(host, target, &one, now)?;
         // The holds were read after the rows.
         let again = rows.read_key(target.name, target.key, None)?;
         if is_unchanged(&found, &again) {
@@ -149,7 +149,7 @@ fn joined(target: &Target, root: Row, found: Vec<ShardRow>, now: Micros) -> Resu
 /// Whether rows have the same contents.
 fn is_unchanged(found: &[ShardRow], again: &[ShardRow]) -> bool {
     let same = |((one, row), (other, again)): (&ShardRow, &ShardRow)| {
-        one == other && row.stored == again.stored && row.expires == again.expires
+        one == other && again.is_version(row)
     };
     found.len() == again.len() && found.iter().zip(again).all(same)
 }

@@ -31,7 +31,7 @@ pub struct LockedRows<'a> {
 
 impl<'a> LockedRows<'a> {
     /// All rows of a key, locked.
-    fn all(found: KeyShards<'a>) -> LockedRows<'a> {
+    pub(super) fn all(found: KeyShards<'a>) -> LockedRows<'a> {
         let locked = found.tuples.into_iter().enumerate().collect();
         LockedRows { shards: found.shards, locked, expires: found.expires, begins_anew: false }
     }
@@ -55,7 +55,7 @@ impl<'a> LockedRows<'a> {
         let ([_], [(0, _)]) = (self.shards.states(), &self.locked[..]) else { return Ok(false) };
         let id = target.row(0);
         let Some(row) = rows.lock(id, true)? else { return Ok(false) };
-        let row = expiry::apply_locked(host, rows, id, row)?;
+        let row = expiry::apply_locked(host, rows, id, Some(target), row)?;
         let state = target.state(target.limit(), Some(&row.stored), host.now())?;
         self.shards.states_mut()[0] = state.into_owned();
         (self.locked, self.expires) = (vec![(0, row.tuple)], row.expires);
@@ -222,9 +222,13 @@ fn lock_one<'a>(
         found => found,
     };
     let Some(Row { stored, expires, tuple }) = found else { return Ok(None) };
-    let state = target.state(target.limit(), Some(&stored), host.now())?.into_owned();
+    let now = host.now();
+    let state = target.state(target.limit(), Some(&stored), now)?.into_owned();
     let shards = Shards::new(target.limit(), vec![state]);
-    let begins_anew = begins_anew(target, &stored);
+    let begins_anew = begins_anew(target, &stored, now);
+    // Nothing comes back to the state of another kind.
+    let is_accepted = stored.shape().is_none_or(|shape| target.limit().accepts(shape));
+    let expires = expires.filter(|_| is_accepted);
     Ok(Some(LockedRows { shards, locked: vec![(0, tuple)], expires, begins_anew }))
 }
 

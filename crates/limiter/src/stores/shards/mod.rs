@@ -78,6 +78,18 @@ pub(super) fn join<H: Host>(host: &H, rows: &dyn Rows, target: &Target) -> Resul
     }
 }
 
+/// Locks all rows of a key, if none has to be waited for.
+pub(crate) fn lock_at_once<'t>(
+    host: &impl Host,
+    rows: &dyn Rows,
+    target: &'t Target,
+) -> Result<Option<LockedRows<'t>>> {
+    match lock_all(host, rows, target, false) {
+        Err(LimiterError::Busy) => Ok(None),
+        locked => Ok(locked?.map(LockedRows::all)),
+    }
+}
+
 /// An answer with the level that the shards have.
 fn left(answer: Answer, shards: &Shards, now: Micros) -> Answer {
     Answer { level: shards.level(now), ..answer }

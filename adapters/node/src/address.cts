@@ -1,0 +1,35 @@
+// The key of a client's address, as rl_address_key of SQL makes it.
+import { isIP } from 'node:net';
+
+/** The eight groups of an IPv6 address. */
+function groupsOf(address: string): number[] {
+    // A URL has the short form, in hexadecimal.
+    const short = new URL(`http://[${address}]`).hostname.slice(1, -1);
+    const [head = '', tail] = short.split('::');
+    const groups = (text: string) => text.split(':').filter(Boolean).map((group) => parseInt(group, 16));
+    if (tail === undefined) return groups(head);
+    const [first, last] = [groups(head), groups(tail)];
+    return [...first, ...Array(8 - first.length - last.length).fill(0), ...last];
+}
+
+/**
+ * Makes a key of a client's address. One of IPv4 is its own key, also where IPv6 maps it; of IPv6 it takes the network of
+ * the first `bits`, 0 to 128, since a customer usually has all addresses of a network of 64. Throws a TypeError for what
+ * is no address.
+ */
+export function addressKey(address: string, bits = 64): string {
+    if (!Number.isInteger(bits) || bits < 0 || bits > 128) {
+        throw new TypeError(`addressKey: bits is ${bits}; allowed: 0 to 128`);
+    }
+    const plain = String(address).split('%')[0]!; // without the interface
+    const version = isIP(plain);
+    if (version === 0) throw new TypeError(`addressKey: address is ${typeof address}, and no IP address`);
+    if (version === 4) return plain;
+    const groups = groupsOf(plain);
+    if (groups.slice(0, 5).every((group) => group === 0) && groups[5] === 0xffff) {
+        return groups.slice(6).flatMap((group) => [group >> 8, group & 255]).join('.');
+    }
+    const kept = groups.map((group, n) => group & (0xffff << Math.min(Math.max(16 * (n + 1) - bits, 0), 16)) & 0xffff);
+    const network = new URL(`http://[${kept.map((group) => group.toString(16)).join(':')}]`).hostname.slice(1, -1);
+    return bits === 128 ? network : `${network}/${bits}`;
+}

@@ -1,0 +1,39 @@
+// Lines of calls of a process that wait for the same slots: the first of each asks for all.
+import { setTimeout as sleep } from 'node:timers/promises';
+
+export class Lines {
+    #lines = new WeakMap<object, Map<string, (() => void)[]>>();
+
+    /** Runs this when those before it in the line have left, or after this number of milliseconds. */
+    async join<T>(
+        db: object,
+        id: string,
+        milliseconds: number,
+        signal: AbortSignal | undefined,
+        run: () => Promise<T>,
+    ): Promise<T> {
+        const lines = this.#lines.get(db) ?? new Map<string, (() => void)[]>();
+        this.#lines.set(db, lines);
+        const line = lines.get(id) ?? [];
+        lines.set(id, line);
+        const own = new AbortController();
+        const come = () => own.abort();
+        line.push(come);
+        try {
+            if (line[0] !== come) await pause(milliseconds, own.signal, signal);
+            return await run();
+        } finally {
+            line.splice(line.indexOf(come), 1);
+            line[0]?.();
+            if (line.length === 0) lines.delete(id);
+        }
+    }
+}
+
+/** Waits, until END at the latest; SIGNAL is an error. */
+async function pause(milliseconds: number, end: AbortSignal, signal: AbortSignal | undefined): Promise<void> {
+    const either = signal ? AbortSignal.any([end, signal]) : end;
+    await sleep(Math.min(milliseconds, 2 ** 31 - 1), undefined, { signal: either }).catch((error) => {
+        if (!end.aborted || signal?.aborted) throw error;
+    });
+}

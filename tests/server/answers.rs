@@ -1,0 +1,37 @@
+//! What calls answer, in each of the extension's stores and by each way to the rows.
+
+use cases::Place;
+
+use crate::database::{self, Database};
+
+#[path = "../answers/mod.rs"]
+mod cases;
+
+fn run(place: Place) {
+    let database = Database::new("answers");
+    cases::run(place, "public", &database::config(database.name()));
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn rows() {
+    run(Place::Heap);
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn sql() {
+    run(Place::Sql);
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn memory() {
+    run(Place::Memory);
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn shards() {
+    run(Place::Shards);
+}
