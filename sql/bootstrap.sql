@@ -17,6 +17,73 @@ COMMENT ON COLUMN @extschema@.rl_result.remaining IS 'tokens left after this cal
 COMMENT ON COLUMN @extschema@.rl_result.capacity IS 'the most tokens that the limit can hold; NULL: no limit applies';
 COMMENT ON COLUMN @extschema@.rl_result.reset_at IS 'when the limit is full again if nobody takes from it; window kinds: end of the current window; concurrency: when the last lease expires';
 
+-- The other results, each of the function that it is named for; their columns are described where the function is.
+CREATE TYPE @extschema@.rl_take_result AS (
+    ok boolean, taken double precision, retry_after double precision, retry_at timestamptz,
+    remaining double precision, capacity double precision, reset_at timestamptz
+);
+COMMENT ON TYPE @extschema@.rl_take_result IS 'result of rl_take';
+
+CREATE TYPE @extschema@.rl_limit_all_result AS (
+    n integer, name text, key text, ok boolean, allows boolean, retry_after double precision, retry_at timestamptz,
+    remaining double precision, capacity double precision, reset_at timestamptz, error jsonb
+);
+COMMENT ON TYPE @extschema@.rl_limit_all_result IS 'result of rl_limit_all and rl_check_all, for one request';
+
+CREATE TYPE @extschema@.rl_hold_result AS (
+    ok boolean, hold text, held double precision, expires_at timestamptz, retry_after double precision,
+    retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz
+);
+COMMENT ON TYPE @extschema@.rl_hold_result IS 'result of rl_hold';
+
+CREATE TYPE @extschema@.rl_hold_all_result AS (
+    n integer, name text, key text, ok boolean, allows boolean, hold text, held double precision,
+    expires_at timestamptz, retry_after double precision, retry_at timestamptz, remaining double precision,
+    capacity double precision, reset_at timestamptz
+);
+COMMENT ON TYPE @extschema@.rl_hold_all_result IS 'result of rl_hold_all, for one request';
+
+CREATE TYPE @extschema@.rl_settle_all_result AS (
+    name text, key text, retry_after double precision, retry_at timestamptz, remaining double precision,
+    capacity double precision, reset_at timestamptz
+);
+COMMENT ON TYPE @extschema@.rl_settle_all_result IS 'result of rl_settle_all, for one limit of the hold';
+
+CREATE TYPE @extschema@.rl_acquire_result AS (
+    ok boolean, lease text, expires_at timestamptz, retry_after double precision, retry_at timestamptz,
+    remaining double precision, capacity double precision, reset_at timestamptz
+);
+COMMENT ON TYPE @extschema@.rl_acquire_result IS 'result of rl_acquire';
+
+CREATE TYPE @extschema@.rl_status_result AS (
+    name text, key text, kind text, remaining double precision, capacity double precision, retry_at timestamptz,
+    as_of timestamptz, shards integer, limited boolean, limited_by text, block_reason text, held double precision
+);
+COMMENT ON TYPE @extschema@.rl_status_result IS 'result of rl_status, for one name and key';
+
+CREATE TYPE @extschema@.rl_stats_result AS (
+    name text, allowed bigint, denied bigint, denied_in_dry_run bigint, tokens double precision, since timestamptz
+);
+COMMENT ON TYPE @extschema@.rl_stats_result IS 'result of rl_stats, for one name';
+
+CREATE TYPE @extschema@.rl_top_denied_result AS (
+    name text, key text, denied bigint, error bigint
+);
+COMMENT ON TYPE @extschema@.rl_top_denied_result IS 'result of rl_top_denied, for one name and key';
+
+CREATE TYPE @extschema@.rl_memory_result AS (
+    keys bigint, room bigint, inline_keys bigint, inline_room bigint, bytes bigint, dropped_idle bigint,
+    dropped_live bigint, since timestamptz, configured bigint, dropped_calls bigint, saved_keys bigint,
+    saved_room bigint, saved_bytes bigint, unsaved_keys bigint, unsaved_since timestamptz, save_error text,
+    writer_pid integer, writer_since timestamptz
+);
+COMMENT ON TYPE @extschema@.rl_memory_result IS 'result of rl_memory';
+
+CREATE TYPE @extschema@.rl_calculate_result AS (
+    ok boolean, retry_after double precision, retry_at timestamptz, remaining double precision, state jsonb
+);
+COMMENT ON TYPE @extschema@.rl_calculate_result IS 'result of rl_calculate';
+
 -- Only the primary key is indexed, and the fill factor leaves space on the page, so that updates are HOT.
 -- Autovacuum doesn't wait for a share of the whole table. New columns come last: ALTER EXTENSION adds them.
 CREATE TABLE @extschema@.rateLimits (

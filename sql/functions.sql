@@ -25,9 +25,8 @@ COMMENT ON FUNCTION @extschema@.rl_check IS 'reports whether rl_limit would succ
 
 CREATE FUNCTION @extschema@.rl_take(
     name text, key text DEFAULT '', at_most double precision DEFAULT 1, at_least double precision DEFAULT 1,
-    throws boolean DEFAULT false, config jsonb DEFAULT NULL,
-    OUT ok boolean, OUT taken double precision, OUT retry_after double precision, OUT retry_at timestamptz,
-    OUT remaining double precision, OUT capacity double precision, OUT reset_at timestamptz)
+    throws boolean DEFAULT false, config jsonb DEFAULT NULL)
+RETURNS @extschema@.rl_take_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_take';
 COMMENT ON FUNCTION @extschema@.rl_take IS 'takes as many tokens as a rate limit has, up to at_most, or none if it has fewer than at_least; returns how many';
@@ -42,17 +41,13 @@ COMMENT ON FUNCTION @extschema@.rl_credit IS 'gives back count tokens that were 
 -- Several limits at once: all or nothing.
 
 CREATE FUNCTION @extschema@.rl_limit_all(requests jsonb, throws boolean DEFAULT false)
-RETURNS TABLE (
-    n integer, name text, key text, ok boolean, allows boolean, retry_after double precision, retry_at timestamptz,
-    remaining double precision, capacity double precision, reset_at timestamptz)
+RETURNS SETOF @extschema@.rl_limit_all_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_limit_all';
 COMMENT ON FUNCTION @extschema@.rl_limit_all IS 'takes tokens from several rate limits, all or nothing; returns one row per request';
 
 CREATE FUNCTION @extschema@.rl_check_all(requests jsonb, throws boolean DEFAULT false)
-RETURNS TABLE (
-    n integer, name text, key text, ok boolean, allows boolean, retry_after double precision, retry_at timestamptz,
-    remaining double precision, capacity double precision, reset_at timestamptz)
+RETURNS SETOF @extschema@.rl_limit_all_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_check_all';
 COMMENT ON FUNCTION @extschema@.rl_check_all IS 'reports whether rl_limit_all would succeed; takes no tokens, locks and writes nothing';
@@ -62,9 +57,8 @@ COMMENT ON FUNCTION @extschema@.rl_check_all IS 'reports whether rl_limit_all wo
 CREATE FUNCTION @extschema@.rl_hold(
     name text, key text DEFAULT '', count double precision DEFAULT 1, ttl interval DEFAULT '10 minutes', id text DEFAULT NULL,
     at_least double precision DEFAULT NULL, on_expiry text DEFAULT 'refund', reserve boolean DEFAULT false,
-    throws boolean DEFAULT false, config jsonb DEFAULT NULL,
-    OUT ok boolean, OUT hold text, OUT held double precision, OUT expires_at timestamptz, OUT retry_after double precision,
-    OUT retry_at timestamptz, OUT remaining double precision, OUT capacity double precision, OUT reset_at timestamptz)
+    throws boolean DEFAULT false, config jsonb DEFAULT NULL)
+RETURNS @extschema@.rl_hold_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_hold';
 COMMENT ON FUNCTION @extschema@.rl_hold IS 'takes count tokens from a rate limit until rl_settle says how many of them were used, or ttl has passed; the same id again is the same hold';
@@ -78,18 +72,13 @@ COMMENT ON FUNCTION @extschema@.rl_settle IS 'ends a hold: gives back what was n
 CREATE FUNCTION @extschema@.rl_hold_all(
     requests jsonb, ttl interval DEFAULT '10 minutes', id text DEFAULT NULL, on_expiry text DEFAULT 'refund',
     throws boolean DEFAULT false)
-RETURNS TABLE (
-    n integer, name text, key text, ok boolean, allows boolean, hold text, held double precision, expires_at timestamptz,
-    retry_after double precision, retry_at timestamptz, remaining double precision, capacity double precision,
-    reset_at timestamptz)
+RETURNS SETOF @extschema@.rl_hold_all_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_hold_all';
 COMMENT ON FUNCTION @extschema@.rl_hold_all IS 'holds tokens of several rate limits and slots of concurrency limits, all or nothing, as one hold; returns one row per request';
 
 CREATE FUNCTION @extschema@.rl_settle_all(hold text, used jsonb DEFAULT NULL)
-RETURNS TABLE (
-    name text, key text, retry_after double precision, retry_at timestamptz, remaining double precision,
-    capacity double precision, reset_at timestamptz)
+RETURNS SETOF @extschema@.rl_settle_all_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_settle_all';
 COMMENT ON FUNCTION @extschema@.rl_settle_all IS 'ends a hold of several rate limits; used is a number for all, or an object by name; no rows if there is no such hold';
@@ -98,9 +87,8 @@ COMMENT ON FUNCTION @extschema@.rl_settle_all IS 'ends a hold of several rate li
 
 CREATE FUNCTION @extschema@.rl_acquire(
     name text, key text DEFAULT '', count double precision DEFAULT 1, throws boolean DEFAULT false,
-    config jsonb DEFAULT NULL,
-    OUT ok boolean, OUT lease text, OUT expires_at timestamptz, OUT retry_after double precision,
-    OUT retry_at timestamptz, OUT remaining double precision, OUT capacity double precision)
+    config jsonb DEFAULT NULL)
+RETURNS @extschema@.rl_acquire_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_acquire';
 COMMENT ON FUNCTION @extschema@.rl_acquire IS 'takes count slots of a concurrency limit; returns a lease, or when to retry';
@@ -217,9 +205,7 @@ COMMENT ON FUNCTION @extschema@.rl_prune IS 'gives back the tokens of expired ho
 -- The current state of limits.
 
 CREATE FUNCTION @extschema@.rl_status(name text DEFAULT NULL, key text DEFAULT NULL)
-RETURNS TABLE (
-    name text, key text, kind text, remaining double precision, capacity double precision, retry_at timestamptz,
-    as_of timestamptz, shards integer, limited boolean, limited_by text, block_reason text, held double precision)
+RETURNS SETOF @extschema@.rl_status_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_status';
 COMMENT ON FUNCTION @extschema@.rl_status IS 'current state of the rate limits in use, one row per name and key; of one name or key if given';
@@ -233,8 +219,7 @@ COMMENT ON FUNCTION @extschema@.rl_value IS 'config and state of a rate limit, a
 -- Numbers about all limits.
 
 CREATE FUNCTION @extschema@.rl_stats()
-RETURNS TABLE (
-    name text, allowed bigint, denied bigint, denied_in_dry_run bigint, tokens double precision, since timestamptz)
+RETURNS SETOF @extschema@.rl_stats_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_stats';
 COMMENT ON FUNCTION @extschema@.rl_stats IS 'calls that each rate limit allowed and denied, and tokens taken';
@@ -246,17 +231,13 @@ AS 'MODULE_PATHNAME', 'rl_stats_reset';
 COMMENT ON FUNCTION @extschema@.rl_stats_reset IS 'resets the counters of one rate limit, or of all; returns how many were reset';
 
 CREATE FUNCTION @extschema@.rl_top_denied(name text DEFAULT NULL, max_rows integer DEFAULT 10)
-RETURNS TABLE (name text, key text, denied bigint, error bigint)
+RETURNS SETOF @extschema@.rl_top_denied_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_top_denied';
 COMMENT ON FUNCTION @extschema@.rl_top_denied IS 'most-denied keys of one rate limit, or of all; the exact number of denials is from denied - error to denied';
 
-CREATE FUNCTION @extschema@.rl_memory(
-    OUT keys bigint, OUT room bigint, OUT inline_keys bigint, OUT inline_room bigint, OUT bytes bigint,
-    OUT dropped_idle bigint, OUT dropped_live bigint, OUT since timestamptz, OUT configured bigint,
-    OUT dropped_calls bigint, OUT saved_keys bigint, OUT saved_room bigint, OUT saved_bytes bigint, OUT unsaved_keys bigint,
-    OUT unsaved_since timestamptz, OUT save_error text,
-    OUT writer_pid integer, OUT writer_since timestamptz)
+CREATE FUNCTION @extschema@.rl_memory()
+RETURNS @extschema@.rl_memory_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_memory';
 COMMENT ON FUNCTION @extschema@.rl_memory IS 'shared memory of limits in memory: keys stored, capacity, keys evicted, and the configured ratelimit.memory_keys';
@@ -309,9 +290,8 @@ COMMENT ON FUNCTION @extschema@.rl_address_key IS 'key of a client''s address: I
 -- The algorithm alone, for one call and for a log.
 
 CREATE FUNCTION @extschema@.rl_calculate(
-    config jsonb, state jsonb, at timestamptz, count double precision DEFAULT 1, reserve boolean DEFAULT false,
-    OUT ok boolean, OUT retry_after double precision, OUT retry_at timestamptz, OUT remaining double precision,
-    OUT state jsonb)
+    config jsonb, state jsonb, at timestamptz, count double precision DEFAULT 1, reserve boolean DEFAULT false)
+RETURNS @extschema@.rl_calculate_result
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_calculate';
 COMMENT ON FUNCTION @extschema@.rl_calculate IS 'evaluates a call on a given state at a given time, without side effects; returns the result and the new state';

@@ -98,7 +98,7 @@ pub struct One<R>(pub R);
 impl<R: SqlRow> SqlResult for One<R> {
     /// Runs before anything waits: afterwards the function may be gone.
     fn begin(call: &Call) -> Result<()> {
-        call.row_type(R::OIDS)
+        call.row_type(R::COLUMNS)
     }
 
     fn end(self, call: &Call) -> Result<pg_sys::Datum> {
@@ -111,7 +111,7 @@ pub struct OneInWindow<R>(pub R);
 
 impl<R: SqlRow> SqlResult for OneInWindow<R> {
     fn begin(call: &Call) -> Result<()> {
-        call.row_type(R::OIDS)?;
+        call.row_type(R::COLUMNS)?;
         call.evaluate_arguments()
     }
 
@@ -219,10 +219,10 @@ pub mod declared {
     pub enum Returned {
         /// A value of an SQL type.
         Value(&'static str),
-        /// One row of these columns: OUT arguments.
-        Row(&'static [ResultColumn]),
-        /// A set of rows of these columns.
-        Table(&'static [ResultColumn]),
+        /// A row of a composite type, of these columns.
+        Row(&'static str, &'static [ResultColumn]),
+        /// A set of them.
+        Rows(&'static str, &'static [ResultColumn]),
     }
 
     /// A type of [results](super::SqlResult).
@@ -248,14 +248,11 @@ pub mod declared {
     }
 
     impl<R: SqlRow> Returns for Rows<R> {
-        const RETURNED: Returned = Returned::Table(R::COLUMNS);
+        const RETURNED: Returned = Returned::Rows(R::TYPE, R::COLUMNS);
     }
 
     impl<R: SqlRow> Returns for One<R> {
-        const RETURNED: Returned = match R::TYPE {
-            Some(of) => Returned::Value(of),
-            None => Returned::Row(R::COLUMNS),
-        };
+        const RETURNED: Returned = Returned::Row(R::TYPE, R::COLUMNS);
     }
 
     impl<R: SqlRow> Returns for OneInWindow<R> {

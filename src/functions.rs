@@ -22,6 +22,9 @@ mod status;
 mod triggers;
 mod value;
 
+#[cfg(feature = "server_tests")]
+pub use answers::RlResult;
+
 /// All SQL functions.
 #[cfg(feature = "server_tests")]
 pub const DECLARED: &[crate::declaration::declared::Declaration] = &[

@@ -5,7 +5,7 @@
 -- Functions that every role may call: they need no rights.
 CREATE OR REPLACE FUNCTION ratelimit._is_open(name text) RETURNS boolean IMMUTABLE LANGUAGE sql AS $$
     SELECT name ~ '^(rl_(token_bucket|fixed_window|sliding_window|sliding_log|concurrency|unlimited|calculate|key'
-                  '|address_key|result)|_parse|_plan_name|_written|_valid)([(]|$)'
+                  '|address_key|(\w+_)?result)|_parse|_plan_name|_written|_valid)([(]|$)'
 $$;
 
 -- Identifies the cluster, since oids may repeat in another one that restores a dump; 0 where the host hides it.
@@ -125,7 +125,6 @@ function _begins_anew(ratelimit._limit,text,text,bigint,float8,timestamptz,float
 function _boundary(ratelimit._limit,bigint)
 function _bounded(ratelimit._limit,float8,bigint)
 function _build(text,float8,interval,float8,float8,int,timestamptz,boolean,text)
-function _calculate(jsonb,jsonb,timestamptz,float8,boolean)
 function _called(text)
 function _caller()
 function _ceil(bigint,bigint)
@@ -389,11 +388,20 @@ type _decision
 type _group
 type _hold
 type _limit
-type _outcome
 type _state
+type rl_acquire_result
+type rl_calculate_result
+type rl_hold_all_result
+type rl_hold_result
+type rl_limit_all_result
+type rl_memory_result
 type rl_result
+type rl_settle_all_result
+type rl_stats_result
+type rl_status_result
+type rl_take_result
+type rl_top_denied_result
 ';
-    detail text;
     m record;
     first_run boolean;
     taken text[] := '{}';
@@ -433,26 +441,12 @@ BEGIN
         taken := taken || ratelimit._close(m.kind, m.name);
     END LOOP;
     PERFORM ratelimit._say_taken(taken);
-    -- Drops what is no longer made. Functions that have grown keep their grants: the record has them, for the end.
-    FOR m IN SELECT DISTINCT ON (made.name) made.name, o.object,
-                    CASE WHEN made.oid IS NOT NULL THEN o.grants ELSE '{}' END AS grants
-             FROM ONLY ratelimit.rl_made AS made CROSS JOIN LATERAL ratelimit._object('function', made.name) o
-             WHERE made.kind = 'function' AND strpos(own, format(E'\nfunction %s\n', made.name)) = 0
-             ORDER BY made.name, made.oid = o.object DESC NULLS LAST LOOP
-        BEGIN
-            EXECUTE CASE WHEN m.object IS NULL THEN 'SELECT'
-                         ELSE format('DROP FUNCTION %s', m.object::regprocedure) END;
-        EXCEPTION WHEN dependent_objects_still_exist THEN
-            GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
-            RAISE EXCEPTION 'functions have more arguments or columns in this version, and other objects use them'
-                USING ERRCODE = SQLSTATE, DETAIL = detail,
-                      HINT = 'Drop these objects, run this file, and create them again.';
-        END;
+    -- Drops what is no longer made.
+    FOR m IN SELECT DISTINCT made.name, o.object FROM ONLY ratelimit.rl_made AS made
+             CROSS JOIN LATERAL ratelimit._object('function', made.name) o
+             WHERE made.kind = 'function' AND strpos(own, format(E'\nfunction %s\n', made.name)) = 0 LOOP
+        IF m.object IS NOT NULL THEN EXECUTE format('DROP FUNCTION %s', m.object::regprocedure); END IF;
         DELETE FROM ONLY ratelimit.rl_made old WHERE old.kind = 'function' AND old.name = m.name;
-        UPDATE ONLY ratelimit.rl_made AS new SET acl = m.grants, oid = NULL
-        WHERE m.grants <> '{}' AND new.kind = 'function'
-          AND split_part(new.name, '(', 1) = split_part(m.name, '(', 1)
-          AND (ratelimit._object('function', new.name)).object IS NULL;
     END LOOP;
     IF EXISTS (SELECT FROM pg_namespace n, aclexplode(n.nspacl) a WHERE n.oid = to_regnamespace('"ratelimit"')
                AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner) THEN

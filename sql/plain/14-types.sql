@@ -1,8 +1,9 @@
--- Types. A column of one in another role's table would keep the file from changing it, so only rl_result is open to
--- others; the file's own tables have none.
+-- Types. Those of results are open to all, and have more attributes in a later version, at their end: so columns,
+-- variables, views and functions of others that use them go on. A column of another type in another role's table would
+-- keep the file from changing it, so the others are the owner's; the file's own tables have none.
 
 -- Makes a type, or changes that of an earlier version: it drops all attributes from the first that differs, and adds
--- the new ones, for the same order.
+-- the new ones, for the same order. It drops none of a result's type: 42804.
 CREATE OR REPLACE FUNCTION ratelimit._make_type(name text, attributes text) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -27,8 +28,14 @@ BEGIN
         WHERE t.oid IN (old, to_regtype('ratelimit._made'));
         DROP TYPE ratelimit._made;
         WHILE found_old[same + 1] = wanted[same + 1] LOOP same := same + 1; END LOOP;
+        IF name !~ '^_' AND cardinality(found_old) > same THEN
+            RAISE EXCEPTION 'type % has been altered', old::regtype USING ERRCODE = 'datatype_mismatch',
+                DETAIL = format('Its attributes are %s.', array_to_string(found_old, ', ')),
+                HINT = format('Make these its attributes by ALTER TYPE, and run this file again: %s.',
+                              array_to_string(wanted, ', '));
+        END IF;
         changes := ARRAY(SELECT format('DROP ATTRIBUTE %s', split_part(f, ' ', 1)) FROM unnest(found_old[same + 1:]) f)
-            || ARRAY(SELECT format('ADD ATTRIBUTE %s', f) FROM unnest(wanted[same + 1:]) f);
+            || ARRAY(SELECT format('ADD ATTRIBUTE %s CASCADE', f) FROM unnest(wanted[same + 1:]) f);
         IF cardinality(changes) > 0 THEN
             EXECUTE format('ALTER TYPE "ratelimit".%I %s', name, array_to_string(changes, ', '));
         END IF;
@@ -42,8 +49,38 @@ DECLARE
     path text := pg_catalog.current_setting('search_path');
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    -- The results.
     PERFORM ratelimit._make_type('rl_result', 'ok boolean, retry_after double precision, retry_at timestamptz,
         remaining double precision, capacity double precision, reset_at timestamptz');
+    PERFORM ratelimit._make_type('rl_take_result', 'ok boolean, taken double precision, retry_after double precision,
+        retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz');
+    PERFORM ratelimit._make_type('rl_limit_all_result', 'n integer, name text, key text, ok boolean, allows boolean,
+        retry_after double precision, retry_at timestamptz, remaining double precision, capacity double precision,
+        reset_at timestamptz, error jsonb');
+    PERFORM ratelimit._make_type('rl_hold_result', 'ok boolean, hold text, held double precision,
+        expires_at timestamptz, retry_after double precision, retry_at timestamptz, remaining double precision,
+        capacity double precision, reset_at timestamptz');
+    PERFORM ratelimit._make_type('rl_hold_all_result', 'n integer, name text, key text, ok boolean, allows boolean,
+        hold text, held double precision, expires_at timestamptz, retry_after double precision, retry_at timestamptz,
+        remaining double precision, capacity double precision, reset_at timestamptz');
+    PERFORM ratelimit._make_type('rl_settle_all_result', 'name text, key text, retry_after double precision,
+        retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz');
+    PERFORM ratelimit._make_type('rl_acquire_result', 'ok boolean, lease text, expires_at timestamptz,
+        retry_after double precision, retry_at timestamptz, remaining double precision, capacity double precision,
+        reset_at timestamptz');
+    PERFORM ratelimit._make_type('rl_status_result', 'name text, key text, kind text, remaining double precision,
+        capacity double precision, retry_at timestamptz, as_of timestamptz, shards integer, limited boolean,
+        limited_by text, block_reason text, held double precision');
+    PERFORM ratelimit._make_type('rl_stats_result', 'name text, allowed bigint, denied bigint,
+        denied_in_dry_run bigint, tokens double precision, since timestamptz');
+    PERFORM ratelimit._make_type('rl_top_denied_result', 'name text, key text, denied bigint, error bigint');
+    PERFORM ratelimit._make_type('rl_memory_result', 'keys bigint, room bigint, inline_keys bigint,
+        inline_room bigint, bytes bigint, dropped_idle bigint, dropped_live bigint, since timestamptz,
+        configured bigint, dropped_calls bigint, saved_keys bigint, saved_room bigint, saved_bytes bigint,
+        unsaved_keys bigint, unsaved_since timestamptz, save_error text, writer_pid integer,
+        writer_since timestamptz');
+    PERFORM ratelimit._make_type('rl_calculate_result', 'ok boolean, retry_after double precision,
+        retry_at timestamptz, remaining double precision, state jsonb');
     -- A parsed config. Periods and times are in microseconds, since 1970.
     PERFORM ratelimit._make_type('_limit', 'kind text, rate double precision, period bigint,
         capacity double precision, tolerance double precision, max_reserved double precision, enforce boolean,

@@ -292,17 +292,20 @@ BEGIN
 END
 $$;
 
--- The result of a call. Times and waits are rounded up to milliseconds.
+-- The result of a call. Times and waits are rounded up to milliseconds. Here and below, a result is filled by the names
+-- of its attributes: a call that goes on while another session runs a later version may find more of them.
 CREATE OR REPLACE FUNCTION ratelimit._answer(d ratelimit._decision) RETURNS ratelimit.rl_result STABLE
 LANGUAGE plpgsql AS $$
 DECLARE
-    at bigint;
-    retry_at timestamptz;
+    r ratelimit.rl_result;
 BEGIN
-    at := ratelimit._plus(d.at, d.wait);
-    retry_at := ratelimit._rounded_up(at);
-    RETURN ROW(d.ok, CASE WHEN retry_at IS NOT NULL THEN ratelimit._ceil(d.wait, 1000)::float8 / 1e6 END, retry_at,
-               d.remaining, d.capacity, ratelimit._rounded_up(d.reset_at))::ratelimit.rl_result;
+    r.ok := d.ok;
+    r.retry_at := ratelimit._rounded_up(ratelimit._plus(d.at, d.wait));
+    IF r.retry_at IS NOT NULL THEN r.retry_after := ratelimit._ceil(d.wait, 1000)::float8 / 1e6; END IF;
+    r.remaining := d.remaining;
+    r.capacity := d.capacity;
+    r.reset_at := ratelimit._rounded_up(d.reset_at);
+    RETURN r;
 END
 $$;
 
@@ -321,6 +324,7 @@ DECLARE
     at bigint;
     wait double precision;
     d ratelimit._decision;
+    answer ratelimit.rl_result;
 BEGIN
     SELECT f.defined, f.until, f.value, f.prior, f.log, f.added, f.expires, ratelimit._us(f.ts) AS ts,
            ratelimit._now() AS now
@@ -367,10 +371,13 @@ BEGIN
                 PERFORM ratelimit._log_denial($1, true, wait::bigint);
             END IF;
             at := at + CASE l.kind WHEN 'token bucket' THEN ratelimit._span(l, l.capacity - tokens) ELSE l.period END;
-            RETURN ROW(wait IS NULL, ceil(wait / 1e3) / 1e3,
-                CASE WHEN wait > 0 THEN ratelimit._rounded_up(stored.now + wait::bigint) END,
-                ratelimit._rounded(tokens, l.capacity, l.tolerance), l.capacity, ratelimit._rounded_up(at))
-                ::ratelimit.rl_result;
+            answer.ok := wait IS NULL;
+            answer.retry_after := ceil(wait / 1e3) / 1e3;
+            answer.retry_at := CASE WHEN wait > 0 THEN ratelimit._rounded_up(stored.now + wait::bigint) END;
+            answer.remaining := ratelimit._rounded(tokens, l.capacity, l.tolerance);
+            answer.capacity := l.capacity;
+            answer.reset_at := ratelimit._rounded_up(at);
+            RETURN answer;
         END IF;
     END IF;
     PERFORM ratelimit._check(name, key, count, reserve, throws);
@@ -381,12 +388,12 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_take(name text, key text DEFAULT '', at_most double precision DEFAULT 1,
-    at_least double precision DEFAULT 1, throws boolean DEFAULT false, config jsonb DEFAULT NULL, OUT ok boolean,
-    OUT taken double precision, OUT retry_after double precision, OUT retry_at timestamptz,
-    OUT remaining double precision, OUT capacity double precision, OUT reset_at timestamptz) LANGUAGE plpgsql AS $$
+    at_least double precision DEFAULT 1, throws boolean DEFAULT false, config jsonb DEFAULT NULL)
+RETURNS ratelimit.rl_take_result LANGUAGE plpgsql AS $$
 DECLARE
     d ratelimit._decision;
-    r ratelimit.rl_result;
+    a ratelimit.rl_result;
+    r ratelimit.rl_take_result;
 BEGIN
     PERFORM ratelimit._check(name, key);
     IF at_most IS NULL THEN
@@ -398,12 +405,13 @@ BEGIN
     END IF;
     d := ratelimit._change('rl_take', name, key, at_most, false, config, NULL, NULL, at_least);
     IF throws AND NOT d.ok THEN PERFORM ratelimit._denied(name, d); END IF;
-    r := ratelimit._answer(d);
-    ok := r.ok;
+    a := ratelimit._answer(d);
+    r.ok := a.ok;
     -- A dry run lets all pass, whatever the limit has.
-    taken := CASE WHEN d.enforced THEN d.taken ELSE at_most END;
-    retry_after := r.retry_after; retry_at := r.retry_at; remaining := r.remaining; capacity := r.capacity;
-    reset_at := r.reset_at;
+    r.taken := CASE WHEN d.enforced THEN d.taken ELSE at_most END;
+    r.retry_after := a.retry_after; r.retry_at := a.retry_at; r.remaining := a.remaining; r.capacity := a.capacity;
+    r.reset_at := a.reset_at;
+    RETURN r;
 END
 $$;
 

@@ -327,13 +327,12 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit.rl_hold(name text, key text DEFAULT '', count double precision DEFAULT 1,
     ttl interval DEFAULT '10 minutes', id text DEFAULT NULL, at_least double precision DEFAULT NULL,
     on_expiry text DEFAULT 'refund', reserve boolean DEFAULT false, throws boolean DEFAULT false,
-    config jsonb DEFAULT NULL, OUT ok boolean, OUT hold text, OUT held double precision, OUT expires_at timestamptz,
-    OUT retry_after double precision, OUT retry_at timestamptz, OUT remaining double precision,
-    OUT capacity double precision, OUT reset_at timestamptz) LANGUAGE plpgsql AS $$
+    config jsonb DEFAULT NULL) RETURNS ratelimit.rl_hold_result LANGUAGE plpgsql AS $$
 DECLARE
     terms ratelimit._hold;
     found_hold record;
-    r ratelimit.rl_result;
+    a ratelimit.rl_result;
+    r ratelimit.rl_hold_result;
 BEGIN
     PERFORM ratelimit._check(name, key, count, reserve, throws), ratelimit._check_terms(ttl, id, on_expiry);
     terms.id := id;
@@ -344,11 +343,12 @@ BEGIN
     END IF;
     found_hold := ratelimit._hold(name, key, count, at_least, reserve, config, terms, ratelimit._micros(ttl));
     IF throws AND NOT (found_hold.d).ok THEN PERFORM ratelimit._denied(name, found_hold.d); END IF;
-    r := ratelimit._answer(found_hold.d);
-    ok := r.ok; hold := (found_hold.h).id; held := found_hold.held;
-    expires_at := ratelimit._shown(ratelimit._us((found_hold.h).expires_at));
-    retry_after := r.retry_after; retry_at := r.retry_at; remaining := r.remaining; capacity := r.capacity;
-    reset_at := r.reset_at;
+    a := ratelimit._answer(found_hold.d);
+    r.ok := a.ok; r.hold := (found_hold.h).id; r.held := found_hold.held;
+    r.expires_at := ratelimit._shown(ratelimit._us((found_hold.h).expires_at));
+    r.retry_after := a.retry_after; r.retry_at := a.retry_at; r.remaining := a.remaining; r.capacity := a.capacity;
+    r.reset_at := a.reset_at;
+    RETURN r;
 END
 $$;
 

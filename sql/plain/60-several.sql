@@ -12,9 +12,6 @@ BEGIN
         added double precision, s ratelimit._state, after ratelimit._state, changed boolean, allows boolean,
         never boolean, decisions ratelimit._decision[], config jsonb, expires timestamptz, ids text[],
         came double precision[], ttl bigint, asked ratelimit._hold, h ratelimit._hold');
-    PERFORM ratelimit._make_type('_outcome', 'n integer, name text, key text, ok boolean, allows boolean,
-        retry_after double precision, retry_at timestamptz, remaining double precision, capacity double precision,
-        reset_at timestamptz');
 END
 $do$;
 
@@ -359,9 +356,10 @@ $$;
 
 -- The rows of the answer. taken: whether states are those after the takes.
 CREATE OR REPLACE FUNCTION ratelimit._outcomes(groups ratelimit._group[], ok boolean, taken boolean, throws boolean)
-RETURNS ratelimit._outcome[] LANGUAGE plpgsql AS $$
+RETURNS ratelimit.rl_limit_all_result[] LANGUAGE plpgsql AS $$
 DECLARE
-    outcomes ratelimit._outcome[] := '{}'::ratelimit._outcome[];
+    outcomes ratelimit.rl_limit_all_result[] := '{}'::ratelimit.rl_limit_all_result[];
+    o ratelimit.rl_limit_all_result;
     g ratelimit._group;
     d ratelimit._decision;
     worst ratelimit._decision;
@@ -395,8 +393,10 @@ BEGIN
             d.remaining := level.remaining;
             d.reset_at := level.reset_at;
             r := ratelimit._answer(d);
-            outcomes[g.ns[i]] := ROW(g.ns[i], g.name, g.key, ok, d.ok, r.retry_after, r.retry_at, r.remaining,
-                                     r.capacity, r.reset_at)::ratelimit._outcome;
+            o.n := g.ns[i]; o.name := g.name; o.key := g.key; o.ok := ok; o.allows := d.ok;
+            o.retry_after := r.retry_after; o.retry_at := r.retry_at; o.remaining := r.remaining;
+            o.capacity := r.capacity; o.reset_at := r.reset_at;
+            outcomes[o.n] := o;
         END LOOP;
     END LOOP;
     IF throws AND NOT ok THEN
@@ -531,7 +531,7 @@ $$;
 
 -- Limits, checks or holds: asked and ttl are a hold's.
 CREATE OR REPLACE FUNCTION ratelimit._several(function text, requests jsonb, throws boolean,
-    asked ratelimit._hold DEFAULT NULL, ttl bigint DEFAULT NULL, OUT outcomes ratelimit._outcome[],
+    asked ratelimit._hold DEFAULT NULL, ttl bigint DEFAULT NULL, OUT outcomes ratelimit.rl_limit_all_result[],
     OUT groups ratelimit._group[]) LANGUAGE plpgsql AS $$
 DECLARE
     peeked record;
@@ -576,15 +576,19 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_limit_all(requests jsonb, throws boolean DEFAULT false)
-RETURNS SETOF ratelimit._outcome LANGUAGE plpgsql ROWS 10 AS $$
+RETURNS SETOF ratelimit.rl_limit_all_result LANGUAGE plpgsql ROWS 10 AS $$
+DECLARE
+    r ratelimit.rl_limit_all_result;
 BEGIN
-    RETURN QUERY SELECT o.* FROM unnest((ratelimit._several('rl_limit_all', requests, throws)).outcomes) o;
+    FOREACH r IN ARRAY (ratelimit._several('rl_limit_all', requests, throws)).outcomes LOOP RETURN NEXT r; END LOOP;
 END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_check_all(requests jsonb, throws boolean DEFAULT false)
-RETURNS SETOF ratelimit._outcome LANGUAGE plpgsql ROWS 10 AS $$
+RETURNS SETOF ratelimit.rl_limit_all_result LANGUAGE plpgsql ROWS 10 AS $$
+DECLARE
+    r ratelimit.rl_limit_all_result;
 BEGIN
-    RETURN QUERY SELECT o.* FROM unnest((ratelimit._several('rl_check_all', requests, throws)).outcomes) o;
+    FOREACH r IN ARRAY (ratelimit._several('rl_check_all', requests, throws)).outcomes LOOP RETURN NEXT r; END LOOP;
 END
 $$;

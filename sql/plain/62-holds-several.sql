@@ -154,14 +154,13 @@ $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_hold_all(requests jsonb, ttl interval DEFAULT '10 minutes',
     id text DEFAULT NULL, on_expiry text DEFAULT 'refund', throws boolean DEFAULT false)
-RETURNS TABLE (n integer, name text, key text, ok boolean, allows boolean, hold text, held double precision,
-    expires_at timestamptz, retry_after double precision, retry_at timestamptz, remaining double precision,
-    capacity double precision, reset_at timestamptz) LANGUAGE plpgsql ROWS 10 AS $$
+RETURNS SETOF ratelimit.rl_hold_all_result LANGUAGE plpgsql ROWS 10 AS $$
 DECLARE
     asked ratelimit._hold;
     several record;
     g ratelimit._group;
-    o ratelimit._outcome;
+    o ratelimit.rl_limit_all_result;
+    r ratelimit.rl_hold_all_result;
 BEGIN
     PERFORM ratelimit._check_terms(ttl, id, on_expiry);
     asked.id := coalesce(id, gen_random_uuid()::text);
@@ -169,15 +168,16 @@ BEGIN
     several := ratelimit._several('rl_hold_all', requests, throws, asked, ratelimit._micros(ttl));
     FOR g IN SELECT x.* FROM unnest(several.groups) x ORDER BY x.ns[1] LOOP
         o := several.outcomes[g.ns[1]];
-        n := o.n; name := o.name; key := o.key; ok := o.ok; allows := o.allows; retry_after := o.retry_after;
-        retry_at := o.retry_at; remaining := o.remaining; capacity := o.capacity; reset_at := o.reset_at;
-        hold := CASE WHEN ok AND g.changed THEN asked.id END;
+        r.n := o.n; r.name := o.name; r.key := o.key; r.ok := o.ok; r.allows := o.allows;
+        r.retry_after := o.retry_after; r.retry_at := o.retry_at; r.remaining := o.remaining;
+        r.capacity := o.capacity; r.reset_at := o.reset_at;
+        r.hold := CASE WHEN o.ok AND g.changed THEN asked.id END;
         -- Where a dry run admits what the limit has not, and for an exempt key: as if it held them.
-        held := CASE WHEN ok AND NOT (g.changed AND (g.decisions[1]).ok) THEN greatest((g.asked).count, (g.h).count)
-                     ELSE coalesce((g.h).count, 0) END;
-        expires_at := CASE WHEN NOT ok OR g.changed
-                           THEN ratelimit._shown(ratelimit._us(coalesce((g.h).expires_at, (g.asked).expires_at))) END;
-        RETURN NEXT;
+        r.held := CASE WHEN o.ok AND NOT (g.changed AND (g.decisions[1]).ok)
+                       THEN greatest((g.asked).count, (g.h).count) ELSE coalesce((g.h).count, 0) END;
+        r.expires_at := CASE WHEN NOT o.ok OR g.changed
+            THEN ratelimit._shown(ratelimit._us(coalesce((g.h).expires_at, (g.asked).expires_at))) END;
+        RETURN NEXT r;
     END LOOP;
 END
 $$;
@@ -202,8 +202,7 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_settle_all(hold text, used jsonb DEFAULT NULL)
-RETURNS TABLE (name text, key text, retry_after double precision, retry_at timestamptz, remaining double precision,
-    capacity double precision, reset_at timestamptz) LANGUAGE plpgsql ROWS 10 AS $$
+RETURNS SETOF ratelimit.rl_settle_all_result LANGUAGE plpgsql ROWS 10 AS $$
 DECLARE
     allowed CONSTANT text :=
         'a number from 0 to 1e15, an object of them by name, such as {"llmTokens": 2750}, or NULL';
@@ -212,7 +211,8 @@ DECLARE
     names text[];
     keys text[];
     d ratelimit._decision;
-    r ratelimit.rl_result;
+    a ratelimit.rl_result;
+    r ratelimit.rl_settle_all_result;
 BEGIN
     IF jsonb_typeof(used) = 'object' THEN
         FOR field, given IN SELECT * FROM jsonb_each(used) LOOP
@@ -238,14 +238,13 @@ BEGIN
     FROM ONLY ratelimit.rl_holds x WHERE x.id = $1;
     IF names IS NULL AND hold IS NOT NULL THEN PERFORM ratelimit._no_hold(); END IF;
     FOR i IN 1..coalesce(cardinality(names), 0) LOOP
-        name := names[i]; key := keys[i];
-        given := CASE jsonb_typeof(used) WHEN 'object' THEN used -> name ELSE used END;
-        d := ratelimit._settle(hold, name, key, ratelimit._float(given::numeric));
+        given := CASE jsonb_typeof(used) WHEN 'object' THEN used -> names[i] ELSE used END;
+        d := ratelimit._settle(hold, names[i], keys[i], ratelimit._float(given::numeric));
         CONTINUE WHEN d.ok IS NULL;
-        r := ratelimit._answer(d);
-        retry_after := r.retry_after; retry_at := r.retry_at; remaining := r.remaining; capacity := r.capacity;
-        reset_at := r.reset_at;
-        RETURN NEXT;
+        a := ratelimit._answer(d);
+        r.name := names[i]; r.key := keys[i]; r.retry_after := a.retry_after; r.retry_at := a.retry_at;
+        r.remaining := a.remaining; r.capacity := a.capacity; r.reset_at := a.reset_at;
+        RETURN NEXT r;
     END LOOP;
 END
 $$;

@@ -28,23 +28,25 @@ CREATE OR REPLACE FUNCTION ratelimit._lease(name text, key text, id text) RETURN
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_acquire(name text, key text DEFAULT '', count double precision DEFAULT 1,
-    throws boolean DEFAULT false, config jsonb DEFAULT NULL, OUT ok boolean, OUT lease text,
-    OUT expires_at timestamptz, OUT retry_after double precision, OUT retry_at timestamptz,
-    OUT remaining double precision, OUT capacity double precision) LANGUAGE plpgsql AS $$
+    throws boolean DEFAULT false, config jsonb DEFAULT NULL) RETURNS ratelimit.rl_acquire_result
+LANGUAGE plpgsql AS $$
 DECLARE
     d ratelimit._decision;
-    r ratelimit.rl_result;
+    a ratelimit.rl_result;
+    r ratelimit.rl_acquire_result;
 BEGIN
     PERFORM ratelimit._check(name, key, count, false, throws);
     d := ratelimit._change('rl_acquire', name, key, count, false, config, NULL, ratelimit._random_id());
     IF throws AND NOT d.ok THEN PERFORM ratelimit._denied(name, d); END IF;
-    r := ratelimit._answer(d);
-    ok := r.ok; retry_after := r.retry_after; retry_at := r.retry_at; remaining := r.remaining; capacity := r.capacity;
+    a := ratelimit._answer(d);
+    r.ok := a.ok; r.retry_after := a.retry_after; r.retry_at := a.retry_at; r.remaining := a.remaining;
+    r.capacity := a.capacity; r.reset_at := a.reset_at;
     IF d.changed THEN
         -- The last pair is the new lease.
-        lease := ratelimit._lease(name, key, ratelimit._us(d.log[cardinality(d.log) - 1])::text);
-        expires_at := ratelimit._shown(ratelimit._us(d.log[cardinality(d.log)]));
+        r.lease := ratelimit._lease(name, key, ratelimit._us(d.log[cardinality(d.log) - 1])::text);
+        r.expires_at := ratelimit._shown(ratelimit._us(d.log[cardinality(d.log)]));
     END IF;
+    RETURN r;
 END
 $$;
 

@@ -91,15 +91,16 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._calculate(config jsonb, state jsonb, at timestamptz, count double precision,
-    reserve boolean, OUT ok boolean, OUT retry_after double precision, OUT retry_at timestamptz,
-    OUT remaining double precision, OUT new_state jsonb) IMMUTABLE LANGUAGE plpgsql AS $$
+-- Not parallel safe, like rl_fixed_window.
+CREATE OR REPLACE FUNCTION ratelimit.rl_calculate(config jsonb, state jsonb, at timestamptz,
+    count double precision DEFAULT 1, reserve boolean DEFAULT false) RETURNS ratelimit.rl_calculate_result
+IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
     now CONSTANT bigint := ratelimit._us(at);
     l ratelimit._limit;
     s ratelimit._state;
     d ratelimit._decision;
-    retry bigint;
+    r ratelimit.rl_calculate_result;
 BEGIN
     IF config IS NULL THEN PERFORM ratelimit._null('config'); END IF;
     IF at IS NULL THEN PERFORM ratelimit._null('at'); END IF;
@@ -108,26 +109,17 @@ BEGIN
     IF reserve IS NULL THEN PERFORM ratelimit._null('reserve'); END IF;
     l := ratelimit._parse(config);
     PERFORM ratelimit._check_count(l.kind, count);
-    IF state = 'null' THEN state := NULL; END IF;
+    r.state := nullif(state, 'null');
     -- A fixed window without a start begins at the given time.
-    IF state IS NULL THEN s := ratelimit._initial(l, now, now); ELSE s := ratelimit._read_state(l, state); END IF;
+    IF r.state IS NULL THEN s := ratelimit._initial(l, now, now); ELSE s := ratelimit._read_state(l, state); END IF;
     d := ratelimit._decide(l, s, now, count, reserve);
-    ok := d.ok;
-    remaining := d.remaining;
-    retry := ratelimit._plus(now, d.wait);
-    retry_at := ratelimit._shown(retry);
-    IF retry_at IS NOT NULL THEN retry_after := d.wait::float8 / 1e6; END IF;
-    new_state := CASE WHEN d.changed THEN ratelimit._state_json(ROW(d.value, d.ts, d.prior, d.log, NULL), l.kind)
-                      ELSE state END;
+    r.ok := d.ok;
+    r.remaining := d.remaining;
+    r.retry_at := ratelimit._shown(ratelimit._plus(now, d.wait));
+    IF r.retry_at IS NOT NULL THEN r.retry_after := d.wait::float8 / 1e6; END IF;
+    IF d.changed THEN r.state := ratelimit._state_json(ROW(d.value, d.ts, d.prior, d.log, NULL), l.kind); END IF;
+    RETURN r;
 END
-$$;
-
--- Not parallel safe, like rl_fixed_window. In SQL, since in PL/pgSQL no argument and result share a name.
-CREATE OR REPLACE FUNCTION ratelimit.rl_calculate(config jsonb, state jsonb, at timestamptz,
-    count double precision DEFAULT 1, reserve boolean DEFAULT false, OUT ok boolean, OUT retry_after double precision,
-    OUT retry_at timestamptz, OUT remaining double precision, OUT state jsonb)
-IMMUTABLE LANGUAGE sql AS $$
-    SELECT * FROM ratelimit._calculate($1, $2, $3, $4, $5)
 $$;
 
 -- Writes a parsed config with its defaults, so that nothing else is needed to decide calls on a state. phase: a start

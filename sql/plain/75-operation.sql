@@ -1,10 +1,10 @@
 -- rl_status and rl_prune.
 
 CREATE OR REPLACE FUNCTION ratelimit._standing(of_name text, of_key text)
-RETURNS TABLE (name text, key text, kind text, remaining double precision, capacity double precision,
-    retry_at timestamptz, as_of timestamptz, shards integer, limited boolean, limited_by text, block_reason text,
-    held double precision) STABLE LANGUAGE plpgsql AS $$
+RETURNS SETOF ratelimit.rl_status_result STABLE LANGUAGE plpgsql AS $$
 DECLARE
+    shown ratelimit.rl_status_result;
+    nothing ratelimit.rl_status_result;
     seen record;
     l ratelimit._limit;
     s ratelimit._state;
@@ -42,9 +42,8 @@ BEGIN
                    AND (x.key = of_key OR of_key IS NULL)) h ON h.name = k.name AND h.key = k.key
         ORDER BY 1, 2
     LOOP
-        name := seen.name; key := seen.key; shards := 1;
-        kind := NULL; remaining := NULL; capacity := NULL; retry_at := NULL; limited := NULL; limited_by := NULL;
-        block_reason := NULL;
+        shown := nothing;
+        shown.name := seen.name; shown.key := seen.key; shown.shards := 1;
         now := ratelimit._now();
         retry := ratelimit._us(seen.until);
         -- Most keys of a name have the same.
@@ -55,50 +54,50 @@ BEGIN
         IF ratelimit._is_due(l, seen.prior, seen.log, seen.expires, now) THEN
             SELECT x.value, x.ts, x.prior, x.log, x.added
             INTO seen.value, seen.ts, seen.prior, seen.log, seen.added
-            FROM ratelimit._lapse(l, name, key, seen.expires, now, seen.value, seen.ts, seen.prior, seen.log,
-                                  seen.added) x;
+            FROM ratelimit._lapse(l, seen.name, seen.key, seen.expires, now, seen.value, seen.ts, seen.prior,
+                                  seen.log, seen.added) x;
         END IF;
-        held := CASE WHEN l.kind IS NOT NULL THEN 0 END;
+        shown.held := CASE WHEN l.kind IS NOT NULL THEN 0 END;
         IF seen.has_holds AND l.kind IS NOT NULL THEN
-            held := ratelimit._held(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log, seen.added);
+            shown.held := ratelimit._held(l, seen.name, seen.key, now, seen.value, seen.ts, seen.prior, seen.log,
+                                          seen.added);
         END IF;
         s := NULL;
         IF l.kind IS NOT NULL THEN
-            s := ratelimit._state_of(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log, seen.added);
+            s := ratelimit._state_of(l, seen.name, seen.key, now, seen.value, seen.ts, seen.prior, seen.log,
+                                     seen.added);
             d := ratelimit._look(l, s, now, seen.until, 1, false, false);
             IF seen.expires IS NOT NULL AND NOT d.ok THEN
-                d := ratelimit._sooner(d, l, name, key, now, seen.until, 1, false, NULL, seen.value, seen.ts,
-                                       seen.prior, seen.log, seen.added);
+                d := ratelimit._sooner(d, l, seen.name, seen.key, now, seen.until, 1, false, NULL, seen.value,
+                                       seen.ts, seen.prior, seen.log, seen.added);
             END IF;
         END IF;
-        as_of := ratelimit._shown(now);
+        shown.as_of := ratelimit._shown(now);
         IF l.kind IS NOT NULL THEN
-            limited := NOT d.ok;
-            limited_by := CASE WHEN d.ok THEN NULL WHEN d.blocked THEN 'block' WHEN l.kind = 'concurrency' THEN 'slots'
-                               ELSE 'tokens' END;
+            shown.limited := NOT d.ok;
+            shown.limited_by := CASE WHEN d.ok THEN NULL WHEN d.blocked THEN 'block'
+                                     WHEN l.kind = 'concurrency' THEN 'slots' ELSE 'tokens' END;
             retry := ratelimit._plus(now, d.wait);
-            kind := l.kind;
-            remaining := d.remaining;
-            capacity := l.capacity;
-            as_of := ratelimit._shown(ratelimit._present(l, s, now));
-        ELSIF seen.until > as_of THEN
-            limited := true; limited_by := 'block';
+            shown.kind := l.kind;
+            shown.remaining := d.remaining;
+            shown.capacity := l.capacity;
+            shown.as_of := ratelimit._shown(ratelimit._present(l, s, now));
+        ELSIF seen.until > shown.as_of THEN
+            shown.limited := true; shown.limited_by := 'block';
             IF seen.until = 'infinity' THEN retry := NULL; END IF;
         ELSE
             retry := NULL;
         END IF;
-        IF limited_by = 'block' THEN block_reason := seen.reason; END IF;
+        IF shown.limited_by = 'block' THEN shown.block_reason := seen.reason; END IF;
         retry := ratelimit._ceil(retry, 1000);
-        retry_at := ratelimit._shown(retry);
-        RETURN NEXT;
+        shown.retry_at := ratelimit._shown(retry);
+        RETURN NEXT shown;
     END LOOP;
 END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_status(name text DEFAULT NULL, key text DEFAULT NULL)
-RETURNS TABLE (name text, key text, kind text, remaining double precision, capacity double precision,
-    retry_at timestamptz, as_of timestamptz, shards integer, limited boolean, limited_by text, block_reason text,
-    held double precision) LANGUAGE sql AS $$
+RETURNS SETOF ratelimit.rl_status_result LANGUAGE sql AS $$
     SELECT ratelimit._attend();
     SELECT * FROM ratelimit._standing($1, $2)
 $$;

@@ -44,7 +44,7 @@ DECLARE
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     FOR f IN SELECT m.name, split_part(m.name, '(', 1) AS short, m.oid IS NULL AS is_new,
-                    o.object::regprocedure AS function, ratelimit._is_open(m.name) AS is_open, m.acl
+                    o.object::regprocedure AS function, ratelimit._is_open(m.name) AS is_open
              FROM ONLY ratelimit.rl_made m CROSS JOIN LATERAL ratelimit._object(m.kind, m.name) o
              WHERE m.kind = 'function' ORDER BY m.name LOOP
         IF f.function IS NULL THEN
@@ -52,12 +52,6 @@ BEGIN
         END IF;
         taken := taken || ratelimit._close('function', f.name);
         IF f.is_open AND f.is_new THEN EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO PUBLIC', f.function); END IF;
-        IF f.is_new THEN -- or has grown, and had grants
-            EXECUTE coalesce((SELECT string_agg(format('GRANT EXECUTE ON FUNCTION %s TO %s%s', f.function,
-                CASE g.role WHEN '' THEN 'PUBLIC' ELSE quote_ident(g.role) END,
-                CASE WHEN g.privileges ? 'EXECUTE*' THEN ' WITH GRANT OPTION' ELSE '' END), ';')
-                FROM jsonb_each(f.acl) AS g (role, privileges)), 'SELECT');
-        END IF;
         IF obj_description(f.function, 'pg_proc') IS NULL THEN
             EXECUTE format('COMMENT ON FUNCTION %s IS %L', f.function, coalesce(entry ->> f.short,
                 CASE WHEN f.is_open AND f.short ~ '^rl_'

@@ -389,7 +389,7 @@ BEGIN
         SELECT p.oid::regprocedure AS name, p.procost AS cost
         FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
         WHERE l.lanname = 'plpgsql' AND pg_has_role(p.proowner, 'USAGE')
-          AND p.prosrc ~* E'\\m(rl_result|ratelimits|rl_config|rl_blocks|rl_holds)\\M'
+          AND p.prosrc ~* E'\\m(rl_(\\w+_)?result|ratelimits|rl_config|rl_blocks|rl_holds)\\M'
           AND p.pronamespace NOT IN (coalesce(to_regnamespace(current_setting('rl_move.home') || '_moved'), 0),
                                      to_regnamespace(quote_ident(current_setting('rl_move.home'))))
     LOOP

@@ -103,7 +103,11 @@ BEGIN
                 WHERE classid = 'pg_proc'::regclass AND NOT internal LOOP
         EXECUTE format('ALTER FUNCTION %s SET SCHEMA %s', item.name, aside);
     END LOOP;
-    EXECUTE format('ALTER TYPE %s.rl_result SET SCHEMA %s', home, aside);
+    FOR item IN SELECT t.oid::regtype AS name FROM rl_member m JOIN pg_type t ON t.oid = m.objid
+                JOIN pg_class c ON c.oid = t.typrelid AND c.relkind = 'c'
+                WHERE m.classid = 'pg_type'::regclass AND NOT m.internal LOOP
+        EXECUTE format('ALTER TYPE %s SET SCHEMA %s', item.name, aside);
+    END LOOP;
     EXECUTE format('ALTER TABLE %s.ratelimits SET SCHEMA %s', home, aside);
     EXECUTE format('ALTER TABLE %s.rl_config SET SCHEMA %s', home, aside);
     EXECUTE format('ALTER TABLE %s.rl_blocks SET SCHEMA %s', home, aside);

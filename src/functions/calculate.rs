@@ -15,7 +15,7 @@ use ratelimit_pg::values::Jsonb;
 
 sql_row! {
     /// The answer, and the state afterwards.
-    pub struct Calculation {
+    pub struct Calculation as "@extschema@.rl_calculate_result" {
         ok: bool,
         retry_after: Option<f64>,
         retry_at: Option<Timestamptz>,

@@ -77,7 +77,7 @@ impl<'a> Checked<'a> for OnExpiry {
 
 sql_row! {
     /// A hold, or when to try again.
-    pub struct HeldRow {
+    pub struct HeldRow as "@extschema@.rl_hold_result" {
         ok: bool,
         hold: Option<Text>,
         held: f64,
@@ -133,7 +133,7 @@ sql_function! {
 
 sql_row! {
     /// The outcome of the `n`th request, from 1.
-    pub struct HeldOfAllRow {
+    pub struct HeldOfAllRow as "@extschema@.rl_hold_all_result" {
         n: i32,
         name: Text,
         key: Text,
@@ -177,7 +177,7 @@ sql_function! {
 
 sql_row! {
     /// A limit of a hold that was settled.
-    pub struct SettledRow {
+    pub struct SettledRow as "@extschema@.rl_settle_all_result" {
         name: Text,
         key: Text,
         retry_after: Option<f64>,

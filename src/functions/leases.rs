@@ -17,7 +17,7 @@ use ratelimit_pg::values::Jsonb;
 
 sql_row! {
     /// A lease, or when to try again.
-    pub struct Acquired {
+    pub struct Acquired as "@extschema@.rl_acquire_result" {
         ok: bool,
         lease: Option<Text>,
         expires_at: Option<Timestamptz>,
@@ -25,6 +25,7 @@ sql_row! {
         retry_at: Option<Timestamptz>,
         remaining: Option<f64>,
         capacity: Option<f64>,
+        reset_at: Option<Timestamptz>,
     }
 }
 
@@ -70,9 +71,9 @@ sql_function! {
         }
         let text = |given: Given| lease::to_text(name.0, key.0, given.id);
         let lease = answer.lease.map(|given| Text::new(text(given).as_bytes()));
-        let RlResult { ok, retry_after, retry_at, remaining, capacity, .. } = RlResult::from(&answer);
+        let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at } = RlResult::from(&answer);
         let expires_at = answer.lease.and_then(|given| time(given.expires_at));
-        Ok(One(Acquired { ok, lease, expires_at, retry_after, retry_at, remaining, capacity }))
+        Ok(One(Acquired { ok, lease, expires_at, retry_after, retry_at, remaining, capacity, reset_at }))
     }
 }
 

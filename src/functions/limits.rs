@@ -53,7 +53,7 @@ sql_function! {
 
 sql_row! {
     /// The outcome of a call that takes as many tokens as there are.
-    pub struct Taken {
+    pub struct Taken as "@extschema@.rl_take_result" {
         ok: bool,
         taken: f64,
         retry_after: Option<f64>,

@@ -11,14 +11,14 @@ use super::arguments::{refuse_long_list, valid_key, valid_name};
 use crate::declaration::sql_function;
 use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::{Error, Result};
-use ratelimit_pg::call::sql_types::{Text, Timestamptz, sql_row};
+use ratelimit_pg::call::sql_types::{Json, Text, Timestamptz, sql_row};
 use ratelimit_pg::call::{Call, Rows};
 use ratelimit_pg::interrupts::larger_reserve;
 use ratelimit_pg::values::{Jsonb, jsonb_from_json, server_text};
 
 sql_row! {
     /// The outcome of the `n`th request, from 1.
-    pub struct RequestRow {
+    pub struct RequestRow as "@extschema@.rl_limit_all_result" {
         n: i32,
         name: Text,
         key: Text,
@@ -29,6 +29,8 @@ sql_row! {
         remaining: Option<f64>,
         capacity: Option<f64>,
         reset_at: Option<Timestamptz>,
+        /// NULL: what fails, fails the whole call.
+        error: Option<Json>,
     }
 }
 
@@ -133,5 +135,6 @@ fn row(n: usize, request: &Request, outcome: &RequestOutcome) -> RequestRow {
         remaining,
         capacity,
         reset_at,
+        error: None,
     }
 }

@@ -11,7 +11,7 @@ use ratelimit_pg::call::{Call, Rows};
 
 sql_row! {
     /// The counters of a name.
-    pub struct StatsRow {
+    pub struct StatsRow as "@extschema@.rl_stats_result" {
         name: Text,
         allowed: i64,
         denied: i64,
@@ -50,7 +50,7 @@ sql_function! {
 
 sql_row! {
     /// A key that was denied between `denied - error` and `denied` times.
-    pub struct DeniedRow {
+    pub struct DeniedRow as "@extschema@.rl_top_denied_result" {
         name: Text,
         key: Text,
         denied: i64,
@@ -82,7 +82,7 @@ sql_function! {
 
 sql_row! {
     /// The memory that limits in memory use, in all databases of the server.
-    pub struct MemoryRow {
+    pub struct MemoryRow as "@extschema@.rl_memory_result" {
         keys: i64,
         room: i64,
         inline_keys: i64,

@@ -12,7 +12,7 @@ use ratelimit_pg::call::{Call, Rows};
 
 sql_row! {
     /// The tokens left for a name and key; without a definition only these, and whether the key is blocked.
-    pub struct StatusRow {
+    pub struct StatusRow as "@extschema@.rl_status_result" {
         name: Text,
         key: Text,
         kind: Option<Text>,

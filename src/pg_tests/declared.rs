@@ -28,8 +28,19 @@ mod tests {
         get(&format!("SELECT format('%I %s', '{name}', '{}')", type_of(sql)))
     }
 
-    fn all_named(columns: &[ResultColumn]) -> impl Iterator<Item = String> {
-        columns.iter().map(|column| named(column.name, column.sql))
+    /// Lists columns as the attributes of a type are listed.
+    fn listed(columns: &[ResultColumn]) -> String {
+        let of = |column: &ResultColumn| named(column.name.to_str().unwrap(), column.sql);
+        columns.iter().map(of).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Lists the attributes of a composite type.
+    fn attributes(of: &str) -> String {
+        get(&format!(
+            "SELECT coalesce(string_agg(format('%I %s', attname, format_type(atttypid, atttypmod)), ', ' ORDER BY attnum), '')
+             FROM pg_attribute WHERE attnum > 0 AND NOT attisdropped
+               AND attrelid = (SELECT typrelid FROM pg_type WHERE oid = '{of}'::regtype)"
+        ))
     }
 
     /// Returns the differences between `pg_proc` and the library for a function.
@@ -40,17 +51,12 @@ mod tests {
                 format!("SELECT ({what})::text FROM pg_proc WHERE oid = '{function}'::regproc");
             Spi::get_one(&sql).unwrap().unwrap_or_default()
         };
-        let mut arguments: Vec<String> =
+        let arguments: Vec<String> =
             parameters.iter().map(|parameter| named(parameter.name, parameter.sql)).collect();
         let result = match *returns {
             Returned::Value(sql) => type_of(sql),
-            Returned::Row(columns) => {
-                arguments.extend(all_named(columns).map(|column| format!("OUT {column}")));
-                "record".to_owned()
-            }
-            Returned::Table(columns) => {
-                format!("TABLE({})", all_named(columns).collect::<Vec<_>>().join(", "))
-            }
+            Returned::Row(sql, _) => type_of(sql),
+            Returned::Rows(sql, _) => format!("SETOF {}", type_of(sql)),
         };
         let how = match effect {
             Effect::Computes => "i s f",
@@ -67,6 +73,9 @@ mod tests {
             [of("proisstrict OR prosecdef OR proleakproof"), "false".to_owned()],
             [of("prosrc"), (*name).to_owned()],
         ];
+        if let Returned::Row(sql, columns) | Returned::Rows(sql, columns) = *returns {
+            pairs.push([attributes(&type_of(sql)), listed(columns)]);
+        }
         // An argument whose default is NULL may be NULL.
         for (n, Parameter { name, nullable, .. }) in parameters.iter().enumerate() {
             let default = of(&format!("pg_get_function_arg_default(oid, {})", n + 1));
@@ -106,7 +115,7 @@ mod tests {
     }
 
     sql_row! {
-        pub struct Read {
+        pub struct Read as "test_read" {
             required: Text,
             optional: Option<Text>,
             config: Option<Json>,
@@ -149,30 +158,33 @@ mod tests {
         a boolean, b integer, c double precision, d text, e interval, f timestamptz,
         a_null boolean DEFAULT true, b_null integer DEFAULT -7, c_null double precision DEFAULT '-Infinity',
         d_null text DEFAULT 'it''s', e_null interval DEFAULT '-1 day',
-        f_null timestamptz DEFAULT '1999-12-31 23:59:59.999999+00', config jsonb DEFAULT NULL,
-        OUT required text, OUT optional text, OUT config jsonb)
-        LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'ratelimit', 'test_arguments'";
+        f_null timestamptz DEFAULT '1999-12-31 23:59:59.999999+00', config jsonb DEFAULT NULL)
+        RETURNS test_read LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'ratelimit', 'test_arguments'";
+
+    const TYPE: &str = "CREATE TYPE test_read AS (required text, optional text, config jsonb)";
 
     /// Changes one side only, each time in another way.
     #[pg_test]
     fn a_difference_between_the_sql_and_the_library_is_seen() {
         let found = |from: &str, to: &str| {
-            assert!(CREATE.contains(from), "{from}");
+            assert!(CREATE.contains(from) || TYPE.contains(from), "{from}");
+            run(&TYPE.replacen(from, to, 1));
             run(&CREATE.replacen(from, to, 1));
             let found = differences(&test_arguments, "test_arguments");
-            run("DROP FUNCTION test_arguments");
+            run("DROP FUNCTION test_arguments; DROP TYPE test_read");
             found
         };
-        assert_eq!(found("", "").len(), 0);
+        assert_eq!(found("LANGUAGE", "LANGUAGE").len(), 0);
         for (from, to) in [
             ("b integer", "b bigint"),
             ("b integer, c double precision", "c double precision, b integer"),
             ("e interval", "ee interval"),
             (", f timestamptz", ""),
             ("f timestamptz,", "f timestamptz DEFAULT NULL,"),
-            ("OUT required text", "OUT required jsonb"),
-            ("OUT optional text", "OUT optionally text"),
-            (", OUT config jsonb", ""),
+            ("(required text", "(required jsonb"),
+            (" optional text", " optionally text"),
+            (", config jsonb)", ")"),
+            ("RETURNS test_read", "RETURNS SETOF test_read"),
             ("IMMUTABLE", "VOLATILE"),
             ("PARALLEL SAFE", "PARALLEL UNSAFE"),
             ("LANGUAGE c", "LANGUAGE c WINDOW"),
@@ -185,6 +197,7 @@ mod tests {
 
     #[pg_test]
     fn arguments_are_read_in_their_order_and_as_what_they_are() {
+        run(TYPE);
         run(CREATE);
         const REQUIRED: &str = "true, -2147483648, 1e300, 'käse', \
                                 '1 year 2 mons 3 days 04:05:06.000007', '1970-01-01 00:00:00.000001+00'";
@@ -214,6 +227,7 @@ mod tests {
 
     #[pg_test]
     fn a_null_is_refused_by_the_name_of_the_argument_that_may_not_be() {
+        run(TYPE);
         run(CREATE);
         let call = |first: &str, sixth: &str| {
             error_of(&format!("SELECT test_arguments({first}, 1, 1, 'd', '1 s', {sixth})"))
@@ -237,15 +251,46 @@ mod tests {
     }
 
     #[pg_test]
-    fn a_result_of_another_shape_than_declared_is_refused() {
-        run("CREATE TYPE pg_temp.other AS (ok boolean, retry_after double precision)");
+    fn a_result_that_does_not_fit_is_refused() {
+        let state = |declared: &str, call: &str| {
+            run(declared);
+            error_of(&format!("SELECT {call}")).sqlstate
+        };
+        const CREDIT: &str = "CREATE FUNCTION pg_temp.other(name text, key text, count float8)";
+        const IN_C: &str = "LANGUAGE c AS 'ratelimit', 'rl_credit'";
+        run("CREATE TYPE pg_temp.other AS (ok boolean, retry_after real)");
+        run("CREATE TYPE pg_temp.none AS (yes boolean)");
+        for returned in ["pg_temp.other", "pg_temp.none", "text"] {
+            let declared = format!("{CREDIT} RETURNS {returned} {IN_C}");
+            assert_eq!(state(&declared, "pg_temp.other('some', '', 1)"), "42P13", "{returned}");
+            run("DROP FUNCTION pg_temp.other(text, text, float8)");
+        }
+        for returned in ["TABLE (name text, key int)", "TABLE (n text)", "SETOF text"] {
+            let declared = format!(
+                "CREATE FUNCTION pg_temp.rows(name text) RETURNS {returned} LANGUAGE c AS 'ratelimit', 'rl_status'"
+            );
+            assert_eq!(state(&declared, "pg_temp.rows(NULL)"), "42P13", "{returned}");
+            run("DROP FUNCTION pg_temp.rows(text)");
+        }
+    }
+
+    /// As when the extension's scripts are newer than its library, or older.
+    #[pg_test]
+    fn a_type_has_what_it_names() {
+        run("SELECT rl_define('some', rl_token_bucket(10, '1 day'))");
         run(
-            "CREATE FUNCTION pg_temp.other(name text, key text, count float8) RETURNS pg_temp.other
-             LANGUAGE c AS 'ratelimit', 'rl_credit'",
+            "CREATE TYPE newer AS (more int, ok boolean, remaining float8, reset_at timestamptz, name text)",
         );
-        assert_eq!(error_of("SELECT pg_temp.other('some', '', 1)").sqlstate, "42P13");
-        run("CREATE FUNCTION pg_temp.rows(name text) RETURNS TABLE (name text, key text)
-             LANGUAGE c AS 'ratelimit', 'rl_status'");
-        assert_eq!(error_of("SELECT pg_temp.rows(NULL)").sqlstate, "42P13");
+        run("CREATE FUNCTION newer(name text, key text, count float8) RETURNS newer
+             LANGUAGE c AS 'ratelimit', 'rl_credit'");
+        let answer: String = get("SELECT (SELECT c FROM newer('some', '', 1) AS c)::text");
+        assert!(answer.starts_with("(,t,10,") && answer.ends_with(",)"), "{answer}");
+        run("CREATE TYPE listed AS (more int, remaining float8, key text)");
+        run("CREATE FUNCTION listed(requests jsonb, throws boolean) RETURNS SETOF listed
+             LANGUAGE c AS 'ratelimit', 'rl_limit_all'");
+        let list = r#"[{"name": "some", "key": "a"}, {"name": "some", "key": "b", "count": 3}]"#;
+        let answers: Vec<String> =
+            get(&format!("SELECT array_agg(l::text) FROM listed('{list}', false) AS l"));
+        assert_eq!(answers, ["(,9,a)", "(,7,b)"]);
     }
 }

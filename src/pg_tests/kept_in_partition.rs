@@ -12,7 +12,7 @@ mod tests {
 
     sql_row! {
         /// The values before a row.
-        pub struct TestKept {
+        pub struct TestKept as "kept_before" {
             sum: f64,
             text: i32,
             inner: f64,
@@ -43,7 +43,8 @@ mod tests {
     fn each_partition_keeps_a_value_of_each_type() {
         let name = test_kept.name;
         run(&format!(
-            "CREATE FUNCTION {name}(n float8, OUT sum float8, OUT text integer, OUT inner float8)
+            "CREATE TYPE kept_before AS (sum float8, text integer, \"inner\" float8);
+             CREATE FUNCTION {name}(n float8) RETURNS kept_before
              LANGUAGE c WINDOW AS 'ratelimit', '{name}'"
         ));
         let kept: Vec<String> =

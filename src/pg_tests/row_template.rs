@@ -4,14 +4,12 @@
 mod tests {
     use fastrand::Rng;
     use pgrx::pg_sys;
-    use pgrx::pg_sys::BuiltinOid::{self, BOOLOID, FLOAT8OID, TIMESTAMPTZOID};
     use pgrx::prelude::*;
 
     use super::super::get;
+    use crate::functions::RlResult;
     use ratelimit_pg::call::row_template;
-
-    const COLUMNS: [BuiltinOid; 6] =
-        [BOOLOID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, FLOAT8OID, TIMESTAMPTZOID];
+    use ratelimit_pg::call::sql_types::SqlRow;
 
     /// Returns the description of a row type, which lives as long as the session.
     fn description(of: &str) -> pg_sys::TupleDesc {
@@ -50,7 +48,7 @@ mod tests {
             });
             // SAFETY: the type's columns are a boolean, floats and times.
             unsafe {
-                let row = row_template::row::<()>(rl_result, &COLUMNS, &values, &nulls).unwrap();
+                let row = row_template::row::<RlResult>(rl_result, RlResult::COLUMNS, &values, &nulls).unwrap();
                 let tuple =
                     pg_sys::heap_form_tuple(rl_result, values.as_mut_ptr(), nulls.as_mut_ptr());
                 let formed = pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data);

@@ -224,9 +224,11 @@ const LIMITS: &str = "
     CREATE FUNCTION public.take(name text, key text, count float8) RETURNS boolean LANGUAGE plpgsql AS $$
     DECLARE
         answer ratelimit.rl_result;
+        answers ratelimit.rl_limit_all_result[];
     BEGIN
         answer := rl_limit(name, key, count);
-        RETURN answer.ok;
+        answers := ARRAY(SELECT r FROM rl_check_all(jsonb_build_array(jsonb_build_object('name', name, 'key', key))) AS r);
+        RETURN answer.ok AND answers[1].name = name;
     END $$";
 
 /// No token is lost or given twice. On the way up no call fails; on the way back those that wait in the extension do,
@@ -305,7 +307,7 @@ const NAMING: &str = "
     ALTER TABLE parted_2 DISABLE TRIGGER each_row;
     CREATE VIEW seen WITH (security_barrier) AS
         SELECT author COLLATE \"C\" AS author, n, (rl_check('rows', author)).remaining FROM messages;
-    CREATE VIEW over_it AS SELECT remaining FROM seen; CREATE VIEW stored AS SELECT name, value FROM rateLimits;
+    CREATE VIEW over_it AS SELECT remaining FROM seen; CREATE VIEW standing AS SELECT * FROM rl_status('window'); CREATE VIEW stored AS SELECT name, value FROM rateLimits;
     COMMENT ON VIEW seen IS 'a view'; COMMENT ON COLUMN seen.remaining IS 'a column'; GRANT SELECT ON seen TO mover;
     ALTER TABLE messages ENABLE ROW LEVEL SECURITY;
     CREATE POLICY ask ON messages AS RESTRICTIVE TO mover USING (n > 0) WITH CHECK ((rl_check('rows', author)).ok);
@@ -337,7 +339,7 @@ const SAME: &[&str] = &[
     "SELECT tgname, tgrelid::regclass, pg_get_triggerdef(oid), tgenabled, obj_description(oid, 'pg_trigger')
      FROM pg_trigger WHERE tgrelid::regclass::text ~ '^(messages|parted)' ORDER BY 2, 1",
     "SELECT relname, pg_get_viewdef(oid), relacl, reloptions, obj_description(oid), col_description(oid, 3)
-     FROM pg_class WHERE relname IN ('seen', 'over_it', 'stored') ORDER BY 1",
+     FROM pg_class WHERE relname IN ('seen', 'over_it', 'standing', 'stored') ORDER BY 1",
     "SELECT * FROM pg_policies",
     "SELECT obj_description(oid) FROM pg_policy",
     "SELECT * FROM pg_rules WHERE rulename = 'noted'",
@@ -423,8 +425,12 @@ fn a_setting_that_the_mover_may_not_set_is_reported() {
 }
 
 /// Objects that a move can't carry, and their names in the error.
-const REFUSED: [(&str, &str); 9] = [
+const REFUSED: [(&str, &str); 13] = [
     ("CREATE TABLE t (answer rl_result)", "column answer of table public.t"),
+    ("CREATE TABLE t (answer rl_hold_all_result)", "column answer of table public.t"),
+    ("CREATE TABLE t (answers rl_status_result[])", "column answers of table public.t"),
+    ("CREATE VIEW v AS SELECT s FROM rl_status() AS s", "column s of view public.v"),
+    ("CREATE VIEW v AS SELECT ARRAY[rl_take('a')] AS answers", "column answers of view public.v"),
     (
         "CREATE FUNCTION f(rl_result) RETURNS int LANGUAGE sql AS 'SELECT 1'",
         "function public.f(ratelimit.rl_result)",

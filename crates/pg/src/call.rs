@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::ffi::CStr;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
 
 use pgrx::pg_sys;
 
@@ -13,7 +14,8 @@ use crate::oom_reserve;
 use crate::raise::{Below, Raising, caught_below, out_of_memory, plain, remember};
 use crate::values::utf8;
 
-use sql_types::{Argument, SqlRow};
+use row_type::{Order, RowType};
+use sql_types::{Argument, ResultColumn, SqlRow};
 use trigger_data::Trigger;
 
 pub mod composite;
@@ -108,7 +110,7 @@ fn qualifier(fcinfo: pg_sys::FunctionCallInfo) -> String {
 /// One call of an SQL function.
 pub struct Call {
     fcinfo: pg_sys::FunctionCallInfo,
-    row_type: Cell<Option<pg_sys::TupleDesc>>,
+    row_type: Cell<Option<&'static RowType>>,
 }
 
 /// The arguments of a call, in their order.
@@ -158,9 +160,9 @@ impl Call {
         }
     }
 
-    /// Looks up the row type for [`row`](Call::row), which must have these columns. Call it before anything waits:
+    /// Looks up the row type for [`row`](Call::row), which must fit these columns. Call it before anything waits:
     /// afterwards the function may be gone.
-    pub fn row_type(&self, columns: &[pg_sys::BuiltinOid]) -> Result<()> {
+    pub fn row_type(&self, columns: &[ResultColumn]) -> Result<()> {
         // SAFETY: fcinfo is that of the call.
         self.row_type.set(Some(unsafe { row_type::row_type(self.fcinfo, columns)? }));
         Ok(())
@@ -168,37 +170,64 @@ impl Call {
 
     /// Forms the composite result, of the columns given to [`row_type`](Call::row_type).
     pub fn row<R: SqlRow>(&self, row: R) -> Result<pg_sys::Datum> {
-        let Some(description) = self.row_type.get() else { return Err(PgError::Declaration) };
+        let Some(RowType { description, order }) = self.row_type.get() else {
+            return Err(PgError::Declaration);
+        };
         // SAFETY: the description has an attribute for each value, of its column's type.
         row.with_columns(|values, nulls| unsafe {
-            if (*description).natts as usize != values.len() {
-                return Err(PgError::Declaration);
+            match order {
+                Order::Other(order) => {
+                    let (mut values, mut nulls) = row_type::in_order(order, values, nulls);
+                    Ok(form(*description, &mut values, &mut nulls))
+                }
+                Order::Same if (**description).natts as usize != values.len() => {
+                    Err(PgError::Declaration)
+                }
+                Order::Same => {
+                    if R::COLUMNS.iter().all(|column| row_template::width(column).is_some())
+                        && let Some(row) =
+                            row_template::row::<R>(*description, R::COLUMNS, values, nulls)
+                    {
+                        return Ok(row);
+                    }
+                    Ok(form(*description, values, nulls))
+                }
             }
-            if R::OIDS.iter().all(|column| row_template::width(column).is_some())
-                && let Some(row) = row_template::row::<R>(description, R::OIDS, values, nulls)
-            {
-                return Ok(row);
-            }
-            let tuple =
-                pg_sys::heap_form_tuple(description, values.as_mut_ptr(), nulls.as_mut_ptr());
-            Ok(pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data))
         })
     }
 }
 
+/// Forms a composite datum.
+///
+/// # Safety
+/// The description has an attribute for each value, of its type.
+unsafe fn form(
+    description: pg_sys::TupleDesc,
+    values: &mut [pg_sys::Datum],
+    nulls: &mut [bool],
+) -> pg_sys::Datum {
+    // SAFETY: as the caller says.
+    unsafe {
+        let tuple = pg_sys::heap_form_tuple(description, values.as_mut_ptr(), nulls.as_mut_ptr());
+        pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data)
+    }
+}
+
 impl Call {
-    /// Begins a set of rows as the result. [`PgError::Declaration`]: it is declared with another number of columns.
+    /// Begins a set of rows as the result. [`PgError::Declaration`]: it is declared as rows that don't fit these columns.
     pub fn rows<R: SqlRow>(&self) -> Result<Rows<R>> {
         // SAFETY: InitMaterializedSRF raises if the caller can't take a set, and leaves a store and a description in
         // resultinfo, which outlive the call.
         unsafe {
+            let class = pg_sys::get_call_result_type(self.fcinfo, null_mut(), null_mut());
+            if class != pg_sys::TypeFuncClass::TYPEFUNC_COMPOSITE {
+                return Err(PgError::Declaration);
+            }
             pg_sys::InitMaterializedSRF(self.fcinfo, 0);
             let info = (*self.fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
             let (store, description) = ((*info).setResult, (*info).setDesc);
-            if (*description).natts as usize != R::COLUMNS.len() {
-                return Err(PgError::Declaration);
-            }
-            Ok(Rows { store, description, rows: PhantomData })
+            let order = Order::of(description, R::COLUMNS)?;
+            Ok(Rows { store, description, order, rows: PhantomData })
         }
     }
 
@@ -214,20 +243,24 @@ impl Call {
 pub struct Rows<R> {
     store: *mut pg_sys::Tuplestorestate,
     description: pg_sys::TupleDesc,
+    order: Order,
     rows: PhantomData<R>,
 }
 
 impl<R: SqlRow> Rows<R> {
     /// Appends a row; the values are copied.
     pub fn put(&self, row: R) {
-        // SAFETY: there is a column for each attribute of the description, which says how many are read.
+        // SAFETY: there is a value for each attribute of the description, which says how many are read.
         row.with_columns(|values, nulls| unsafe {
-            pg_sys::tuplestore_putvalues(
-                self.store,
-                self.description,
-                values.as_mut_ptr(),
-                nulls.as_mut_ptr(),
-            );
+            let mut ordered = match &self.order {
+                Order::Same => None,
+                Order::Other(order) => Some(row_type::in_order(order, values, nulls)),
+            };
+            let (values, nulls) = match &mut ordered {
+                Some((values, nulls)) => (values.as_mut_ptr(), nulls.as_mut_ptr()),
+                None => (values.as_mut_ptr(), nulls.as_mut_ptr()),
+            };
+            pg_sys::tuplestore_putvalues(self.store, self.description, values, nulls);
         });
     }
 }

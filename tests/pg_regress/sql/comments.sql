@@ -1,10 +1,10 @@
--- Every object of the extension, every column of its tables and type, and every trigger has a
+-- Every object of the extension, every column of its tables and of rl_result, and every trigger has a
 -- comment: nothing is listed here.
 WITH member AS (
     SELECT classid, objid FROM pg_depend
     WHERE refclassid = 'pg_extension'::regclass AND deptype = 'e'
       AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'ratelimit')
-      AND NOT (classid = 'pg_type'::regclass AND objid <> 'rl_result'::regtype)
+      AND NOT (classid = 'pg_type'::regclass AND objid::regtype::text !~ '^rl_(\w+_)?result$')
 ), object AS (
     SELECT classid, objid, 0 AS objsubid FROM member
     UNION ALL

@@ -1,4 +1,4 @@
--- CREATE EXTENSION makes four tables, one type and the functions, and nothing else; the tables are
+-- CREATE EXTENSION makes four tables, the types of results and the functions, and nothing else; the tables are
 -- as promised; the extension is trusted, and its tables go into dumps.
 SELECT superuser, trusted, relocatable, schema, requires
 FROM pg_available_extension_versions WHERE name = 'ratelimit' AND installed;
@@ -7,7 +7,7 @@ FROM pg_available_extension_versions WHERE name = 'ratelimit' AND installed;
 SELECT member FROM pg_depend, pg_describe_object(classid, objid, objsubid) member
 WHERE refclassid = 'pg_extension'::regclass AND deptype = 'e'
   AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'ratelimit')
-  AND NOT (classid = 'pg_type'::regclass AND objid <> 'rl_result'::regtype)
+  AND NOT (classid = 'pg_type'::regclass AND objid::regtype::text !~ '^rl_(\w+_)?result$')
 ORDER BY member COLLATE "C";
 
 SELECT c.relname, a.attname, format_type(a.atttypid, a.atttypmod) AS type,

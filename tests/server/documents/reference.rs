@@ -7,19 +7,20 @@ use std::path::Path;
 use super::pages::{Page, SIGNATURE, read, rows, split};
 use crate::database::Database;
 
-/// Every function that the database's owner may call, as the reference shows it.
+/// Every function that the database's owner may call, as the reference shows it: with the columns of its result, but
+/// for [RESULT].
 const FUNCTIONS: &str = "
-    SELECT proname::text, format('%s(%s) RETURNS %s', proname, regexp_replace(arguments, '(^|, )OUT .*', ''),
-        CASE WHEN 'o' = ANY (proargmodes)
-             THEN format('record(%s)', replace(substring(arguments FROM 'OUT .*'), 'OUT ', ''))
-             ELSE pg_get_function_result(pg_proc.oid) END)
+    SELECT proname::text, format('%s(%s) RETURNS %s%s', proname, arguments, pg_get_function_result(pg_proc.oid),
+        (SELECT format('(%s)', string_agg(format('%s %s', attname, format_type(atttypid, atttypmod)), ', '
+                       ORDER BY attnum)) FROM pg_attribute JOIN pg_type ON typrelid = attrelid
+         WHERE pg_type.oid = prorettype AND typname <> 'rl_result' GROUP BY attrelid))
     FROM pg_depend JOIN pg_proc ON pg_proc.oid = objid,
          LATERAL regexp_replace(pg_get_function_arguments(pg_proc.oid), '::[a-z ]+', '', 'g') AS arguments
     WHERE classid = 'pg_proc'::regclass AND deptype = 'e' AND refclassid = 'pg_extension'::regclass
       AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'ratelimit')
       AND has_function_privilege('pg_database_owner', pg_proc.oid, 'EXECUTE')";
 
-/// The type of their results, likewise.
+/// The type of the result that many have, likewise.
 const RESULT: &str = "
     SELECT 'rl_result', format('CREATE TYPE rl_result AS (%s)', string_agg(format('%s %s', attname,
         format_type(atttypid, atttypmod)), ', ' ORDER BY attnum))
@@ -52,7 +53,7 @@ fn plain(signature: &str) -> String {
     let line = line.replace("timestamptz", "timestamp with time zone");
     line.replace("( ", "(")
         .replace(" )", ")")
-        .replace("record (", "record(")
+        .replace("_result (", "_result(")
         .replace("TABLE (", "TABLE(")
 }
 

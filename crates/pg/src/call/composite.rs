@@ -19,10 +19,7 @@ pub struct Composite<R> {
 }
 
 impl<R: SqlRow> Argument<'_> for Composite<R> {
-    const SQL: &'static str = match R::TYPE {
-        Some(r#type) => r#type,
-        None => "record",
-    };
+    const SQL: &'static str = R::TYPE;
 
     /// The value lives as long as the current memory context.
     unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<Composite<R>> {

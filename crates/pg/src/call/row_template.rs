@@ -8,9 +8,9 @@
 use std::cell::RefCell;
 
 use pgrx::pg_sys;
-use pgrx::pg_sys::BuiltinOid;
 use pgrx::pg_sys::BuiltinOid::{BOOLOID, FLOAT8OID, TIMESTAMPTZOID};
 
+use super::sql_types::ResultColumn;
 use crate::unguarded;
 
 /// The tuple for a description and pattern of NULLs, with every value 0.
@@ -27,8 +27,8 @@ thread_local! {
 }
 
 /// Returns the width of a type whose values can be copied into a template: one that is passed by value.
-pub fn width(column: &BuiltinOid) -> Option<usize> {
-    match column {
+pub fn width(column: &ResultColumn) -> Option<usize> {
+    match column.oid {
         BOOLOID => Some(1),
         FLOAT8OID | TIMESTAMPTZOID => Some(8),
         _ => None,
@@ -42,7 +42,7 @@ pub fn width(column: &BuiltinOid) -> Option<usize> {
 /// The description lives as long as the session, and has these columns.
 pub unsafe fn row<R>(
     description: pg_sys::TupleDesc,
-    columns: &[BuiltinOid],
+    columns: &[ResultColumn],
     values: &[pg_sys::Datum],
     nulls: &[bool],
 ) -> Option<pg_sys::Datum> {
@@ -82,7 +82,7 @@ pub unsafe fn row<R>(
 /// As [`row`].
 unsafe fn template(
     description: pg_sys::TupleDesc,
-    columns: &[BuiltinOid],
+    columns: &[ResultColumn],
     nulls: &[bool],
 ) -> Template {
     let mut values = vec![pg_sys::Datum::from(0); nulls.len()];
@@ -97,7 +97,7 @@ unsafe fn template(
         pg_sys::heap_freetuple(tuple);
         copy
     };
-    let place = |(column, &null): (&BuiltinOid, &bool)| match width(column) {
+    let place = |(column, &null): (&ResultColumn, &bool)| match width(column) {
         Some(width) if !null => {
             let place = end.next_multiple_of(width);
             end = place + width;

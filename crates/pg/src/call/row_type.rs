@@ -1,17 +1,83 @@
-//! The row types that SQL functions return, cached for the session: a look-up costs as much as a good part of a call.
+//! The row types that SQL functions are declared to return: which of the library's columns each attribute has, by its
+//! name. A type may have more attributes than the library has columns, since newer scripts add some at its end, and these
+//! are NULL; or fewer. Cached for the session, since a look-up costs as much as a good part of a call.
 
 use std::cell::{Cell, RefCell};
-use std::ffi::c_int;
 
 use pgrx::pg_sys;
 
+use super::sql_types::ResultColumn;
 use crate::error::{PgError, Result};
+
+/// A row type that a function is declared to return.
+pub struct RowType {
+    /// Its attributes.
+    pub description: pg_sys::TupleDesc,
+    /// Where their values come from.
+    pub order: Order,
+}
+
+/// The columns in the order of a type's attributes.
+pub enum Order {
+    /// The attributes are the columns.
+    Same,
+    /// The column of each attribute; `None`: NULL.
+    Other(Box<[Option<usize>]>),
+}
+
+impl Order {
+    /// Finds the columns of a type's attributes. [`PgError::Declaration`]: an attribute has the name of a column and another
+    /// type, or none has a name of these.
+    ///
+    /// # Safety
+    /// The description is valid.
+    pub unsafe fn of(
+        description: pg_sys::TupleDesc,
+        columns: &[ResultColumn],
+    ) -> Result<Order> {
+        // SAFETY: as the caller says.
+        let mut order = vec![None; unsafe { (*description).natts } as usize];
+        for (n, column) in columns.iter().enumerate() {
+            // SAFETY: likewise; the number is that of an attribute if it is positive.
+            let (number, of) = unsafe {
+                let number = pg_sys::SPI_fnumber(description, column.name.as_ptr());
+                match number {
+                    1.. => (number as usize, pg_sys::SPI_gettypeid(description, number)),
+                    _ => continue,
+                }
+            };
+            if of != column.oid.value() {
+                return Err(PgError::Declaration);
+            }
+            order[number - 1] = Some(n);
+        }
+        if order.iter().all(Option::is_none) {
+            return Err(PgError::Declaration);
+        }
+        let is_same = order.len() == columns.len()
+            && order.iter().enumerate().all(|(n, &column)| column == Some(n));
+        Ok(if is_same { Order::Same } else { Order::Other(order.into()) })
+    }
+}
+
+/// Puts columns in the order of attributes: the values, and which of them are NULL.
+pub fn in_order(
+    order: &[Option<usize>],
+    values: &[pg_sys::Datum],
+    nulls: &[bool],
+) -> (Vec<pg_sys::Datum>, Vec<bool>) {
+    let value = |column: &Option<usize>| {
+        let column = column.filter(|&n| nulls.get(n) == Some(&false));
+        column.and_then(|n| values.get(n)).map_or((pg_sys::Datum::from(0), true), |&value| (value, false))
+    };
+    order.iter().map(value).unzip()
+}
 
 struct CachedType {
     function: pg_sys::Oid,
     /// CHANGES before the look-up.
     changes: u64,
-    description: pg_sys::TupleDesc,
+    known: &'static RowType,
 }
 
 thread_local! {
@@ -42,55 +108,49 @@ fn watch(relation: pg_sys::Oid) {
     });
 }
 
-/// Returns the description of the rows that the function is declared to return, which must be `columns`
-/// ([`PgError::Declaration`]). It stays allocated: after a change of the type, an outer call may still use it. If the
-/// type turns out unchanged, the same description is returned, so that invalidations don't grow the session.
+/// Returns the row type that the function is declared to return, which must fit `columns` ([`PgError::Declaration`]). It
+/// stays allocated: after a change of the type, an outer call may still use it. If the type turns out unchanged, the same
+/// is returned, so that invalidations don't grow the session.
 ///
 /// # Safety
 /// `fcinfo` is that of the call.
 pub unsafe fn row_type(
     fcinfo: pg_sys::FunctionCallInfo,
-    columns: &[pg_sys::BuiltinOid],
-) -> Result<pg_sys::TupleDesc> {
+    columns: &[ResultColumn],
+) -> Result<&'static RowType> {
     // SAFETY: flinfo is set for every call through the function manager.
     let function = unsafe { (*(*fcinfo).flinfo).fn_oid };
     let changes = CHANGES.get();
     let known = KNOWN.with_borrow(|known| {
         let known = known.iter().find(|known| known.function == function);
-        known.map(|known| (known.description, known.changes))
+        known.map(|known| (known.known, known.changes))
     });
     let known = match known {
-        Some((description, seen)) if seen == changes => return Ok(description),
-        known => known.map(|(description, _)| description),
+        Some((known, seen)) if seen == changes => return Ok(known),
+        known => known.map(|(known, _)| known),
     };
     // SAFETY: look-ups in the system catalogs; the copy lives as long as the backend.
-    let description = unsafe {
+    let known = unsafe {
         let mut declared: pg_sys::TupleDesc = std::ptr::null_mut();
         pg_sys::get_call_result_type(fcinfo, std::ptr::null_mut(), &mut declared);
-        // The type's owner can alter its columns.
-        let fits = |(n, column): (usize, &pg_sys::BuiltinOid)| {
-            pg_sys::SPI_gettypeid(declared, n as c_int + 1) == column.value()
-        };
-        if declared.is_null()
-            || (*declared).natts as usize != columns.len()
-            || !columns.iter().enumerate().all(fits)
-        {
+        if declared.is_null() {
             return Err(PgError::Declaration);
         }
         watch(pg_sys::get_typ_typrelid((*declared).tdtypeid));
-        match known.filter(|&known| pg_sys::equalTupleDescs(known, declared)) {
+        match known.filter(|known| pg_sys::equalTupleDescs(known.description, declared)) {
             Some(same) => same,
             None => {
+                let order = Order::of(declared, columns)?;
                 let caller = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
                 let description = pg_sys::BlessTupleDesc(pg_sys::CreateTupleDescCopy(declared));
                 pg_sys::MemoryContextSwitchTo(caller);
-                description
+                &*Box::leak(Box::new(RowType { description, order }))
             }
         }
     };
-    KNOWN.with_borrow_mut(|known| {
-        known.retain(|known| known.function != function);
-        known.push(CachedType { function, changes, description });
+    KNOWN.with_borrow_mut(|cached| {
+        cached.retain(|cached| cached.function != function);
+        cached.push(CachedType { function, changes, known });
     });
-    Ok(description)
+    Ok(known)
 }

@@ -1,6 +1,6 @@
 //! Rust types that stand for SQL types, as arguments and as results.
 
-use std::ffi::c_char;
+use std::ffi::{CStr, c_char};
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
@@ -289,12 +289,10 @@ impl<T: SqlValue> SqlValue for Option<T> {
 
 /// A row that SQL functions return; see [`sql_row`].
 pub trait SqlRow: Sized {
-    /// Its composite type; `None`: the function has OUT columns.
-    const TYPE: Option<&'static str>;
+    /// Its composite type.
+    const TYPE: &'static str;
     /// Its columns in their order.
     const COLUMNS: &'static [ResultColumn];
-    /// The OIDs of their types.
-    const OIDS: &'static [BuiltinOid];
 
     /// Passes the columns to `work` as Postgres takes them: the values, and which of them are NULL.
     fn with_columns<T>(self, work: impl FnOnce(&mut [pg_sys::Datum], &mut [bool]) -> T) -> T;
@@ -303,17 +301,30 @@ pub trait SqlRow: Sized {
 /// A column of a function's result.
 pub struct ResultColumn {
     /// Its name.
-    pub name: &'static str,
+    pub name: &'static CStr,
     /// Its SQL type.
     pub sql: &'static str,
+    /// The type's OID.
+    pub oid: BuiltinOid,
 }
 
-/// Declares a row that SQL functions return: its columns in their order, and after `as` its composite type.
+impl ResultColumn {
+    /// Describes a column by its name, with a NUL at the end, and its type.
+    #[allow(clippy::panic, reason = "at compile time only")]
+    pub const fn new<T: SqlValue>(name: &'static str) -> ResultColumn {
+        match CStr::from_bytes_with_nul(name.as_bytes()) {
+            Ok(name) => ResultColumn { name, sql: T::SQL, oid: T::OID },
+            Err(_) => panic!("a name with a NUL in it, or none after it"),
+        }
+    }
+}
+
+/// Declares a row that SQL functions return: after `as` its composite type, and its columns in their order.
 #[macro_export]
 macro_rules! sql_row {
     (
         $(#[$attribute:meta])*
-        pub struct $name:ident $(as $type:literal)? {
+        pub struct $name:ident as $type:literal {
             $($(#[$about:meta])* $column:ident: $of:ty),* $(,)?
         }
     ) => {
@@ -323,16 +334,12 @@ macro_rules! sql_row {
         }
 
         impl $crate::call::sql_types::SqlRow for $name {
-            const TYPE: Option<&'static str> =
-                $crate::call::sql_types::optional!($($type)?);
+            const TYPE: &'static str = $type;
             const COLUMNS: &'static [$crate::call::sql_types::ResultColumn] = &[
-                $($crate::call::sql_types::ResultColumn {
-                    name: stringify!($column),
-                    sql: <$of as $crate::call::sql_types::SqlValue>::SQL,
-                }),*
+                $($crate::call::sql_types::ResultColumn::new::<$of>(
+                    concat!(stringify!($column), "\0"),
+                )),*
             ];
-            const OIDS: &'static [pgrx::pg_sys::BuiltinOid] =
-                &[$(<$of as $crate::call::sql_types::SqlValue>::OID),*];
 
             fn with_columns<T>(
                 self,
@@ -347,15 +354,3 @@ macro_rules! sql_row {
     };
 }
 pub use sql_row;
-
-/// Expands to `Some` of an argument that may be left out, or `None`.
-#[macro_export]
-macro_rules! optional {
-    () => {
-        None
-    };
-    ($given:expr) => {
-        Some($given)
-    };
-}
-pub use optional;
