@@ -7,7 +7,8 @@ CREATE TYPE @extschema@.rl_result AS (
     retry_at     timestamptz,
     remaining    double precision,
     capacity     double precision,
-    reset_at     timestamptz
+    reset_at     timestamptz,
+    limited_by   text
 );
 COMMENT ON TYPE @extschema@.rl_result IS 'result of a call of the rate limiter';
 COMMENT ON COLUMN @extschema@.rl_result.ok IS 'whether the tokens were taken (rl_check: could be taken); never NULL';
@@ -16,30 +17,31 @@ COMMENT ON COLUMN @extschema@.rl_result.retry_at IS 'retry_after as a time; both
 COMMENT ON COLUMN @extschema@.rl_result.remaining IS 'tokens left after this call; negative: debt or overage; NULL: no limit applies';
 COMMENT ON COLUMN @extschema@.rl_result.capacity IS 'the most tokens that the limit can hold; NULL: no limit applies';
 COMMENT ON COLUMN @extschema@.rl_result.reset_at IS 'when the limit is full again if nobody takes from it; window kinds: end of the current window; concurrency: when the last lease expires';
+COMMENT ON COLUMN @extschema@.rl_result.limited_by IS 'what denies the call: block, the key is blocked; slots, too few are free; tokens, too few are left; NULL: nothing, or, if ok is false, there is no such hold; with ok, only a dry run admitted it';
 
 -- The other results, each of the function that it is named for; their columns are described where the function is.
 CREATE TYPE @extschema@.rl_take_result AS (
     ok boolean, taken double precision, retry_after double precision, retry_at timestamptz,
-    remaining double precision, capacity double precision, reset_at timestamptz
+    remaining double precision, capacity double precision, reset_at timestamptz, limited_by text
 );
 COMMENT ON TYPE @extschema@.rl_take_result IS 'result of rl_take';
 
 CREATE TYPE @extschema@.rl_limit_all_result AS (
-    n integer, name text, key text, ok boolean, allows boolean, retry_after double precision, retry_at timestamptz,
-    remaining double precision, capacity double precision, reset_at timestamptz, error jsonb
+    n integer, name text, key text, ok boolean, retry_after double precision, retry_at timestamptz,
+    remaining double precision, capacity double precision, reset_at timestamptz, limited_by text, error jsonb
 );
 COMMENT ON TYPE @extschema@.rl_limit_all_result IS 'result of rl_limit_all and rl_check_all, for one request';
 
 CREATE TYPE @extschema@.rl_hold_result AS (
     ok boolean, hold text, held double precision, expires_at timestamptz, retry_after double precision,
-    retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz
+    retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz, limited_by text
 );
 COMMENT ON TYPE @extschema@.rl_hold_result IS 'result of rl_hold';
 
 CREATE TYPE @extschema@.rl_hold_all_result AS (
-    n integer, name text, key text, ok boolean, allows boolean, hold text, held double precision,
+    n integer, name text, key text, ok boolean, hold text, held double precision,
     expires_at timestamptz, retry_after double precision, retry_at timestamptz, remaining double precision,
-    capacity double precision, reset_at timestamptz
+    capacity double precision, reset_at timestamptz, limited_by text
 );
 COMMENT ON TYPE @extschema@.rl_hold_all_result IS 'result of rl_hold_all, for one request';
 
@@ -51,7 +53,7 @@ COMMENT ON TYPE @extschema@.rl_settle_all_result IS 'result of rl_settle_all, fo
 
 CREATE TYPE @extschema@.rl_acquire_result AS (
     ok boolean, lease text, expires_at timestamptz, retry_after double precision, retry_at timestamptz,
-    remaining double precision, capacity double precision, reset_at timestamptz
+    remaining double precision, capacity double precision, reset_at timestamptz, limited_by text
 );
 COMMENT ON TYPE @extschema@.rl_acquire_result IS 'result of rl_acquire';
 

@@ -1,5 +1,6 @@
 -- The SQL functions, by subject; their bodies are in src/functions/, a file for each subject. Signatures are frozen
--- within a major version; defaults are constants, so that a distributed planner can delegate a call.
+-- within a major version, but for the types of results, which get attributes at their end; defaults are constants, so
+-- that a distributed planner can delegate a call.
 --
 -- A function that writes, or reads the latest state, is VOLATILE and PARALLEL UNSAFE; one that only computes is
 -- IMMUTABLE. The cost is about that of a call, and above a PL/pgSQL function's (100), so that the planner evaluates it

@@ -51,23 +51,24 @@ BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     -- The results.
     PERFORM ratelimit._make_type('rl_result', 'ok boolean, retry_after double precision, retry_at timestamptz,
-        remaining double precision, capacity double precision, reset_at timestamptz');
+        remaining double precision, capacity double precision, reset_at timestamptz, limited_by text');
     PERFORM ratelimit._make_type('rl_take_result', 'ok boolean, taken double precision, retry_after double precision,
-        retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz');
-    PERFORM ratelimit._make_type('rl_limit_all_result', 'n integer, name text, key text, ok boolean, allows boolean,
+        retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz,
+        limited_by text');
+    PERFORM ratelimit._make_type('rl_limit_all_result', 'n integer, name text, key text, ok boolean,
         retry_after double precision, retry_at timestamptz, remaining double precision, capacity double precision,
-        reset_at timestamptz, error jsonb');
+        reset_at timestamptz, limited_by text, error jsonb');
     PERFORM ratelimit._make_type('rl_hold_result', 'ok boolean, hold text, held double precision,
         expires_at timestamptz, retry_after double precision, retry_at timestamptz, remaining double precision,
-        capacity double precision, reset_at timestamptz');
-    PERFORM ratelimit._make_type('rl_hold_all_result', 'n integer, name text, key text, ok boolean, allows boolean,
+        capacity double precision, reset_at timestamptz, limited_by text');
+    PERFORM ratelimit._make_type('rl_hold_all_result', 'n integer, name text, key text, ok boolean,
         hold text, held double precision, expires_at timestamptz, retry_after double precision, retry_at timestamptz,
-        remaining double precision, capacity double precision, reset_at timestamptz');
+        remaining double precision, capacity double precision, reset_at timestamptz, limited_by text');
     PERFORM ratelimit._make_type('rl_settle_all_result', 'name text, key text, retry_after double precision,
         retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz');
     PERFORM ratelimit._make_type('rl_acquire_result', 'ok boolean, lease text, expires_at timestamptz,
         retry_after double precision, retry_at timestamptz, remaining double precision, capacity double precision,
-        reset_at timestamptz');
+        reset_at timestamptz, limited_by text');
     PERFORM ratelimit._make_type('rl_status_result', 'name text, key text, kind text, remaining double precision,
         capacity double precision, retry_at timestamptz, as_of timestamptz, shards integer, limited boolean,
         limited_by text, block_reason text, held double precision');
@@ -92,7 +93,8 @@ BEGIN
     PERFORM ratelimit._make_type('_state', 'value double precision, ts bigint, prior double precision,
         log timestamptz[], added double precision');
     PERFORM ratelimit._make_type('_decision', 'ok boolean, wait bigint, remaining double precision,
-        capacity double precision, reset_at bigint, at bigint, changed boolean, enforced boolean, blocked boolean,
+        capacity double precision, reset_at bigint, at bigint, changed boolean, enforced boolean,
+        limited_by text, -- also where ok is true because it is a dry run
         forever boolean, value double precision, ts bigint, prior double precision, log timestamptz[],
         added double precision,
         taken double precision -- of a take of as many tokens as there are; of a refund, what came back

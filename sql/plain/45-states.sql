@@ -163,6 +163,7 @@ BEGIN
         END LOOP;
         IF NOT d.ok AND fewest = 0 THEN
             d.ok := true;
+            d.limited_by := NULL;
             d.wait := NULL;
             tokens := 0;
         ELSIF NOT d.ok THEN

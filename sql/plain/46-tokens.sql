@@ -201,7 +201,7 @@ BEGIN
             reset := ratelimit._reset_at(l, r.ts, r.tokens, now);
             wait := ratelimit._retry(l, s, now, count, reserve, r.ts, r.tokens);
             RETURN ROW(false, wait, ratelimit._rounded(r.tokens, l.capacity, l.tolerance), l.capacity, reset, now,
-                false, l.enforce, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ratelimit._decision;
+                false, l.enforce, 'tokens', NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ratelimit._decision;
         END IF;
         IF wait <= 0 THEN wait := NULL; END IF;
     END IF;

@@ -37,6 +37,7 @@ BEGIN
     d.capacity := l.capacity;
     d.enforced := l.enforce;
     d.ok := count = 0 OR c.used + count <= l.rate + l.tolerance;
+    d.limited_by := CASE WHEN NOT d.ok THEN 'tokens' END;
     d.changed := d.ok AND count > 0;
     d.reset_at := at;
     IF d.changed THEN

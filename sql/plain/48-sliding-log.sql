@@ -27,6 +27,7 @@ BEGIN
     d.capacity := l.capacity;
     d.enforced := l.enforce;
     d.ok := count = 0 OR live + count <= l.rate;
+    d.limited_by := CASE WHEN NOT d.ok THEN 'tokens' END;
     d.changed := d.ok AND count > 0;
     IF d.changed THEN
         d.ts := greatest(ratelimit._us(newest), now);

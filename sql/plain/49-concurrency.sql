@@ -33,6 +33,7 @@ BEGIN
     d.capacity := l.capacity;
     d.enforced := l.enforce;
     d.ok := count = 0 OR taken <= l.capacity;
+    d.limited_by := CASE WHEN NOT d.ok THEN 'slots' END;
     d.changed := d.ok AND count > 0;
     IF d.changed THEN
         WHILE EXISTS (SELECT FROM generate_series(1, cardinality(s.log), 2) i

@@ -123,7 +123,7 @@ CREATE OR REPLACE FUNCTION ratelimit._look_up(name text, key text) RETURNS TABLE
     LEFT JOIN ONLY ratelimit.rl_blocks b ON b.name = $1 AND b.key = $2
 $$;
 
--- The answer to a call on a state, blocked or not. After a block a take in a dry run passes, while a check goes on
+-- The answer to a call on a state, blocked or not. After a block a call in a dry run passes, while rl_status goes on
 -- reporting what would be denied.
 CREATE OR REPLACE FUNCTION ratelimit._look(l ratelimit._limit, s ratelimit._state, now bigint, until timestamptz,
     count double precision, reserve boolean, dry_run_passes boolean, at_least double precision DEFAULT NULL)
@@ -148,7 +148,7 @@ BEGIN
         d.capacity := l.capacity;
         d.enforced := true;
         d.changed := false;
-        d.blocked := true;
+        d.limited_by := 'block';
         d.forever := until = 'infinity';
     END IF;
     d.remaining := level.remaining;
@@ -204,13 +204,21 @@ BEGIN
 END
 $$;
 
--- Logs a denial, and turns that of a dry run into a success.
+-- Turns the denial of a dry run into a success, which limited_by shows.
+CREATE OR REPLACE FUNCTION ratelimit._let_pass(d ratelimit._decision) RETURNS ratelimit._decision IMMUTABLE
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT d.ok AND NOT d.enforced THEN d.ok := true; d.wait := NULL; END IF;
+    RETURN d;
+END
+$$;
+
+-- Logs a denial, and lets that of a dry run pass.
 CREATE OR REPLACE FUNCTION ratelimit._logged(name text, d ratelimit._decision) RETURNS ratelimit._decision
 LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT d.ok THEN PERFORM ratelimit._log_denial(name, d.enforced, d.wait); END IF;
-    IF NOT d.ok AND NOT d.enforced THEN d.ok := true; d.wait := NULL; END IF;
-    RETURN d;
+    RETURN ratelimit._let_pass(d);
 END
 $$;
 
@@ -236,8 +244,8 @@ BEGIN
         IF at_least IS NOT NULL THEN PERFORM ratelimit._check_as_many(l.kind, count, at_least); END IF;
         IF stored.until IS NOT NULL AND function <> 'rl_credit' THEN
             PERFORM ratelimit._attend();
-            d := ratelimit._peek(function, name, key, count, reserve, config, true, at_least);
-            IF d.blocked THEN RETURN ratelimit._logged(name, d); END IF;
+            d := ratelimit._peek(function, name, key, count, reserve, config, at_least);
+            IF d.limited_by = 'block' THEN RETURN ratelimit._logged(name, d); END IF;
         END IF;
         IF l.kind <> 'unlimited' THEN PERFORM ratelimit._writable(function); END IF;
         d := ratelimit._decided(function, l, name, key, stored.now, count, reserve, taken_at, id, at_least,
@@ -251,7 +259,7 @@ BEGIN
         ELSIF stored.expires IS NOT NULL AND NOT d.ok AND d.enforced AND NOT never THEN
             -- Again on one snapshot of row and holds; where it passes by now, it is decided under the lock.
             PERFORM ratelimit._attend();
-            d := ratelimit._peek(function, name, key, count, reserve, config, true, at_least);
+            d := ratelimit._peek(function, name, key, count, reserve, config, at_least);
             IF NOT d.ok THEN RETURN ratelimit._logged(name, d); END IF;
             d.changed := true;
         END IF;
@@ -305,6 +313,7 @@ BEGIN
     r.remaining := d.remaining;
     r.capacity := d.capacity;
     r.reset_at := ratelimit._rounded_up(d.reset_at);
+    r.limited_by := d.limited_by;
     RETURN r;
 END
 $$;
@@ -372,8 +381,11 @@ BEGIN
             END IF;
             at := at + CASE l.kind WHEN 'token bucket' THEN ratelimit._span(l, l.capacity - tokens) ELSE l.period END;
             answer.ok := wait IS NULL;
-            answer.retry_after := ceil(wait / 1e3) / 1e3;
-            answer.retry_at := CASE WHEN wait > 0 THEN ratelimit._rounded_up(stored.now + wait::bigint) END;
+            IF wait IS NOT NULL THEN
+                answer.retry_after := ceil(wait / 1e3) / 1e3;
+                answer.retry_at := CASE WHEN wait > 0 THEN ratelimit._rounded_up(stored.now + wait::bigint) END;
+                answer.limited_by := 'tokens';
+            END IF;
             answer.remaining := ratelimit._rounded(tokens, l.capacity, l.tolerance);
             answer.capacity := l.capacity;
             answer.reset_at := ratelimit._rounded_up(at);
@@ -410,7 +422,7 @@ BEGIN
     -- A dry run lets all pass, whatever the limit has.
     r.taken := CASE WHEN d.enforced THEN d.taken ELSE at_most END;
     r.retry_after := a.retry_after; r.retry_at := a.retry_at; r.remaining := a.remaining; r.capacity := a.capacity;
-    r.reset_at := a.reset_at;
+    r.reset_at := a.reset_at; r.limited_by := a.limited_by;
     RETURN r;
 END
 $$;
@@ -447,15 +459,14 @@ $$;
 
 -- The answer to a call that changes nothing: of its definition, block, row and holds of one moment.
 CREATE OR REPLACE FUNCTION ratelimit._peek(function text, name text, key text, count double precision, reserve boolean,
-    config jsonb, dry_run_passes boolean, at_least double precision DEFAULT NULL) RETURNS ratelimit._decision STABLE
-LANGUAGE plpgsql AS $$
+    config jsonb, at_least double precision DEFAULT NULL) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
     stored record;
     l ratelimit._limit;
 BEGIN
     SELECT f.* INTO stored FROM ratelimit._look_up($2, $3) f;
     l := ratelimit._usable(function, name, key, stored.defined, config, count);
-    RETURN ratelimit._seen(l, name, key, ratelimit._now(), stored.until, count, reserve, dry_run_passes, at_least,
+    RETURN ratelimit._seen(l, name, key, ratelimit._now(), stored.until, count, reserve, at_least,
                            stored.value, stored.ts, stored.prior, stored.log, stored.added, stored.expires);
 END
 $$;
@@ -473,12 +484,13 @@ BEGIN
     IF stored.expires IS NULL THEN
         l := ratelimit._usable('rl_check', name, key, stored.defined, config, count);
         d := ratelimit._look(l, ratelimit._state_of(l, name, key, stored.now, stored.value, stored.ts, stored.prior,
-                             stored.log, stored.added), stored.now, stored.until, count, reserve, false);
+                             stored.log, stored.added), stored.now, stored.until, count, reserve, true);
     ELSE
         PERFORM ratelimit._attend();
-        d := ratelimit._peek('rl_check', name, key, count, reserve, config, false);
+        d := ratelimit._peek('rl_check', name, key, count, reserve, config);
     END IF;
-    IF throws AND NOT d.ok AND d.enforced THEN PERFORM ratelimit._denied(name, d); END IF;
+    d := ratelimit._let_pass(d);
+    IF throws AND NOT d.ok THEN PERFORM ratelimit._denied(name, d); END IF;
     RETURN ratelimit._answer(d);
 END
 $$;

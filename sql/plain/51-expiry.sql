@@ -318,8 +318,8 @@ $$;
 -- The answer to a call on a key's row, blocked or not, as if what has expired had come back. A block, and a denial that
 -- no expiry can change, read no holds.
 CREATE OR REPLACE FUNCTION ratelimit._seen(l ratelimit._limit, name text, key text, now bigint, until timestamptz,
-    count double precision, reserve boolean, dry_run_passes boolean, at_least double precision, value double precision,
-    ts timestamptz, prior double precision, log timestamptz[], added double precision, expires timestamptz)
+    count double precision, reserve boolean, at_least double precision, value double precision, ts timestamptz,
+    prior double precision, log timestamptz[], added double precision, expires timestamptz)
 RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
     blocked CONSTANT boolean := coalesce(ratelimit._us(until) > now, false);
@@ -328,9 +328,9 @@ DECLARE
 BEGIN
     IF NOT due OR blocked OR ratelimit._never(l, name, key, now, count, reserve, at_least) THEN
         d := ratelimit._look(l, ratelimit._state_of(l, name, key, now, value, ts, prior, log, added), now, until, count,
-                             reserve, dry_run_passes, at_least);
+                             reserve, true, at_least);
         IF expires IS NULL OR d.ok OR d.forever OR NOT blocked AND d.wait IS NULL
-            OR d.wait = ratelimit._us(until) - now OR dry_run_passes AND NOT l.enforce THEN
+            OR d.wait = ratelimit._us(until) - now OR NOT l.enforce THEN
             RETURN d;
         END IF;
     END IF;
@@ -338,8 +338,8 @@ BEGIN
         SELECT x.value, x.ts, x.prior, x.log, x.added INTO value, ts, prior, log, added
         FROM ratelimit._lapse(l, name, key, expires, now, value, ts, prior, log, added) x;
         d := ratelimit._look(l, ratelimit._state_of(l, name, key, now, value, ts, prior, log, added), now, until, count,
-                             reserve, dry_run_passes, at_least);
-        IF d.ok OR dry_run_passes AND NOT l.enforce THEN RETURN d; END IF;
+                             reserve, true, at_least);
+        IF d.ok OR NOT l.enforce THEN RETURN d; END IF;
     END IF;
     RETURN ratelimit._sooner(d, l, name, key, now, until, count, reserve, at_least, value, ts, prior, log, added);
 END

@@ -225,7 +225,7 @@ BEGIN
     END IF;
     FOR try IN 1..1000 LOOP
         -- A dry run extends a hold that it doesn't have more tokens for.
-        EXIT WHEN d.blocked OR NOT d.ok AND (d.enforced OR h.id IS NULL);
+        EXIT WHEN d.limited_by = 'block' OR NOT d.ok AND (d.enforced OR h.id IS NULL);
         SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires INTO stored
         FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
         now := ratelimit._now();
@@ -259,7 +259,7 @@ BEGIN
         RETURN;
     END LOOP;
     IF d.ok THEN PERFORM ratelimit._not_written(); END IF;
-    IF p.unknown > 100 AND d.blocked IS NULL THEN PERFORM ratelimit._expire(l, name, key); END IF;
+    IF p.unknown > 100 AND d.limited_by IS DISTINCT FROM 'block' THEN PERFORM ratelimit._expire(l, name, key); END IF;
     held := coalesce(h.count, 0);
     d := ratelimit._logged(name, d);
     IF d.ok THEN held := greatest(count, held); END IF; -- a dry run
@@ -347,7 +347,7 @@ BEGIN
     r.ok := a.ok; r.hold := (found_hold.h).id; r.held := found_hold.held;
     r.expires_at := ratelimit._shown(ratelimit._us((found_hold.h).expires_at));
     r.retry_after := a.retry_after; r.retry_at := a.retry_at; r.remaining := a.remaining; r.capacity := a.capacity;
-    r.reset_at := a.reset_at;
+    r.reset_at := a.reset_at; r.limited_by := a.limited_by;
     RETURN r;
 END
 $$;

@@ -272,7 +272,8 @@ BEGIN
             d := g.decisions[i];
             d.wait := CASE WHEN g.until < 'infinity'
                       THEN ends - now + CASE WHEN d.ok OR NOT (g.l).enforce THEN 0 ELSE d.wait END END;
-            d.ok := false; d.at := now; d.enforced := true; d.blocked := true; d.forever := g.until = 'infinity';
+            d.ok := false; d.at := now; d.enforced := true; d.limited_by := 'block';
+            d.forever := g.until = 'infinity';
             g.decisions[i] := d;
         END LOOP;
         g.after := g.s;
@@ -374,7 +375,7 @@ BEGIN
     FOREACH g IN ARRAY groups LOOP
         d := g.decisions[1];
         level := d;
-        IF NOT taken OR cardinality(g.counts) > 1 OR d.blocked THEN
+        IF NOT taken OR cardinality(g.counts) > 1 OR d.limited_by = 'block' THEN
             level := ratelimit._level(g.l, CASE WHEN taken THEN g.after ELSE g.s END, d.at);
         END IF;
         FOR i IN 1..cardinality(g.decisions) LOOP
@@ -393,9 +394,9 @@ BEGIN
             d.remaining := level.remaining;
             d.reset_at := level.reset_at;
             r := ratelimit._answer(d);
-            o.n := g.ns[i]; o.name := g.name; o.key := g.key; o.ok := ok; o.allows := d.ok;
+            o.n := g.ns[i]; o.name := g.name; o.key := g.key; o.ok := ok;
             o.retry_after := r.retry_after; o.retry_at := r.retry_at; o.remaining := r.remaining;
-            o.capacity := r.capacity; o.reset_at := r.reset_at;
+            o.capacity := r.capacity; o.reset_at := r.reset_at; o.limited_by := r.limited_by;
             outcomes[o.n] := o;
         END LOOP;
     END LOOP;

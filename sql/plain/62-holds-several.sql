@@ -168,9 +168,9 @@ BEGIN
     several := ratelimit._several('rl_hold_all', requests, throws, asked, ratelimit._micros(ttl));
     FOR g IN SELECT x.* FROM unnest(several.groups) x ORDER BY x.ns[1] LOOP
         o := several.outcomes[g.ns[1]];
-        r.n := o.n; r.name := o.name; r.key := o.key; r.ok := o.ok; r.allows := o.allows;
+        r.n := o.n; r.name := o.name; r.key := o.key; r.ok := o.ok;
         r.retry_after := o.retry_after; r.retry_at := o.retry_at; r.remaining := o.remaining;
-        r.capacity := o.capacity; r.reset_at := o.reset_at;
+        r.capacity := o.capacity; r.reset_at := o.reset_at; r.limited_by := o.limited_by;
         r.hold := CASE WHEN o.ok AND g.changed THEN asked.id END;
         -- Where a dry run admits what the limit has not, and for an exempt key: as if it held them.
         r.held := CASE WHEN o.ok AND NOT (g.changed AND (g.decisions[1]).ok)

@@ -40,7 +40,7 @@ BEGIN
     IF throws AND NOT d.ok THEN PERFORM ratelimit._denied(name, d); END IF;
     a := ratelimit._answer(d);
     r.ok := a.ok; r.retry_after := a.retry_after; r.retry_at := a.retry_at; r.remaining := a.remaining;
-    r.capacity := a.capacity; r.reset_at := a.reset_at;
+    r.capacity := a.capacity; r.reset_at := a.reset_at; r.limited_by := a.limited_by;
     IF d.changed THEN
         -- The last pair is the new lease.
         r.lease := ratelimit._lease(name, key, ratelimit._us(d.log[cardinality(d.log) - 1])::text);

@@ -75,8 +75,7 @@ BEGIN
         shown.as_of := ratelimit._shown(now);
         IF l.kind IS NOT NULL THEN
             shown.limited := NOT d.ok;
-            shown.limited_by := CASE WHEN d.ok THEN NULL WHEN d.blocked THEN 'block'
-                                     WHEN l.kind = 'concurrency' THEN 'slots' ELSE 'tokens' END;
+            shown.limited_by := d.limited_by;
             retry := ratelimit._plus(now, d.wait);
             shown.kind := l.kind;
             shown.remaining := d.remaining;

@@ -175,7 +175,8 @@ BEGIN
     END IF;
     FOR f IN SELECT * FROM (VALUES
         ('name', 'string', 'a string', NULL, NULL), ('key', 'string', 'a string', NULL, NULL),
-        ('ok', 'boolean', 'true or false', NULL, NULL), ('allows', 'boolean', 'true or false', NULL, NULL),
+        ('ok', 'boolean', 'true or false', NULL, NULL),
+        ('limited_by', 'word', 'block, slots or tokens, or NULL', NULL, NULL),
         ('retry_after', 'number', 'a number of seconds from 0 to 1e13, or NULL', 0::numeric, 1e13),
         ('retry_at', 'time', 'a time with its offset', NULL, NULL),
         ('remaining', 'number', 'a finite number', -1.7976931348623157e308, 1.7976931348623157e308),
@@ -184,8 +185,10 @@ BEGIN
     ) AS fields (name, type, allowed, lowest, highest) LOOP
         given := nullif(outcome -> f.name, 'null');
         IF given IS NULL THEN
-            IF f.name IN ('name', 'ok', 'allows') THEN PERFORM ratelimit._null(f.name); END IF;
-        ELSIF (CASE f.type WHEN 'time' THEN ratelimit._time_of(given) IS NULL ELSE jsonb_typeof(given) <> f.type END)
+            IF f.name IN ('name', 'ok') THEN PERFORM ratelimit._null(f.name); END IF;
+        ELSIF (CASE f.type WHEN 'time' THEN ratelimit._time_of(given) IS NULL
+                    WHEN 'word' THEN given NOT IN ('"block"', '"slots"', '"tokens"')
+                    ELSE jsonb_typeof(given) <> f.type END)
             OR (CASE jsonb_typeof(given) WHEN 'number' THEN given::numeric NOT BETWEEN f.lowest AND f.highest END) THEN
             PERFORM ratelimit._bad(f.name,
                 CASE f.name WHEN 'key' THEN ratelimit._type_of(given) ELSE ratelimit._short(given::text) END,
@@ -256,9 +259,12 @@ BEGIN
         END LOOP;
         FOR outcome, i IN SELECT o, at FROM jsonb_array_elements(results) WITH ORDINALITY e(o, at) ORDER BY at LOOP
             PERFORM ratelimit._check(outcome ->> 'name', coalesce(outcome ->> 'key', ''));
-            r := ROW((outcome ->> 'ok')::boolean, ratelimit._float((outcome ->> 'retry_after')::numeric),
-                ratelimit._time_of(outcome -> 'retry_at'), ratelimit._float((outcome ->> 'remaining')::numeric),
-                ratelimit._float((outcome ->> 'capacity')::numeric), ratelimit._time_of(outcome -> 'reset_at'));
+            r.ok := (outcome ->> 'ok')::boolean;
+            r.retry_after := ratelimit._float((outcome ->> 'retry_after')::numeric);
+            r.retry_at := ratelimit._time_of(outcome -> 'retry_at');
+            r.remaining := ratelimit._float((outcome ->> 'remaining')::numeric);
+            r.capacity := ratelimit._float((outcome ->> 'capacity')::numeric);
+            r.reset_at := ratelimit._time_of(outcome -> 'reset_at');
             IF nullif(outcome -> 'config', 'null') IS NOT NULL THEN
                 l := ratelimit._parse(outcome -> 'config');
             ELSE
@@ -269,7 +275,7 @@ BEGIN
             names[i] := outcome ->> 'name';
             limits[i] := l;
             given[i] := r;
-            denies[i] := NOT r.ok AND NOT (outcome ->> 'allows')::boolean AND l.enforce;
+            denies[i] := NOT r.ok AND coalesce(outcome -> 'limited_by', 'null') <> 'null' AND l.enforce;
             now := coalesce(now, ratelimit._time_of_call(r));
             wait := ratelimit._wait(r);
             longest := greatest(longest, wait);

@@ -1,11 +1,11 @@
 //! Converts answers to the columns of result rows; times and waits are rounded up.
 
 use ratelimit_core::Micros;
-use ratelimit_limiter::request::{Answer, Request};
+use ratelimit_limiter::request::{Answer, LimitedBy, Request};
 use ratelimit_limiter::target::FOREVER;
 
 use crate::schema::error::Error;
-use ratelimit_pg::call::sql_types::{Timestamptz, sql_row};
+use ratelimit_pg::call::sql_types::{Constant, Timestamptz, constant_text, sql_row};
 use ratelimit_pg::values::utf8;
 
 sql_row! {
@@ -17,6 +17,7 @@ sql_row! {
         remaining: Option<f64>,
         capacity: Option<f64>,
         reset_at: Option<Timestamptz>,
+        limited_by: Option<Constant>,
     }
 }
 
@@ -30,8 +31,21 @@ impl From<&Answer> for RlResult {
             remaining: finite(answer.level.remaining),
             capacity: finite(answer.capacity),
             reset_at: answer.level.reset_at.and_then(|at| time(at.ceil_to_millis())),
+            limited_by: answer.limited_by.map(word),
         }
     }
+}
+
+/// Converts what denies a call.
+pub fn word(by: LimitedBy) -> Constant {
+    static BLOCK: [u8; 6] = constant_text(LimitedBy::Block.as_str());
+    static SLOTS: [u8; 6] = constant_text(LimitedBy::Slots.as_str());
+    static TOKENS: [u8; 7] = constant_text(LimitedBy::Tokens.as_str());
+    Constant::new(match by {
+        LimitedBy::Block => &BLOCK,
+        LimitedBy::Slots => &SLOTS,
+        LimitedBy::Tokens => &TOKENS,
+    })
 }
 
 /// Returns the error for a denial, with `throws` or in a trigger; with the trigger's message, in the server's encoding.

@@ -80,7 +80,7 @@ sql_function! {
                     capacity,
                     reset_at: outcome.reset_at.filter(is_known),
                 },
-                denies: !outcome.ok && !outcome.allows && definition.enforce,
+                denies: !outcome.ok && outcome.is_limited && definition.enforce,
                 now: now.unwrap_or(common),
             }
         });

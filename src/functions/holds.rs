@@ -15,7 +15,7 @@ use super::several::{denied_of_all, with_requests};
 use crate::declaration::{One, sql_function};
 use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::{Result, literal};
-use ratelimit_pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
+use ratelimit_pg::call::sql_types::{Checked, Constant, Text, Timestamptz, sql_row};
 use ratelimit_pg::call::{Call, Rows};
 use ratelimit_pg::values::{Jsonb, server_text, utf8};
 
@@ -87,6 +87,7 @@ sql_row! {
         remaining: Option<f64>,
         capacity: Option<f64>,
         reset_at: Option<Timestamptz>,
+        limited_by: Option<Constant>,
     }
 }
 
@@ -112,10 +113,12 @@ sql_function! {
         let hold = |host: &Session| holds::hold(host, &request, at_least, &terms);
         let held = Session::run(Use::Takes, call.function(), hold)?;
         refuse(slice::from_ref(&request), slice::from_ref(&held), throws)?;
-        let HeldOfAllRow { ok, hold, expires_at, retry_after, retry_at, remaining, capacity, reset_at, .. } =
-            held_row(0, &request, &held);
-        let held = held.count;
-        Ok(One(HeldRow { ok, hold, held, expires_at, retry_after, retry_at, remaining, capacity, reset_at }))
+        let HeldOfAllRow {
+            ok, hold, held, expires_at, retry_after, retry_at, remaining, capacity, reset_at, limited_by, ..
+        } = held_row(0, &request, &held);
+        Ok(One(HeldRow {
+            ok, hold, held, expires_at, retry_after, retry_at, remaining, capacity, reset_at, limited_by,
+        }))
     }
 }
 
@@ -138,7 +141,6 @@ sql_row! {
         name: Text,
         key: Text,
         ok: bool,
-        allows: bool,
         hold: Option<Text>,
         held: f64,
         expires_at: Option<Timestamptz>,
@@ -147,6 +149,7 @@ sql_row! {
         remaining: Option<f64>,
         capacity: Option<f64>,
         reset_at: Option<Timestamptz>,
+        limited_by: Option<Constant>,
     }
 }
 
@@ -290,13 +293,20 @@ fn terms<'a>(ttl: &Ttl, id: &Option<HoldId<'a>>, on_expiry: OnExpiry) -> Terms<'
 /// The result of a settlement.
 fn result(settled: &Settled) -> RlResult {
     let result = settled.answer.as_ref().map_or_else(unknown, RlResult::from);
-    RlResult { ok: true, ..result }
+    RlResult { ok: true, limited_by: None, ..result }
 }
 
 /// The result where there is no such hold.
 fn unknown() -> RlResult {
-    let (retry_at, reset_at) = (None, None);
-    RlResult { ok: false, retry_after: None, retry_at, remaining: None, capacity: None, reset_at }
+    RlResult {
+        ok: false,
+        retry_after: None,
+        retry_at: None,
+        remaining: None,
+        capacity: None,
+        reset_at: None,
+        limited_by: None,
+    }
 }
 
 /// PT429 with `throws` if a hold is denied.
@@ -307,14 +317,13 @@ fn refuse(list: &[Request], held: &[Held], throws: bool) -> Result<()> {
 
 /// The row of the `n`th request, from 0.
 fn held_row(n: usize, request: &Request, held: &Held) -> HeldOfAllRow {
-    let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at } =
+    let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at, limited_by } =
         RlResult::from(&held.outcome.answer);
     HeldOfAllRow {
         n: n as i32 + 1,
         name: Text::new(request.name),
         key: Text::new(request.key),
         ok,
-        allows: held.outcome.allows,
         hold: held.id.as_deref().map(Text::new),
         held: held.count,
         expires_at: held.expires_at.and_then(time),
@@ -323,5 +332,6 @@ fn held_row(n: usize, request: &Request, held: &Held) -> HeldOfAllRow {
         remaining,
         capacity,
         reset_at,
+        limited_by,
     }
 }

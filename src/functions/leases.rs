@@ -12,7 +12,7 @@ use crate::declaration::{One, sql_function};
 use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::Result;
 use ratelimit_pg::call::Call;
-use ratelimit_pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
+use ratelimit_pg::call::sql_types::{Checked, Constant, Text, Timestamptz, sql_row};
 use ratelimit_pg::values::Jsonb;
 
 sql_row! {
@@ -26,6 +26,7 @@ sql_row! {
         remaining: Option<f64>,
         capacity: Option<f64>,
         reset_at: Option<Timestamptz>,
+        limited_by: Option<Constant>,
     }
 }
 
@@ -71,9 +72,11 @@ sql_function! {
         }
         let text = |given: Given| lease::to_text(name.0, key.0, given.id);
         let lease = answer.lease.map(|given| Text::new(text(given).as_bytes()));
-        let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at } = RlResult::from(&answer);
+        let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at, limited_by } = RlResult::from(&answer);
         let expires_at = answer.lease.and_then(|given| time(given.expires_at));
-        Ok(One(Acquired { ok, lease, expires_at, retry_after, retry_at, remaining, capacity, reset_at }))
+        Ok(One(Acquired {
+            ok, lease, expires_at, retry_after, retry_at, remaining, capacity, reset_at, limited_by,
+        }))
     }
 }
 

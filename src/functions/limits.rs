@@ -10,7 +10,7 @@ use crate::declaration::{One, sql_function};
 use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::Result;
 use ratelimit_pg::call::Call;
-use ratelimit_pg::call::sql_types::{Timestamptz, sql_row};
+use ratelimit_pg::call::sql_types::{Constant, Timestamptz, sql_row};
 use ratelimit_pg::values::Jsonb;
 
 sql_function! {
@@ -61,6 +61,7 @@ sql_row! {
         remaining: Option<f64>,
         capacity: Option<f64>,
         reset_at: Option<Timestamptz>,
+        limited_by: Option<Constant>,
     }
 }
 
@@ -81,8 +82,9 @@ sql_function! {
         let request = Request { name: name.0, key: key.0, count: at_most, reserve: false, config };
         let answer = Session::run(Use::Takes, call.function(), |host| single::take(host, &request, at_least))?;
         let One(result) = answered(&request, &answer, throws)?;
-        let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at } = result;
-        Ok(One(Taken { ok, taken: answer.taken, retry_after, retry_at, remaining, capacity, reset_at }))
+        let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at, limited_by } = result;
+        let taken = answer.taken;
+        Ok(One(Taken { ok, taken, retry_after, retry_at, remaining, capacity, reset_at, limited_by }))
     }
 }
 
@@ -107,7 +109,7 @@ sql_function! {
 
 /// Converts the answer of a call; PT429 with `throws` if it is denied.
 fn answered(request: &Request, answer: &Answer, throws: bool) -> Result<One<RlResult>> {
-    if throws && !answer.ok && answer.enforced {
+    if throws && !answer.ok {
         return Err(denied(request, answer, None));
     }
     Ok(One(RlResult::from(answer)))

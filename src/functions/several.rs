@@ -11,7 +11,7 @@ use super::arguments::{refuse_long_list, valid_key, valid_name};
 use crate::declaration::sql_function;
 use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::{Error, Result};
-use ratelimit_pg::call::sql_types::{Json, Text, Timestamptz, sql_row};
+use ratelimit_pg::call::sql_types::{Constant, Json, Text, Timestamptz, sql_row};
 use ratelimit_pg::call::{Call, Rows};
 use ratelimit_pg::interrupts::larger_reserve;
 use ratelimit_pg::values::{Jsonb, jsonb_from_json, server_text};
@@ -23,12 +23,12 @@ sql_row! {
         name: Text,
         key: Text,
         ok: bool,
-        allows: bool,
         retry_after: Option<f64>,
         retry_at: Option<Timestamptz>,
         remaining: Option<f64>,
         capacity: Option<f64>,
         reset_at: Option<Timestamptz>,
+        limited_by: Option<Constant>,
         /// NULL: what fails, fails the whole call.
         error: Option<Json>,
     }
@@ -113,7 +113,7 @@ pub fn denied_of_all<'o, O: Iterator<Item = &'o RequestOutcome>>(
         return None;
     }
     let (request, outcome) = list.iter().zip(outcomes()).max_by_key(|(_, outcome)| {
-        let refuses = !outcome.allows && outcome.answer.enforced;
+        let refuses = outcome.answer.limited_by.is_some() && outcome.answer.enforced;
         let wait = outcome.answer.retry_after.unwrap_or(Micros(i64::MAX));
         (refuses, wait, outcome.never)
     })?;
@@ -122,19 +122,19 @@ pub fn denied_of_all<'o, O: Iterator<Item = &'o RequestOutcome>>(
 
 /// Returns the row of the `n`th request, from 0.
 fn row(n: usize, request: &Request, outcome: &RequestOutcome) -> RequestRow {
-    let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at } =
+    let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at, limited_by } =
         RlResult::from(&outcome.answer);
     RequestRow {
         n: n as i32 + 1,
         name: Text::new(request.name),
         key: Text::new(request.key),
         ok,
-        allows: outcome.allows,
         retry_after,
         retry_at,
         remaining,
         capacity,
         reset_at,
+        limited_by,
         error: None,
     }
 }

@@ -3,11 +3,11 @@
 use ratelimit_core::Micros;
 use ratelimit_limiter::status::{self, Status};
 
-use super::answers::{finite, retry, time};
+use super::answers::{finite, retry, time, word};
 use super::arguments::{LimitKey, LimitName};
 use crate::declaration::sql_function;
 use crate::host::{Session, Use};
-use ratelimit_pg::call::sql_types::{Text, Timestamptz, sql_row};
+use ratelimit_pg::call::sql_types::{Constant, Text, Timestamptz, sql_row};
 use ratelimit_pg::call::{Call, Rows};
 
 sql_row! {
@@ -22,7 +22,7 @@ sql_row! {
         as_of: Option<Timestamptz>,
         shards: i32,
         limited: Option<bool>,
-        limited_by: Option<Text>,
+        limited_by: Option<Constant>,
         block_reason: Option<Text>,
         held: Option<f64>,
     }
@@ -51,7 +51,7 @@ sql_function! {
                 as_of: time(status.as_of),
                 shards: status.shards as i32,
                 limited: status.limited,
-                limited_by: status.limited_by.map(|by| Text::new(by.as_str().as_bytes())),
+                limited_by: status.limited_by.map(word),
                 block_reason: status.block_reason.as_deref().map(Text::new),
                 held: status.held,
             });

@@ -322,7 +322,7 @@ fn what_a_caller_puts_first_in_the_path_changes_nothing() {
         "SELECT ok, remaining = 8 FROM ratelimit.rl_limit('sliding')",
         "SELECT ok, remaining = 8 FROM ratelimit.rl_limit('log')",
         "SELECT ok, lease IS NOT NULL FROM ratelimit.rl_acquire('slots')",
-        r#"SELECT ok, allows FROM ratelimit.rl_limit_all('[{"name": "bucket", "key": "k"}, {"name": "log"}]')"#,
+        r#"SELECT ok, limited_by IS NULL FROM ratelimit.rl_limit_all('[{"name": "bucket", "key": "k"}, {"name": "log"}]')"#,
         "SELECT ok, true FROM ratelimit.rl_credit('bucket', '', 1)",
         "SELECT ok, true FROM ratelimit.rl_take('bucket', 'batch', 50)",
         "SELECT ratelimit.rl_define('other', ratelimit.rl_fixed_window(3, '1 month', timezone => 'UTC')), true",

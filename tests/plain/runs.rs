@@ -470,7 +470,9 @@ fn a_function_that_is_no_longer_made_is_dropped() {
         (LISTED, format!("{LISTED}\nfunction rl_old(text)")),
         (
             PART,
-            format!("CREATE OR REPLACE FUNCTION ratelimit.rl_old(text) RETURNS text LANGUAGE sql AS 'SELECT 1';\n{PART}"),
+            format!(
+                "CREATE OR REPLACE FUNCTION ratelimit.rl_old(text) RETURNS text LANGUAGE sql AS 'SELECT 1';\n{PART}"
+            ),
         ),
     ] {
         assert_eq!(older.matches(part).count(), 1, "{part}");
@@ -479,9 +481,7 @@ fn a_function_that_is_no_longer_made_is_dropped() {
     let database = Database::empty("plain_no_longer");
     let mut owner = database.connect_as(OWNER);
     owner.batch_execute(&older).unwrap();
-    owner
-        .batch_execute("CREATE VIEW public.old AS SELECT ratelimit.rl_old('k') AS old")
-        .unwrap();
+    owner.batch_execute("CREATE VIEW public.old AS SELECT ratelimit.rl_old('k') AS old").unwrap();
     const THEM: &str = "SELECT proname::text FROM pg_proc WHERE proname = 'rl_old'
                         UNION ALL SELECT name FROM ratelimit.rl_made WHERE name ~ 'rl_old'";
     let was = rows(&mut owner, THEM);
@@ -490,7 +490,7 @@ fn a_function_that_is_no_longer_made_is_dropped() {
     let refused = refused.as_db_error().unwrap();
     assert_eq!(refused.code(), &SqlState::DEPENDENT_OBJECTS_STILL_EXIST);
     let detail = refused.detail().unwrap();
-    assert!(detail.contains("view old depends on function "), "{detail}");
+    assert!(detail.contains("view public.old depends on function "), "{detail}");
     assert_eq!(rows(&mut owner, THEM), was);
     owner.batch_execute("DROP VIEW public.old").unwrap();
     load(&database).unwrap();
@@ -538,7 +538,7 @@ fn results_grow_at_their_end() {
         let error = load(&database).unwrap_err();
         let error = error.as_db_error().unwrap();
         assert_eq!(error.code(), &SqlState::DATATYPE_MISMATCH, "{alter}");
-        assert_eq!(error.message(), "type rl_status_result has been altered");
+        assert_eq!(error.message(), "type ratelimit.rl_status_result has been altered");
     }
 }
 

@@ -298,6 +298,7 @@ fn argument(random: &mut Rng, r#type: &str) -> String {
                     column(number),
                     column(number),
                     column(time),
+                    column("text"),
                 ];
                 format!("ROW({})::rl_result", columns.join(", "))
             }

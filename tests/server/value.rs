@@ -18,7 +18,7 @@ const WRONG: &str = r#"
 CREATE FUNCTION public.wrong(name text, key text, now bigint, spans bigint[], config jsonb) RETURNS SETOF text
 LANGUAGE plpgsql AS $$
 DECLARE
-    value jsonb; sharded boolean; unwritten boolean; until float8; expires timestamptz; at timestamptz; span bigint; call record;
+    value jsonb; sharded boolean; dry boolean; unwritten boolean; until float8; expires timestamptz; at timestamptz; span bigint; call record;
     given text; checked text; c record; r record; remaining float8; problem text;
 BEGIN
     BEGIN
@@ -38,6 +38,7 @@ BEGIN
     END IF;
     sharded := coalesce((value #>> '{config,shards}')::int > 1, false)
         OR EXISTS (SELECT FROM rateLimits t WHERE t.name = $1 AND t.key = $2 AND t.shard > 0);
+    dry := coalesce(value -> 'config' -> 'enforce' = 'false', false);
     until := value ->> 'blockedUntil';
     unwritten := EXISTS (SELECT FROM rateLimits t WHERE t.name = $1 AND t.key = $2
                          AND t.expires <= timestamptz 'epoch' + $3 * interval '1 us');
@@ -56,11 +57,12 @@ BEGIN
                     CASE WHEN c.ok THEN 'passes while it is blocked'
                         WHEN c.remaining <> remaining AND NOT sharded AND NOT unwritten THEN 'remaining' END
                 WHEN sharded AND span > 0 THEN
-                    CASE WHEN c.ok AND NOT r.ok THEN 'ok' WHEN c.remaining > remaining + 1e-6 THEN 'remaining' END
-                WHEN c.ok <> r.ok THEN 'ok'
-                WHEN c.remaining IS DISTINCT FROM remaining AND NOT (unwritten AND c.retry_at IS NULL AND NOT c.ok) THEN 'remaining'
+                    CASE WHEN c.ok AND NOT (r.ok OR dry) THEN 'ok' WHEN c.remaining > remaining + 1e-6 THEN 'remaining' END
+                WHEN c.ok <> (r.ok OR dry) THEN 'ok'
+                WHEN c.remaining IS DISTINCT FROM remaining AND NOT (unwritten AND c.retry_at IS NULL AND c.limited_by IS NOT NULL) THEN 'remaining'
                 WHEN c.capacity IS DISTINCT FROM coalesce(value #>> '{config,capacity}', value #>> '{config,rate}',
                                                           value #>> '{config,slots}')::float8 THEN 'capacity'
+                WHEN dry AND NOT r.ok THEN CASE WHEN c.retry_at IS NOT NULL THEN 'retry_at' END
                 WHEN (sharded OR expires IS NOT NULL) AND NOT c.ok THEN
                     CASE WHEN sharded AND c.retry_at < r.retry_at THEN 'retry_at' END
                 WHEN extract(epoch FROM c.retry_at) * 1000 IS DISTINCT FROM ceil(extract(epoch FROM r.retry_at) * 1000) THEN 'retry_at'

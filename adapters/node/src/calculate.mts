@@ -190,8 +190,8 @@ const KINDS: Record<string, typeof refill> = {
 };
 
 /**
- * What rl_calculate answers at a time, epoch milliseconds by the database's clock, with blocks and dry runs. A kind that
- * is not known here admits: the server decides. Throws a RangeError for a count that is none, and for a time zone that
+ * What rl_check answers at a time, epoch milliseconds by the database's clock, also of blocks and dry runs. A kind that is
+ * not known here admits: the server decides. Throws a RangeError for a count that is none, and for a time zone that
  * the browser does not know.
  */
 export function calculate(value: Value, at: number = value.now, count = 1): Status {

@@ -7,7 +7,7 @@ const CONFIG = (n: number) => `config => $${n}::text::jsonb`;
 const EXPIRES = `date_part('epoch', expires_at) AS expires`;
 const TTL = (n: number) => `ttl => coalesce($${n}::text::interval, '10 minutes')`;
 const ON_EXPIRY = (n: number) => `on_expiry => coalesce($${n}::text, 'refund')`;
-const MANY = 'n, name, key, ok, allows';
+const MANY = 'n, name, key, ok, limited_by IS NULL AS allows';
 
 // $ is where the schema goes. What is a float8, a boolean or a text is so for each driver; all else is sent as a text.
 const SQL = {

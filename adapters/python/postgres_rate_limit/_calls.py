@@ -341,7 +341,7 @@ class Calls:
         headers: HeaderStyle | None,
     ) -> Call[Results]:
         text, targets = self._requests(requests)
-        select = f"r.ok, r.name, r.key, r.allows, {_LIMIT}"
+        select = f"r.ok, r.name, r.key, r.limited_by IS NULL, {_LIMIT}"
         if headers is None:
             call = self._make(select, function, [(_JSON, text)], _read_results, " ORDER BY r.n")
         else:
@@ -427,7 +427,7 @@ class Calls:
                 bool(rows[0][0]), hold, time_of(max(expires, default=None)), [row[3] for row in rows], limits
             )
 
-        select = f"r.ok, r.hold, {_time('r.expires_at')}, r.held, r.name, r.key, r.allows, {_LIMIT}"
+        select = f"r.ok, r.hold, {_time('r.expires_at')}, r.held, r.name, r.key, r.limited_by IS NULL, {_LIMIT}"
         arguments = [(_JSON, text), (_SPAN, seconds_of(ttl)), (_TEXT, id), (_TEXT, on_expiry)]
         call = self._make(select, "rl_hold_all", arguments, read, " ORDER BY r.n")
 

@@ -203,8 +203,8 @@ pub struct RawOutcome {
     pub key: String,
     /// Whether the whole call succeeded.
     pub ok: bool,
-    /// Whether its own limit allows it.
-    pub allows: bool,
+    /// Whether its own limit denies it, or the key is blocked.
+    pub is_limited: bool,
     /// Seconds.
     pub retry_after: Option<f64>,
     /// `retry_after` as a time.
@@ -227,6 +227,7 @@ pub const REMAINING: &str = "a finite number";
 /// Likewise.
 pub const CAPACITY: &str = "a number from 0 to 1e15";
 const TIME: &str = "a time with its offset";
+const LIMITED_BY: &str = "block, slots or tokens, or NULL";
 const OUTCOMES: &str = "an array of the rows of rl_limit_all, as jsonb_agg(r ORDER BY n) makes it";
 const OUTCOME: &str = "an object, a row of rl_limit_all";
 
@@ -235,12 +236,12 @@ struct OutcomeFields {
     name: Name,
     key: Option<Key>,
     ok: Flag,
-    allows: Flag,
     retry_after: Option<Seconds>,
     retry_at: Option<Time>,
     remaining: Option<Remaining>,
     capacity: Option<Capacity>,
     reset_at: Option<Time>,
+    limited_by: Option<Word>,
     config: Option<Box<RawValue>>,
 }
 
@@ -249,12 +250,12 @@ const OUTCOME_FIELDS: [&str; 10] = [
     "name",
     "key",
     "ok",
-    "allows",
     "retry_after",
     "retry_at",
     "remaining",
     "capacity",
     "reset_at",
+    "limited_by",
     "config",
 ];
 
@@ -281,6 +282,16 @@ impl<'de> Deserialize<'de> for Time {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Time, D::Error> {
         let time = TextField { allowed: TIME, read: time_with_offset };
         deserializer.deserialize_str(time).map(Time)
+    }
+}
+
+/// What denies a request.
+struct Word;
+
+impl<'de> Deserialize<'de> for Word {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Word, D::Error> {
+        let is_word = |text: &str| matches!(text, "block" | "slots" | "tokens").then_some(Word);
+        deserializer.deserialize_str(TextField { allowed: LIMITED_BY, read: is_word })
     }
 }
 
@@ -317,7 +328,7 @@ fn parse_outcome(json: &str) -> Result<RawOutcome, ArgumentError> {
         name: outcome.name.0,
         key: outcome.key.map_or_else(String::new, |key| key.0),
         ok: outcome.ok.0,
-        allows: outcome.allows.0,
+        is_limited: outcome.limited_by.is_some(),
         retry_after: outcome.retry_after.map(|seconds| seconds.0),
         retry_at: outcome.retry_at.map(|at| at.0),
         level,
@@ -441,7 +452,7 @@ mod tests {
 
     /// A row of rl_limit_all as PostgreSQL writes it, with one field replaced or added.
     fn row(field: &str, value: &str) -> String {
-        let row = r#"{"n": 1, "ok": false, "key": "u", "name": "a", "allows": false, "capacity": 10, "reset_at": "2027-01-01T12:00:10+00:00", "retry_at": "2027-01-01T13:00:00.5+01:00", "remaining": 0.25, "retry_after": 0.5}"#;
+        let row = r#"{"n": 1, "ok": false, "key": "u", "name": "a", "capacity": 10, "reset_at": "2027-01-01T12:00:10+00:00", "retry_at": "2027-01-01T13:00:00.5+01:00", "remaining": 0.25, "retry_after": 0.5, "limited_by": "tokens"}"#;
         let mut row: serde_json::Map<String, Value> = serde_json::from_str(row).unwrap();
         row.insert(field.into(), serde_json::from_str(value).unwrap());
         Value::Array(vec![row.into()]).to_string()
@@ -454,7 +465,7 @@ mod tests {
             name: "a".into(),
             key: "u".into(),
             ok: false,
-            allows: false,
+            is_limited: true,
             retry_after: Some(0.5),
             retry_at: Some(noon.plus(Micros(500_000))),
             level: Some((0.25, 10.0)),
@@ -471,7 +482,13 @@ mod tests {
         let zulu = row("reset_at", r#""2027-01-01T12:00:10.000Z""#);
         assert_eq!(parse_outcomes(&zulu).unwrap(), std::slice::from_ref(&outcome));
         let nulls = RawOutcome { retry_after: None, ..outcome };
-        assert_eq!(parse_outcomes(&row("retry_after", "null")).unwrap(), [nulls]);
+        assert_eq!(
+            parse_outcomes(&row("retry_after", "null")).unwrap(),
+            std::slice::from_ref(&nulls)
+        );
+        let admitted = RawOutcome { is_limited: false, ..nulls };
+        let json = row("limited_by", "null").replace("\"retry_after\":0.5", "\"retry_after\":null");
+        assert_eq!(parse_outcomes(&json).unwrap(), [admitted]);
     }
 
     #[test]
@@ -481,7 +498,7 @@ mod tests {
             ("name", "1", "name is 1 (allowed: a string)".into()),
             ("key", "7", "key is a number (allowed: a string)".into()),
             ("ok", "1", "ok is 1 (allowed: true or false)".into()),
-            ("allows", "null", "allows must not be null".into()),
+            ("limited_by", r#""time""#, format!(r#"limited_by is "time" (allowed: {LIMITED_BY})"#)),
             ("remaining", "null", "remaining must not be null".into()),
             (
                 "remaining",

@@ -36,6 +36,33 @@ impl<'a> Request<'a> {
     }
 }
 
+/// What denies a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitedBy {
+    /// The key is blocked.
+    Block,
+    /// Leases have every slot.
+    Slots,
+    /// Too few tokens are left.
+    Tokens,
+}
+
+impl LimitedBy {
+    /// What of a limit denies a call that no block denies.
+    pub(crate) fn of(limit: &Limit) -> LimitedBy {
+        if limit.kind().has_leases() { LimitedBy::Slots } else { LimitedBy::Tokens }
+    }
+
+    /// Its name in SQL.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            LimitedBy::Block => "block",
+            LimitedBy::Slots => "slots",
+            LimitedBy::Tokens => "tokens",
+        }
+    }
+}
+
 /// The answer of a call.
 #[derive(Clone, Debug)]
 pub struct Answer {
@@ -53,6 +80,8 @@ pub struct Answer {
     pub enforced: bool,
     /// Until when the key is blocked, or [`FOREVER`](crate::target::FOREVER), if that is why it is denied.
     pub blocked: Option<Micros>,
+    /// What denies it; also where `ok` is true because it is a dry run, and never only because of another limit.
+    pub limited_by: Option<LimitedBy>,
     /// The lease that was taken or extended, of a concurrency limit.
     pub lease: Option<Lease>,
     /// Tokens that were taken by a take of as many as there are; 0 for any other call.
@@ -70,6 +99,7 @@ impl Answer {
             now,
             enforced: definition.enforce,
             blocked: None,
+            limited_by: (!decision.ok).then(|| LimitedBy::of(&definition.limit)),
             lease: given(decision),
             taken: 0.0,
         }
@@ -78,6 +108,19 @@ impl Answer {
     /// How it is counted.
     pub fn verdict(&self) -> Verdict {
         if self.ok { Verdict::Allowed } else { Verdict::Denied { enforced: self.enforced } }
+    }
+
+    /// Says that a block, until this instant, denies the call, if there is one.
+    pub fn of_block(self, until: Option<Micros>) -> Answer {
+        match until {
+            None => self,
+            Some(_) => Answer {
+                enforced: true,
+                blocked: until,
+                limited_by: Some(LimitedBy::Block),
+                ..self
+            },
+        }
     }
 
     /// The same answer, but admitted if a dry run would deny it; nothing has changed.

@@ -116,7 +116,7 @@ pub fn credit<H: Host>(host: &H, request: &Request, taken_at: Option<Micros>) ->
 pub fn check<H: Host>(host: &H, request: &Request) -> Result<Answer> {
     let target = Target::resolve(host, request)?;
     check_count(target.limit(), request.count)?;
-    look(host, &target, request.tokens(), false)
+    Ok(look(host, &target, request.tokens(), true)?.or_let_pass())
 }
 
 /// Returns what a call would return, without locking or writing anything; `dry_run_passes` as in

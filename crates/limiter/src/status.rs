@@ -12,7 +12,7 @@ use crate::keys::each_key;
 use crate::ports::{
     BlockInForce, Defined, Entries, ExemptKey, Host, KeyRows, RowAccess, Rows, SavedKey,
 };
-use crate::request::Take;
+use crate::request::{LimitedBy, Take};
 use crate::single;
 use crate::stores::{self, Peeked};
 use crate::target::{Store, Target, after_block, has_no_rows};
@@ -41,28 +41,6 @@ pub struct Status<'a> {
     pub retry_after: Option<Micros>,
     /// The tokens of the key's holds that would come back if all were settled as unused now; `None` for an undefined name.
     pub held: Option<f64>,
-}
-
-/// What denies a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LimitedBy {
-    /// The key is blocked.
-    Block,
-    /// Leases have every slot.
-    Slots,
-    /// Too few tokens are left.
-    Tokens,
-}
-
-impl LimitedBy {
-    /// Its name in SQL.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            LimitedBy::Block => "block",
-            LimitedBy::Slots => "slots",
-            LimitedBy::Tokens => "tokens",
-        }
-    }
 }
 
 /// The level of a key under its limit.
@@ -240,18 +218,11 @@ fn defined<'a, H: Host>(
     let Peeked { now, ref shards, expires } = *peeked;
     let one = Take { count: 1.0, reserve: false, lease: None, at_least: None };
     let until = target.block(now);
-    let (limited_by, answer) = match until {
-        Some(until) => {
-            let answer = target.blocked(until, shards, now, one, false);
-            (Some(LimitedBy::Block), answer)
-        }
+    let answer = match until {
+        Some(until) => target.blocked(until, shards, now, one, false),
         None => {
             let decision = shards.decide(now, one.count, one.reserve);
-            let by = match target.limit().kind().has_leases() {
-                true => LimitedBy::Slots,
-                false => LimitedBy::Tokens,
-            };
-            (Some(by).filter(|_| !decision.ok), target.answer(&decision, decision.level, now))
+            target.answer(&decision, decision.level, now)
         }
     };
     let retry_after = match expires {
@@ -270,8 +241,8 @@ fn defined<'a, H: Host>(
         as_of: shards.present(now),
         shards: target.limit().shards(),
         limit: Some(LimitStatus { definition: target.definition.clone(), remaining }),
-        limited: Some(limited_by.is_some()),
-        limited_by,
+        limited: Some(answer.limited_by.is_some()),
+        limited_by: answer.limited_by,
         block_reason: until.and(block).and_then(|block| block.reason),
         retry_after,
         held: Some(0.0),

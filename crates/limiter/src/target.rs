@@ -176,8 +176,8 @@ impl<'a> Target<'a> {
     }
 
     /// The answer at `now` to a call that is denied by a block: after it the call passes as far as the
-    /// limit lets it then. A dry run is no way around it; with `dry_run_passes` it lets every call pass after it, as
-    /// a take does, while a check goes on telling what would be denied.
+    /// limit lets it then. A dry run is no way around it; with `dry_run_passes` it lets every call pass after it,
+    /// while a status goes on to say what would be denied.
     pub fn blocked(
         &self,
         until: Micros,
@@ -193,7 +193,7 @@ impl<'a> Target<'a> {
         });
         let denied = Decision { ok: false, retry_after, level: shards.level(now), state: None };
         let level = denied.level;
-        Answer { enforced: true, blocked: Some(until), ..self.answer(&denied, level, now) }
+        self.answer(&denied, level, now).of_block(Some(until))
     }
 
     /// Refuses what is not for limits whose slots are taken by leases.

@@ -184,7 +184,7 @@ impl Call {
                     Err(PgError::Declaration)
                 }
                 Order::Same => {
-                    if R::COLUMNS.iter().all(|column| row_template::width(column).is_some())
+                    if const { row_template::fits(R::COLUMNS) }
                         && let Some(row) =
                             row_template::row::<R>(*description, R::COLUMNS, values, nulls)
                     {

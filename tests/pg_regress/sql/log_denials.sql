@@ -13,7 +13,7 @@ SELECT ok FROM rl_check('ld', 'secret-1');
 SELECT ok FROM rl_check_all('[{"name": "ld", "key": "secret-1"}]');
 SELECT ok FROM rl_credit('ld', 'secret-1', -1);
 -- Of several, those that refuse.
-SELECT name, ok, allows FROM rl_limit_all('[{"name": "ld", "key": "secret-1"}, {"name": "ld", "key": "secret-3"}, {"name": "l\"d", "key": "secret-2"}]');
+SELECT name, ok, limited_by FROM rl_limit_all('[{"name": "ld", "key": "secret-1"}, {"name": "ld", "key": "secret-3"}, {"name": "l\"d", "key": "secret-2"}]');
 -- Before an error, from a trigger, and for the role that calls.
 \set VERBOSITY terse
 SELECT rl_limit('ld', 'secret-1', throws => true);

@@ -62,7 +62,7 @@ fn limit_all(
         .iter()
         .map(|(name, count)| json!({ "name": name, "key": key, "count": count }))
         .collect();
-    let sql = "SELECT n, name, ok, allows FROM rl_limit_all($1::text::jsonb)";
+    let sql = "SELECT n, name, ok, limited_by FROM rl_limit_all($1::text::jsonb)";
     let rows = client.query(sql, &[&Value::from(list).to_string()])?;
     let ok: bool = rows[0].get("ok");
     assert_eq!(rows.len(), requests.len());
@@ -70,7 +70,7 @@ fn limit_all(
         assert_eq!((row.get("n"), row.get("name")), (n as i32 + 1, name.as_str()));
         assert_eq!(row.get::<_, bool>("ok"), ok);
     }
-    assert_eq!(rows.iter().all(|row| row.get("allows")), ok);
+    assert_eq!(rows.iter().all(|row| row.get::<_, Option<&str>>("limited_by").is_none()), ok);
     Ok(ok)
 }
 

@@ -72,10 +72,10 @@ test('of two limits in one call both are taken, or neither', async () => {
         SELECT rl_define('minute', rl_fixed_window(rate => 3, period => '1 minute'));
         SELECT rl_define('day', rl_fixed_window(rate => 2, period => '1 day'))`);
     const requests = JSON.stringify(['minute', 'day'].map((name) => ({ name, key: 'a' })));
-    const take = () => rows('SELECT ok, allows, remaining FROM rl_limit_all($1)', [requests]);
+    const take = () => rows('SELECT ok, limited_by, remaining FROM rl_limit_all($1)', [requests]);
     await take();
     assert.deepEqual((await take()).map(({ ok, remaining }) => [ok, remaining]), [[true, 1], [true, 0]]);
-    assert.deepEqual((await take()).map(({ ok, allows }) => [ok, allows]), [[false, true], [false, false]]);
+    assert.deepEqual((await take()).map(({ ok, limited_by: by }) => [ok, by]), [[false, null], [false, 'tokens']]);
     assert.equal((await first("SELECT remaining FROM rl_check('minute', 'a')")).remaining, 1, 'the denied call took nothing of it');
 });
 

@@ -95,9 +95,9 @@ pub fn hold<H: Host>(
     let held = verdict.held(&wanted[0]);
     // A denial leaves what there is.
     let kept = verdict.after.or(verdict.before.as_ref().filter(|_| !ok).map(|row| row.hold));
-    let (allows, never) = (verdict.decision.ok, is_never(&verdict));
+    let never = is_never(&verdict);
     Ok(Held {
-        outcome: RequestOutcome { allows, never, answer: verdict.answer.or_let_pass() },
+        outcome: RequestOutcome { never, answer: verdict.answer.or_let_pass() },
         id: kept.map(|_| id),
         count: held,
         expires_at: kept.map(|hold| hold.expires_at),
@@ -257,15 +257,15 @@ pub fn hold_all<H: Host>(host: &H, requests: &[Request], terms: &Terms) -> Resul
             true => verdict.after,
             false => verdict.before.as_ref().map(|row| row.hold),
         };
-        let (allows, is_never) = (verdict.decision.ok, is_never(&verdict));
-        let waits = if ok { allows } else { !(verdict.passes || never) };
+        let is_never = is_never(&verdict);
+        let waits = if ok { verdict.decision.ok } else { !(verdict.passes || never) };
         let retry_after = verdict.answer.retry_after.filter(|_| waits);
         let level = if ok { verdict.answer.level } else { verdict.level };
         let answer = Answer { ok, retry_after, level, ..verdict.answer };
         outcomes.push((
             n,
             Held {
-                outcome: RequestOutcome { allows, never: is_never, answer },
+                outcome: RequestOutcome { never: is_never, answer },
                 id: verdict.after.filter(|_| ok).map(|_| id.clone()),
                 count: held,
                 expires_at: kept.map(|hold| hold.expires_at),

@@ -15,7 +15,7 @@ use super::Terms;
 use super::expiry::{self, Expiries};
 use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Holds, Host, Row, RowAccess, Rows, Stored, TRIES, TupleId};
-use crate::request::Answer;
+use crate::request::{Answer, LimitedBy};
 use crate::stores::shards::{self, LockedRows};
 use crate::stores::{self, Peeked, row};
 use crate::target::{FOREVER, Store, Target, after_block};
@@ -113,8 +113,7 @@ impl Wanted<'_> {
             decision =
                 Decision { ok: false, retry_after, level: seen.shards.level(now), state: None };
         }
-        let mut answer = target.answer(&decision, decision.level, now);
-        (answer.blocked, answer.enforced) = (blocked, answer.enforced || blocked.is_some());
+        let answer = target.answer(&decision, decision.level, now).of_block(blocked);
         let passes = decision.ok || !answer.enforced;
         let is_held = passes && target.store != Store::Nowhere && (decision.ok || before.is_some());
         let wait = decision.retry_after.filter(|_| decision.ok);
@@ -265,7 +264,7 @@ pub(super) fn take<'w, H: Host>(
                 take_locked(host, rows, wanted, seen, id, terms, &leases, &mut refused)
             });
             match taken {
-                Err(LimiterError::Busy) => return Ok((at_once(verdicts), false)),
+                Err(LimiterError::Busy) => return Ok((at_once(wanted, verdicts), false)),
                 Ok(Some(verdicts)) => return Ok((verdicts, true)),
                 Ok(None) => {}
                 Err(error) => return Err(error),
@@ -585,10 +584,11 @@ fn refuse<H: Host>(
 }
 
 /// The verdicts where rows are locked that can't be waited for: to be retried at once.
-fn at_once(mut verdicts: Vec<Verdict>) -> Vec<Verdict> {
-    for verdict in &mut verdicts {
+fn at_once(wanted: &[Wanted], mut verdicts: Vec<Verdict>) -> Vec<Verdict> {
+    for (wanted, verdict) in wanted.iter().zip(&mut verdicts) {
         (verdict.decision.ok, verdict.passes, verdict.after) = (false, false, None);
         (verdict.answer.ok, verdict.answer.retry_after) = (false, Some(Micros(0)));
+        verdict.answer.limited_by = Some(LimitedBy::of(wanted.target.limit()));
         verdict.decision.retry_after = Some(Micros(0));
     }
     verdicts

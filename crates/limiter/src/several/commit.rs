@@ -61,7 +61,7 @@ pub(super) fn take<H: Host>(
         let refusal = outcomes(groups, &peeked, false);
         // One row of each limit with shards on the first try, then as many as needed.
         match take_locked(host, rows, groups, peeked, attempt == 0) {
-            Err(LimiterError::Busy) => return Ok(at_once(refusal)),
+            Err(LimiterError::Busy) => return Ok(at_once(groups, refusal)),
             Ok(Some(outcomes)) => return Ok(outcomes),
             Ok(None) => {}
             Err(error) => return Err(error),

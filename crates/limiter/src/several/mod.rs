@@ -21,9 +21,9 @@ use ratelimit_faults::Fault;
 use crate::error::{LimiterError, Result};
 use crate::holds::expiry;
 use crate::ports::{Host, RowAccess, Rows, TRIES, Verdict};
-use crate::request::{Answer, Request};
+use crate::request::{Answer, LimitedBy, Request};
 use crate::stores::{self, Peeked};
-use crate::target::{Target, check_count};
+use crate::target::{Store, Target, check_count};
 
 use decide::{Group, GroupVerdict, Taken};
 
@@ -33,11 +33,10 @@ pub const MAX_IN_MEMORY: usize = 1_000;
 
 /// The outcome of one request.
 pub struct RequestOutcome {
-    /// Whether this limit alone would allow it, after the earlier requests for the same limit.
-    pub allows: bool,
     /// Whether it refuses for ever, and so never lets the whole call pass.
     pub never: bool,
-    /// The answer; its `ok` is that of the whole call.
+    /// The answer; its `ok` is that of the whole call, and its `limited_by` is about this limit alone, after the earlier
+    /// requests for it.
     pub answer: Answer,
 }
 
@@ -55,9 +54,9 @@ pub fn limit<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutco
         commit::take_without_rows(host, &groups)?
     };
     for (request, outcome) in requests.iter().zip(&outcomes) {
-        let verdict = match (outcome.allows, outcome.answer.ok) {
-            (true, true) => Verdict::Allowed,
-            (true, false) => continue, // it took nothing, because of another
+        let verdict = match (outcome.answer.limited_by, outcome.answer.ok) {
+            (None, true) => Verdict::Allowed,
+            (None, false) => continue, // it took nothing, because of another
             _ => Verdict::Denied { enforced: outcome.answer.enforced },
         };
         let counter = host.counter(request.name, request.key)?;
@@ -224,27 +223,31 @@ fn outcomes(groups: &[Group], verdicts: &[GroupVerdict], ok: bool) -> Vec<Reques
     for (group, verdict) in groups.iter().zip(verdicts) {
         let level = verdict.shards.level(verdict.now);
         for (taken, decision) in group.takes.iter().zip(&verdict.decisions) {
-            let mut answer = group.target.answer(decision, level, verdict.now);
+            let block = group.target.block(verdict.now);
+            let mut answer = group.target.answer(decision, level, verdict.now).of_block(block);
             answer.ok = ok;
-            answer.enforced = verdict.enforced;
-            answer.blocked = group.target.block(verdict.now);
             // In a refused call a request that its limit allows has nothing to wait for; and a call
             // with a request that never passes never passes.
             let waits = if ok { decision.ok } else { !(verdict.passes(decision) || never) };
             answer.retry_after = answer.retry_after.filter(|_| waits);
             let never = !verdict.passes(decision) && decision.retry_after.is_none();
-            outcomes.push((taken.n, RequestOutcome { allows: decision.ok, never, answer }));
+            outcomes.push((taken.n, RequestOutcome { never, answer }));
         }
     }
     outcomes.sort_by_key(|&(n, _)| n);
     outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
-/// The outcomes where rows are locked that can't be waited for: to be retried at once.
-fn at_once(outcomes: Vec<RequestOutcome>) -> Vec<RequestOutcome> {
-    let at_once = |mut outcome: RequestOutcome| {
-        outcome.answer.retry_after = Some(Micros(0));
-        outcome
-    };
-    outcomes.into_iter().map(at_once).collect()
+/// The outcomes where rows of shards are locked that can't be waited for: to be retried at once.
+fn at_once(groups: &[Group], mut outcomes: Vec<RequestOutcome>) -> Vec<RequestOutcome> {
+    for group in groups {
+        for taken in &group.takes {
+            let Some(RequestOutcome { answer, .. }) = outcomes.get_mut(taken.n) else { continue };
+            answer.retry_after = Some(Micros(0));
+            if matches!(group.target.store, Store::Shards(_)) {
+                answer.limited_by = answer.limited_by.or(Some(LimitedBy::Tokens));
+            }
+        }
+    }
+    outcomes
 }

@@ -3,7 +3,7 @@
 //!
 //! A tuple's header depends on the description and on which columns are NULL, and minor releases have added to it. So
 //! `heap_form_tuple` forms the template for each pattern of NULLs. Its values follow the header, each aligned to its
-//! width.
+//! width. A constant is the last column, and part of the template.
 
 use std::cell::RefCell;
 
@@ -13,12 +13,14 @@ use pgrx::pg_sys::BuiltinOid::{BOOLOID, FLOAT8OID, TIMESTAMPTZOID};
 use super::sql_types::ResultColumn;
 use crate::unguarded;
 
-/// The tuple for a description and pattern of NULLs, with every value 0.
+/// The tuple for a description, pattern of NULLs and constant, with every other value 0.
 struct Template {
     description: pg_sys::TupleDesc,
     nulls: Vec<bool>,
+    /// 0: none, or NULL.
+    constant: pg_sys::Datum,
     bytes: Vec<u8>,
-    /// The place and width of each value, in bytes; width 0 for NULL.
+    /// The place and width of each value, in bytes; width 0 for NULL and the constant.
     places: Vec<(usize, usize)>,
 }
 
@@ -27,7 +29,7 @@ thread_local! {
 }
 
 /// Returns the width of a type whose values can be copied into a template: one that is passed by value.
-pub fn width(column: &ResultColumn) -> Option<usize> {
+const fn width(column: &ResultColumn) -> Option<usize> {
     match column.oid {
         BOOLOID => Some(1),
         FLOAT8OID | TIMESTAMPTZOID => Some(8),
@@ -35,8 +37,21 @@ pub fn width(column: &ResultColumn) -> Option<usize> {
     }
 }
 
-/// Forms a row of columns that have a [`width`], as a composite datum in the current memory context; `None` if there is
-/// no memory. Each type of row `R` has this code for itself, so that it is inlined.
+/// Whether rows of these columns can be formed by a template.
+pub const fn fits(columns: &[ResultColumn]) -> bool {
+    let mut n = 0;
+    while n < columns.len() {
+        let is_last_constant = n + 1 == columns.len() && columns[n].is_constant;
+        if width(&columns[n]).is_none() && !is_last_constant {
+            return false;
+        }
+        n += 1;
+    }
+    true
+}
+
+/// Forms a row of columns that [fit](fits), as a composite datum in the current memory context; `None` if there is no
+/// memory. Each type of row `R` has this code for itself, so that it is inlined.
 ///
 /// # Safety
 /// The description lives as long as the session, and has these columns.
@@ -46,11 +61,17 @@ pub unsafe fn row<R>(
     values: &[pg_sys::Datum],
     nulls: &[bool],
 ) -> Option<pg_sys::Datum> {
+    let constant = match (columns, values) {
+        ([.., last], [.., value]) if last.is_constant => *value,
+        _ => pg_sys::Datum::from(0),
+    };
     TEMPLATES.with_borrow_mut(|templates| {
-        let of = |known: &Template| known.description == description && known.nulls == nulls;
+        let of = |known: &Template| {
+            known.description == description && known.constant == constant && known.nulls == nulls
+        };
         let n = templates.iter().position(of).unwrap_or_else(|| {
             // SAFETY: as the caller says.
-            templates.push(unsafe { template(description, columns, nulls) });
+            templates.push(unsafe { template(description, columns, nulls, constant) });
             templates.len() - 1
         });
         let template = &templates[n];
@@ -76,7 +97,7 @@ pub unsafe fn row<R>(
     })
 }
 
-/// Forms the template for a pattern of NULLs.
+/// Forms the template for a pattern of NULLs and a constant.
 ///
 /// # Safety
 /// As [`row`].
@@ -84,8 +105,12 @@ unsafe fn template(
     description: pg_sys::TupleDesc,
     columns: &[ResultColumn],
     nulls: &[bool],
+    constant: pg_sys::Datum,
 ) -> Template {
     let mut values = vec![pg_sys::Datum::from(0); nulls.len()];
+    if let Some(last) = values.last_mut() {
+        *last = constant;
+    }
     let nulls = nulls.to_vec();
     // SAFETY: as the caller says; the tuple has the length that its header says.
     let (bytes, mut end) = unsafe {
@@ -106,5 +131,5 @@ unsafe fn template(
         _ => (end, 0),
     };
     let places = columns.iter().zip(&nulls).map(place).collect();
-    Template { description, nulls, bytes, places }
+    Template { description, nulls, constant, bytes, places }
 }

@@ -31,10 +31,7 @@ impl Order {
     ///
     /// # Safety
     /// The description is valid.
-    pub unsafe fn of(
-        description: pg_sys::TupleDesc,
-        columns: &[ResultColumn],
-    ) -> Result<Order> {
+    pub unsafe fn of(description: pg_sys::TupleDesc, columns: &[ResultColumn]) -> Result<Order> {
         // SAFETY: as the caller says.
         let mut order = vec![None; unsafe { (*description).natts } as usize];
         for (n, column) in columns.iter().enumerate() {
@@ -68,7 +65,9 @@ pub fn in_order(
 ) -> (Vec<pg_sys::Datum>, Vec<bool>) {
     let value = |column: &Option<usize>| {
         let column = column.filter(|&n| nulls.get(n) == Some(&false));
-        column.and_then(|n| values.get(n)).map_or((pg_sys::Datum::from(0), true), |&value| (value, false))
+        column
+            .and_then(|n| values.get(n))
+            .map_or((pg_sys::Datum::from(0), true), |&value| (value, false))
     };
     order.iter().map(value).unzip()
 }

@@ -230,6 +230,33 @@ impl Text {
     }
 }
 
+/// A text that is one of some constants.
+#[derive(Clone, Copy)]
+pub struct Constant(&'static [u8]);
+
+impl Constant {
+    /// The text whose [`constant_text`] this is.
+    pub const fn new(text: &'static [u8]) -> Constant {
+        Constant(text)
+    }
+}
+
+/// Makes a text as Postgres has short ones: `N` bytes, a header and the text, of at most 126 bytes.
+#[allow(clippy::panic, reason = "at compile time only")]
+pub const fn constant_text<const N: usize>(text: &str) -> [u8; N] {
+    let (mut bytes, text) = ([0; N], text.as_bytes());
+    if N > 127 || N != text.len() + 1 {
+        panic!("another length");
+    }
+    bytes[0] = if cfg!(target_endian = "big") { 0x80 | N as u8 } else { (N as u8) << 1 | 1 };
+    let mut n = 0;
+    while n < text.len() {
+        bytes[n + 1] = text[n];
+        n += 1;
+    }
+    bytes
+}
+
 /// A jsonb in Postgres memory.
 pub struct Json(pg_sys::Datum);
 
@@ -252,6 +279,8 @@ pub trait SqlValue: Sized {
     const SQL: &'static str;
     /// The SQL type's OID.
     const OID: BuiltinOid;
+    /// Whether equal values have the same address.
+    const IS_CONSTANT: bool = false;
 
     /// Converts to a datum; `None` is NULL.
     fn datum(self) -> Option<pg_sys::Datum>;
@@ -278,9 +307,20 @@ sql_value!(Text, "text", TEXTOID, |text| text.0);
 sql_value!(Json, "jsonb", JSONBOID, |json| json.0);
 sql_value!(Timestamptz, "timestamptz", TIMESTAMPTZOID, |at| at.0);
 
+impl SqlValue for Constant {
+    const SQL: &'static str = Text::SQL;
+    const OID: BuiltinOid = Text::OID;
+    const IS_CONSTANT: bool = true;
+
+    fn datum(self) -> Option<pg_sys::Datum> {
+        Some(pg_sys::Datum::from(self.0.as_ptr()))
+    }
+}
+
 impl<T: SqlValue> SqlValue for Option<T> {
     const SQL: &'static str = T::SQL;
     const OID: BuiltinOid = T::OID;
+    const IS_CONSTANT: bool = T::IS_CONSTANT;
 
     fn datum(self) -> Option<pg_sys::Datum> {
         self.and_then(T::datum)
@@ -306,6 +346,8 @@ pub struct ResultColumn {
     pub sql: &'static str,
     /// The type's OID.
     pub oid: BuiltinOid,
+    /// Whether equal values have the same address.
+    pub is_constant: bool,
 }
 
 impl ResultColumn {
@@ -313,7 +355,9 @@ impl ResultColumn {
     #[allow(clippy::panic, reason = "at compile time only")]
     pub const fn new<T: SqlValue>(name: &'static str) -> ResultColumn {
         match CStr::from_bytes_with_nul(name.as_bytes()) {
-            Ok(name) => ResultColumn { name, sql: T::SQL, oid: T::OID },
+            Ok(name) => {
+                ResultColumn { name, sql: T::SQL, oid: T::OID, is_constant: T::IS_CONSTANT }
+            }
             Err(_) => panic!("a name with a NUL in it, or none after it"),
         }
     }
