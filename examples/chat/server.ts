@@ -81,8 +81,8 @@ app.post('/my/questions', async (c) => {
     const { question } = await c.req.json();
     if (question.length > 100) return c.text('The question is too long', 400);
     // Limit: an estimate is held before the model is called. If this process dies, it is back after two minutes.
-    const options = { key: c.get('user').id, ttl: 2 * MINUTE };
-    const hold = await limiter.hold('llmTokens', { ...options, count: STEP, throws: true });
+    const options = { key: c.get('user').id, count: STEP, ttl: 2 * MINUTE };
+    const hold = await limiter.hold('llmTokens', { ...options, throws: true });
     return streamText(c, async (stream) => {
         // Limit: whatever happens here, what was used is settled at the end, once.
         await using _ = hold;
@@ -94,15 +94,14 @@ app.post('/my/questions', async (c) => {
             await stream.write(text);
             if (stream.aborted) break;
             if (usage < held) continue;
-            // Limit: the same id with more tokens is a top-up. If that is denied, the answer ends here.
+            // Limit: the hold gets more tokens. If that is denied, the answer ends here.
             held += STEP;
-            const { ok } = await limiter.hold('llmTokens', { ...options, id: hold.hold!, count: held });
-            if (!ok) break;
+            if (!(await hold.extend(held))) break;
         }
         await sql.begin(async (tx) => {
             await tx`INSERT INTO messages (author, body) VALUES ('the model', ${answer})`;
             // Limit: the answer is stored and its tokens are settled, or neither.
-            await limiter.settle(hold.hold, hold.used, { db: tx });
+            await limiter.settle(hold.id, hold.used, { db: tx });
         });
     });
 });

@@ -14,12 +14,12 @@ function groupsOf(address: string): number[] {
 
 /**
  * Makes a key of a client's address. One of IPv4 is its own key, also where IPv6 maps it; of IPv6 it takes the network of
- * the first `bits`, 0 to 128, since a customer usually has all addresses of a network of 64. Throws a TypeError for what
- * is no address.
+ * the first `masklen` bits, 0 to 128, since a customer usually has all addresses of a network of 64. Throws a TypeError
+ * for what is no address.
  */
-export function addressKey(address: string, bits = 64): string {
-    if (!Number.isInteger(bits) || bits < 0 || bits > 128) {
-        throw new TypeError(`addressKey: bits is ${bits}; allowed: 0 to 128`);
+export function addressKey(address: string, masklen = 64): string {
+    if (!Number.isInteger(masklen) || masklen < 0 || masklen > 128) {
+        throw new TypeError(`addressKey: masklen is ${masklen}; allowed: 0 to 128`);
     }
     const plain = String(address).split('%')[0]!; // without the interface
     const version = isIP(plain);
@@ -29,7 +29,8 @@ export function addressKey(address: string, bits = 64): string {
     if (groups.slice(0, 5).every((group) => group === 0) && groups[5] === 0xffff) {
         return groups.slice(6).flatMap((group) => [group >> 8, group & 255]).join('.');
     }
-    const kept = groups.map((group, n) => group & (0xffff << Math.min(Math.max(16 * (n + 1) - bits, 0), 16)) & 0xffff);
+    const cut = (n: number) => Math.min(Math.max(16 * (n + 1) - masklen, 0), 16);
+    const kept = groups.map((group, n) => group & (0xffff << cut(n)) & 0xffff);
     const network = new URL(`http://[${kept.map((group) => group.toString(16)).join(':')}]`).hostname.slice(1, -1);
-    return bits === 128 ? network : `${network}/${bits}`;
+    return masklen === 128 ? network : `${network}/${masklen}`;
 }

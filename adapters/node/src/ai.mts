@@ -8,7 +8,7 @@ import type { Definitions, HoldKind, NameOf } from './config.cjs';
 import { RateLimitError } from './errors.cjs';
 import { ignore, quietly } from './failing.cjs';
 import { isCount, warnUnsettled, type HoldAll, type Unsettled, type Used } from './held.cjs';
-import { EXTENDS, type Inline, type Keyed, type LimitRequest, type RateLimiter } from './limiter.cjs';
+import type { Inline, Keyed, LimitRequest, RateLimiter } from './limiter.cjs';
 
 type Generate = Parameters<NonNullable<LanguageModelMiddleware['wrapGenerate']>>[0];
 type Stream = Awaited<ReturnType<Generate['doStream']>>['stream'];
@@ -150,15 +150,12 @@ async function hold<D extends Definitions>(limiter: RateLimiter<D>, options: Bud
         counts.set(limit.name, count);
         return { ...limit, count: counted(count, most, model.modelId) };
     }) as LimitRequest<D, HoldKind | 'concurrency'>[];
-    const take = (more: { id?: string; throws?: boolean; [EXTENDS]?: true }) =>
-        limiter.holdAll(requests, { ttl, onExpiry, ...more });
     const own = typeof id === 'function' ? id(call) : id;
-    const held = await take({ throws: true, id: own }).catch((error) => {
+    const held = await limiter.holdAll(requests, { ttl, onExpiry, id: own, throws: true }).catch((error) => {
         const denial = RateLimitError.from(error);
         throw denial ? denied(denial) : error;
     });
-    const extend = (id: string) => take({ id, [EXTENDS]: true });
-    return new Held(held, ttl, extend, counts, most, model.modelId, options as BudgetOptions<any>);
+    return new Held(held, ttl, counts, most, model.modelId, options as BudgetOptions<any>);
 }
 
 /** What a call holds, until it is settled. */
@@ -169,7 +166,6 @@ class Held {
     readonly #modelId: string;
     readonly #options: BudgetOptions<any>;
     readonly #ttl: number;
-    readonly #extend: (id: string) => Promise<unknown>;
     #timer: ReturnType<typeof setInterval> | undefined;
     #extending: Promise<unknown> = Promise.resolve();
     #settled: Promise<void> | undefined;
@@ -183,7 +179,6 @@ class Held {
     constructor(
         hold: HoldAll,
         ttl: number,
-        extend: (id: string) => Promise<unknown>,
         counts: Map<string, Count>,
         most: Usage,
         modelId: string,
@@ -191,7 +186,6 @@ class Held {
     ) {
         this.#hold = hold;
         this.#ttl = ttl;
-        this.#extend = extend;
         this.#counts = counts;
         this.#most = most;
         this.#modelId = modelId;
@@ -217,7 +211,7 @@ class Held {
         }
     }
     #tick() {
-        if (this.#hold.hold === null) return; // exempt, or unchecked
+        if (this.#hold.id === null) return; // exempt, or unchecked
         this.#timer = setInterval(() => {
             if (this.#active) return this.#extendNow();
             clearInterval(this.#timer);
@@ -227,7 +221,7 @@ class Held {
     }
     #extendNow() {
         // One that can't be extended may expire, and is settled all the same.
-        this.#extending = this.#extending.then(() => this.#extend(this.#hold.hold!)).catch(() => {});
+        this.#extending = this.#extending.then(() => this.#hold.extend()).catch(() => {});
     }
 
     came(bytes: number) {
@@ -276,7 +270,7 @@ class Held {
         clearInterval(this.#timer);
         this.#timer = undefined;
         let used: Used | undefined;
-        const { hold } = this.#hold; // null: exempt, or unchecked
+        const { id: hold } = this.#hold; // null: exempt, or unchecked
         const hear = (error: any) => {
             const heard = hold === null ? warnUnsettled : (this.#options.onUnsettled ?? warnUnsettled);
             quietly(() => heard({ hold: hold!, used, error }));

@@ -7,12 +7,15 @@ const CONFIG = (n: number) => `config => $${n}::text::jsonb`;
 const EXPIRES = `date_part('epoch', expires_at) AS expires`;
 const TTL = (n: number) => `ttl => coalesce($${n}::text::interval, '10 minutes')`;
 const ON_EXPIRY = (n: number) => `on_expiry => coalesce($${n}::text, 'refund')`;
-const MANY = 'n, name, key, ok, limited_by IS NULL AS allows';
+const MANY = 'n, name, key, ok, allows';
+const OF_ONE = `($1::text, $2::text, $3::float8, $4::boolean, ${CONFIG(5)})`;
+// The rows with their configs, which rl_headers_all needs of limits that aren't defined.
+const ROWS = 'SELECT jsonb_agg(to_jsonb(r) || ($1::text::jsonb -> (n - 1)) ORDER BY n) FROM r';
 
 // $ is where the schema goes. What is a float8, a boolean or a text is so for each driver; all else is sent as a text.
 const SQL = {
-    limit: `SELECT ok, ${RESULT} FROM $rl_limit($1::text, $2::text, $3::float8, $4::boolean, ${CONFIG(5)})`,
-    check: `SELECT ok, ${RESULT} FROM $rl_check($1::text, $2::text, $3::float8, $4::boolean, ${CONFIG(5)})`,
+    limit: `SELECT ok, ${RESULT} FROM $rl_limit${OF_ONE}`,
+    check: `SELECT ok, ${RESULT} FROM $rl_check${OF_ONE}`,
     // The kind is that of the key: an override may be of another one. Its time is later than that of the take.
     take: `SELECT ok, taken, ${RESULT}, $rl_value($1::text, $2::text, $4::text::jsonb)::text AS value
         FROM $rl_take($1::text, $2::text, at_least => $3::float8, ${CONFIG(4)}, at_most => $5::float8)`,
@@ -37,6 +40,20 @@ const SQL = {
 };
 export type Call = keyof typeof SQL;
 
+const ofOne = (call: string) => `SELECT ok, ${RESULT},
+        $rl_headers($1::text, r, key => $2::text, config => $5::text::jsonb, style => $6::text)::text AS headers
+    FROM $rl_${call}${OF_ONE} AS r`;
+const ofAll = (call: string) => `WITH r AS MATERIALIZED (SELECT * FROM $rl_${call}($1::text::jsonb))
+    SELECT ${MANY}, ${RESULT}, $rl_headers_all((${ROWS}), $2::text)::text AS headers FROM r ORDER BY n`;
+/** Those with HTTP headers, whose style is the last value. */
+const WITH_HEADERS: { [C in Call]?: string } = {
+    limit: ofOne('limit'),
+    check: ofOne('check'),
+    limitAll: ofAll('limit_all'),
+    checkAll: ofAll('check_all'),
+};
+export type HeaderStyle = 'ietf' | 'github';
+
 /** Where rl_limit is: by the search_path, or where the extension is, or the SQL file by default. */
 const FIND = `
     SELECT n.nspname::text AS name
@@ -60,12 +77,13 @@ export class Calls {
         if (schema !== undefined) this.#prefix = prefix(schema);
     }
 
-    /** With a time-out in milliseconds for each statement. */
-    async rows(db: any, call: Call, values: unknown[], timeout?: number): Promise<any[]> {
+    /** With a time-out in milliseconds for each statement, and with headers where the call has them. */
+    async rows(db: any, call: Call, values: unknown[], timeout?: number, headers?: HeaderStyle): Promise<any[]> {
         const place = (this.#prefix ??= await found(db, timeout));
-        const text = SQL[call].replaceAll('$rl_', () => `${place}rl_`);
+        const told = headers === undefined ? undefined : WITH_HEADERS[call];
+        const text = (told ?? SQL[call]).replaceAll('$rl_', () => `${place}rl_`);
         try {
-            return await rowsOf(db, text, values, timeout);
+            return await rowsOf(db, text, told ? [...values, headers] : values, timeout);
         } catch (error) {
             if (!this.#isGiven && databaseError(error, '42883', '3F000')) this.#prefix = undefined;
             throw explained(error, call);

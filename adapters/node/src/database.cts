@@ -28,7 +28,7 @@ export interface RateLimitStoreOptions {
     /** Hears of each request that passed unchecked. Default: a line of console.warn. */
     onUnchecked?: ((error: Error) => void) | undefined;
     /**
-     * Answers a key that was denied without the database: until it can pass, and for a second at most, or for `forMs`.
+     * Answers a key that was denied without the database: until it can pass, and for a second at most, or for `atMost`.
      * Of the keys `max` are remembered. Default: false.
      */
     rememberDenials?: boolean | RememberDenials | undefined;

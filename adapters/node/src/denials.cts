@@ -3,7 +3,7 @@
 /** How many, and for how many milliseconds at most. Default: 10,000 denials, 1000 ms. */
 export interface RememberDenials {
     max?: number | undefined;
-    forMs?: number | undefined;
+    atMost?: number | undefined;
 }
 
 interface Denial {
@@ -31,7 +31,7 @@ export const idOf = (name: string, key: string): string => JSON.stringify([name,
 
 export class Denials {
     #max: number;
-    #forMs: number;
+    #atMost: number;
     #unit: number;
     #known = new Map<string, Denial>();
     /** By the monotonic clock: when ids were forgotten, the latest at the end; all of the others; any of them. */
@@ -40,9 +40,9 @@ export class Denials {
     #lastForgotten = -Infinity;
 
     /** UNIT: the milliseconds of one unit of `wait`, 1000 where that is in seconds. */
-    private constructor({ max = 10_000, forMs = 1000 }: RememberDenials, unit: number) {
+    private constructor({ max = 10_000, atMost = 1000 }: RememberDenials, unit: number) {
         this.#max = max;
-        this.#forMs = forMs;
+        this.#atMost = atMost;
         this.#unit = unit;
     }
 
@@ -50,9 +50,9 @@ export class Denials {
     static of(place: string, option: unknown, unit: number): Denials | undefined {
         if (option === undefined || option === false) return undefined;
         const given = option === true ? {} : (option as RememberDenials);
-        const { max = 1, forMs = 1 } = typeof given === 'object' && given !== null ? given : { max: 0 };
-        if (!Number.isSafeInteger(max) || max < 1 || !Number.isFinite(forMs) || forMs <= 0) {
-            const allowed = 'true, false, { max, forMs }, with numbers from 1 on';
+        const { max = 1, atMost = 1 } = typeof given === 'object' && given !== null ? given : { max: 0 };
+        if (!Number.isSafeInteger(max) || max < 1 || !Number.isFinite(atMost) || atMost <= 0) {
+            const allowed = 'true, false, { max, atMost }, with numbers from 1 on';
             throw new TypeError(`${place}rememberDenials is ${JSON.stringify(option)}; allowed: ${allowed}`);
         }
         return new Denials(given, unit);
@@ -70,9 +70,10 @@ export class Denials {
     }
 
     #left(row: any, passed: number): any {
-        if (row.allows === true || row.wait === null) return row;
+        const old = { ...row, passed };
+        if (row.allows === true || row.wait === null) return old;
         const wait = row.wait - passed / this.#unit;
-        return wait > 0 ? { ...row, wait } : { ...row, allows: true, wait: null, at: null };
+        return wait > 0 ? { ...old, wait } : { ...old, allows: true, wait: null, at: null };
     }
 
     /** When this id was forgotten, at the latest. A list may have any key, so it is forgotten with each. */
@@ -85,7 +86,7 @@ export class Denials {
     learn({ id, like, count, began }: Question, rows: any[]): void {
         if (rows.length === 0 || rows.every(({ ok }) => ok)) return;
         const waits = rows.filter(({ allows }) => allows !== true).map(({ wait }) => wait ?? Infinity);
-        const lasts = Math.min(Math.max(...waits) * this.#unit, this.#forMs);
+        const lasts = Math.min(Math.max(...waits) * this.#unit, this.#atMost);
         this.#known.delete(id);
         this.#known.set(id, { like, count, began, lasts, rows });
         if (this.#known.size > this.#max) this.#known.delete(this.#known.keys().next().value!);

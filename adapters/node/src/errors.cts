@@ -10,21 +10,21 @@ export class RateLimitError extends Error {
     readonly retryAfter: number | null;
     /** The same as a time, by the database's clock. */
     readonly retryAt: Date | null;
-    /** Tokens left; null: the error of the database doesn't say. */
-    readonly remaining: number | null;
+    /** Those of a response 429 that the call was asked for; else Retry-After, unless it can never pass. */
+    readonly headers: Record<string, string>;
 
     constructor(
         name: string,
         retryAfter: number | null,
         retryAt: Date | null,
-        { remaining = null, ...options }: ErrorOptions & { remaining?: number | null } = {},
+        { headers, ...options }: ErrorOptions & { headers?: Record<string, string> | undefined } = {},
     ) {
         const when = retryAfter === null ? 'it can never pass' : `retry after ${retryAfter} ms`;
         super(`rate limit "${name}" exceeded: ${when}`, options);
         this.name = name;
         this.retryAfter = retryAfter;
         this.retryAt = retryAt;
-        this.remaining = remaining;
+        this.headers = headers ?? retryHeader(retryAfter);
         const stack = this.stack ?? '';
         this.stack = `RateLimitError: ${stack.slice(stack.indexOf(this.message))}`;
     }
@@ -52,26 +52,15 @@ export class RateLimitError extends Error {
 /** Whether this error is a denial, or wraps one. `RateLimitError.from` has its fields. */
 export const isRateLimitError = (error: unknown): boolean => RateLimitError.from(error) !== undefined;
 
-/** The response to a denial: 429, with Retry-After unless it can never pass, and RateLimit. undefined: it is none. */
+/** The header of a denial that can pass after these milliseconds. */
+export const retryHeader = (retryAfter: number | null): Record<string, string> =>
+    retryAfter === null ? {} : { 'Retry-After': String(Math.ceil(retryAfter / 1000)) };
+
+/** The response to a denial: 429, with its headers. undefined: it is none. */
 export function denialResponse(error: unknown): Response | undefined {
     const denial = RateLimitError.from(error);
-    if (!denial) return undefined;
-    const { message, name, retryAfter, remaining } = denial;
-    const seconds = retryAfter === null ? null : Math.ceil(retryAfter / 1000);
-    const left = remaining === null ? '' : `;r=${Math.max(Math.floor(remaining), 0)}`;
-    const headers = new Headers({ RateLimit: `${quoted(name)}${left}${seconds === null ? '' : `;t=${seconds}`}` });
-    if (seconds !== null) headers.set('Retry-After', String(seconds));
-    return new Response(message, { status: 429, headers });
+    return denial && new Response(denial.message, { status: 429, headers: denial.headers });
 }
-
-/** A name as a String of a structured field, as rl_headers writes it: but for visible ASCII and blanks in percent. */
-const quoted = (name: string): string => {
-    const encoded = Array.from(Buffer.from(name), (byte) => {
-        const isPlain = byte >= 0x20 && byte < 0x7f && byte !== 0x25;
-        return isPlain ? String.fromCharCode(byte) : `%${byte.toString(16).toUpperCase().padStart(2, '0')}`;
-    });
-    return `"${encoded.join('').replace(/[\\"]/g, '\\$&')}"`;
-};
 
 /** PT429, or what says so in the form of PostgREST (ratelimit.error_style); its DETAIL is `detail` or `details`. */
 function databaseDenial(found: any): { detail?: unknown; details?: unknown } | undefined {

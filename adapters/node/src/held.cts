@@ -4,15 +4,28 @@
 import { inspect } from 'node:util';
 
 import { ignore, quietly } from './failing.cjs';
-import { errorOf, type Result, type RequestResult } from './results.cjs';
+import {
+    errorOf,
+    resultOf,
+    type AllResult,
+    type RequestResult,
+    type Result,
+    type SettleResult,
+} from './results.cjs';
 
 type Answer = Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'error'>;
+type Tokens = Omit<Result, 'ok' | 'headers' | 'error'>;
+
+export interface LeaseRow extends Answer, Omit<Tokens, 'resetAt'> {
+    id: string | null;
+    expiresAt: Date | null;
+}
 
 /** A lease of a concurrency limit, or a denial (`ok` is false). Left by `await using`, it is released. */
-export class Lease implements Omit<Result, 'resetAt'> {
+export class Lease implements LeaseRow {
     readonly ok: boolean;
-    /** The lease, for extend and release of another process. null: denied, or exempt. */
-    readonly lease: string | null;
+    /** For extend and release of another process. null: denied, or exempt. */
+    readonly id: string | null;
     /** When it expires unless it is extended. */
     expiresAt: Date | null;
     readonly retryAfter: number | null;
@@ -25,9 +38,9 @@ export class Lease implements Omit<Result, 'resetAt'> {
     #calls: LeaseCalls;
     #released = false;
 
-    constructor(row: Omit<Result, 'resetAt'> & { lease: string | null; expiresAt: Date | null }, calls: LeaseCalls) {
+    constructor(row: LeaseRow, calls: LeaseCalls) {
         this.ok = row.ok;
-        this.lease = row.lease;
+        this.id = row.id;
         this.expiresAt = row.expiresAt;
         this.retryAfter = row.retryAfter;
         this.retryAt = row.retryAt;
@@ -37,18 +50,19 @@ export class Lease implements Omit<Result, 'resetAt'> {
         this.#calls = calls;
     }
 
-    /** Extends it by the ttl of its limit; false: it has expired, or was released. */
+    /** Extends it by the ttl of its limit; false: it has expired, was released, or was denied. */
     async extend(): Promise<boolean> {
-        if (this.lease === null) return this.ok; // it is exempt
-        const until = await this.#calls.extend(this.lease);
+        if (this.id === null) return this.ok; // it is exempt
+        const until = await this.#calls.extend(this.id);
         if (until) this.expiresAt = until;
         return until !== null;
     }
 
-    /** Frees its slots; false: it has expired, or was released before. */
+    /** Frees its slots; false: it has expired, was released before, or was denied. */
     async release(): Promise<boolean> {
-        if (this.lease === null || this.#released) return false;
-        const released = await this.#calls.release(this.lease);
+        if (this.id === null) return this.ok;
+        if (this.#released) return false;
+        const released = await this.#calls.release(this.id);
         this.#released = true;
         return released;
     }
@@ -75,141 +89,191 @@ export const warnUnsettled = ({ hold, error }: Unsettled): void =>
 /** Whether this can be settled: a number of tokens. */
 export const isCount = (used: unknown): boolean => typeof used === 'number' && used >= 0 && used <= 1e15;
 
-/** How a hold is settled, and what hears of one that is not. */
-export interface HoldCalls<U, R> {
+/** What becomes of tokens that are held: they come back, or are taken. */
+export type Otherwise = 'refund' | 'charge';
+
+/** How a hold is settled and extended, what hears of one that is not settled, and what an error does to it. */
+export interface HoldCalls<U, R, M, A> {
     settle(hold: string, used: U | undefined): Promise<R>;
+    /** Asks for more, or for what it holds, under the same id. */
+    again(hold: string, more: M | undefined): Promise<A>;
     unsettled(unsettled: Unsettled): void;
+    onException: Otherwise;
 }
 
-/** Tokens that are held until they are settled. U is what was used, R the answer when it is settled. */
-abstract class Held<U extends Used, R> {
+/** The ends of a hold, which this module makes. */
+let ends: {
+    /** Settles it unless that was done: with what was used, or else with all of it. */
+    end(hold: Held<any, any, any, any>): Promise<void>;
+    /** The same where the work may have failed: without `used`, what onException says. */
+    fail(hold: Held<any, any, any, any>): Promise<void>;
+    /** Reports an error by which it was not settled by what was used. */
+    unsettled(hold: Held<any, any, any, any>, error: unknown): void;
+};
+
+/**
+ * Tokens that are held until they are settled. U is what was used, R the answer when it is settled, M what more is
+ * held, A the answer to that.
+ */
+abstract class Held<U extends Used, R, M, A extends Answer & { expiresAt: Date | null }> {
     /**
      * What was used so far, where the application knows it: what is settled when the block or the callback ends. It
      * counts as all where it is no number of tokens, and onUnsettled hears of that.
      */
     used: U | undefined;
-    #calls: HoldCalls<U, R>;
+    readonly ok: boolean;
+    /** For settle in another process, and as the id of another hold call. null: denied, or exempt. */
+    readonly id: string | null;
+    /** When it expires, unless it is settled or extended. */
+    expiresAt: Date | null;
+    readonly retryAfter: number | null;
+    readonly retryAt: Date | null;
+    /** It was allowed unchecked, and there is no hold. */
+    declare readonly error?: Error & { code?: string };
+    #calls: HoldCalls<U, R, M, A>;
     #settled = false;
 
-    constructor(calls: HoldCalls<U, R>) {
+    constructor(row: Answer & { id: string | null; expiresAt: Date | null }, calls: HoldCalls<U, R, M, A>) {
+        this.ok = row.ok;
+        this.id = row.id;
+        this.expiresAt = row.expiresAt;
+        this.retryAfter = row.retryAfter;
+        this.retryAt = row.retryAt;
+        Object.assign(this, errorOf(row));
         this.#calls = calls;
     }
 
-    protected abstract isUsed(used: unknown): boolean;
-    abstract readonly ok: boolean;
-    /** The hold, for settle in another process, and as the id of another hold call. null: denied, or exempt. */
-    abstract readonly hold: string | null;
+    /** What of it are numbers of tokens; undefined: nothing. */
+    protected abstract counts(used: U): U | undefined;
+    /** The answer where there is nothing to settle. */
     protected abstract readonly nothing: R;
+    protected abstract holds(answer: A): void;
 
-    /** Gives back what was not used, or takes what was used beyond it. Without `used`: all was used. Once only. */
+    /**
+     * Gives back what was not used, or takes what was used beyond it. Without `used`: what the field says, or else all.
+     * What is no number of tokens counts as all, and onUnsettled hears of that.
+     */
     async settle(used: U | undefined = this.used): Promise<R> {
-        this.used = used;
-        if (this.hold === null) return this.nothing;
-        const answer = await this.#calls.settle(this.hold, used);
+        this.used = used === undefined ? undefined : this.counts(used);
+        if (this.used !== used) this.#unsettled(new TypeError(`used is ${inspect(used)}; allowed: a number from 0 on`));
+        if (this.id === null) return this.nothing;
+        const answer = await this.#calls.settle(this.id, this.used);
         this.#settled = true;
         return answer;
     }
 
-    /** Settles it unless that was done: with what was used, or else with this. */
-    async end(otherwise: U | undefined): Promise<void> {
-        if (this.#settled || !this.ok) return;
-        const used = this.used ?? otherwise;
-        if (used === undefined || this.isUsed(used)) return void (await this.settle(used));
-        this.used = undefined;
-        this.unsettled(new TypeError(`used is ${inspect(used)}; allowed: a number from 0 on`));
-        await this.settle();
+    /**
+     * Holds up to MORE, a count or requests, if that is more, and for its ttl from now. false: that is denied, and it
+     * keeps what it has; or it was settled, or denied.
+     */
+    async extend(more?: M): Promise<boolean> {
+        if (this.id === null) return this.ok; // it is exempt
+        if (this.#settled) return false;
+        const answer = await this.#calls.again(this.id, more);
+        if (answer.ok && answer.error === undefined) {
+            this.expiresAt = answer.expiresAt;
+            this.holds(answer);
+        }
+        return answer.ok;
     }
 
-    /** Reports an error by which it was not settled by what was used. */
-    unsettled(error: any): void {
-        const { hold, used } = this;
-        if (hold !== null) quietly(() => this.#calls.unsettled({ hold, used, error }));
-    }
-}
-
-/** A hold of one limit, or a denial (`ok` is false). Left by `await using`, it settles `used`, or gives all back. */
-export class Hold extends Held<number, Result> implements Result {
-    readonly ok: boolean;
-    readonly hold: string | null;
-    /** Tokens that it holds. */
-    readonly held: number | null;
-    /** When it expires. */
-    readonly expiresAt: Date | null;
-    readonly retryAfter: number | null;
-    readonly retryAt: Date | null;
-    readonly remaining: number | null;
-    readonly capacity: number | null;
-    readonly resetAt: Date | null;
-    /** It was allowed unchecked, and there is no hold. */
-    declare readonly error?: Error & { code?: string };
-
-    constructor(row: Result & HoldRow, calls: HoldCalls<number, Result>) {
-        super(calls);
-        this.ok = row.ok;
-        this.hold = row.hold;
-        this.held = row.held;
-        this.expiresAt = row.expiresAt;
-        this.retryAfter = row.retryAfter;
-        this.retryAt = row.retryAt;
-        this.remaining = row.remaining;
-        this.capacity = row.capacity;
-        this.resetAt = row.resetAt;
-        Object.assign(this, errorOf(row));
+    async #end(): Promise<void> {
+        if (!this.#settled && this.ok) await this.settle();
     }
 
-    protected isUsed(used: unknown): boolean {
-        return isCount(used);
+    async #fail(): Promise<void> {
+        if (this.#calls.onException === 'refund') this.used ??= 0 as U;
+        await this.#end();
     }
-    protected get nothing(): Result {
-        return { ok: false, retryAfter: null, retryAt: null, remaining: null, capacity: null, resetAt: null };
+
+    #unsettled(error: any): void {
+        const { id, used } = this;
+        if (id !== null) quietly(() => this.#calls.unsettled({ hold: id, used, error }));
+    }
+
+    static {
+        ends = {
+            end: (hold) => hold.#end(),
+            fail: (hold) => hold.#fail(),
+            unsettled: (hold, error) => hold.#unsettled(error),
+        };
     }
 
     async [Symbol.asyncDispose](): Promise<void> {
-        await this.end(0);
+        await this.#fail();
     }
 }
-export interface HoldRow {
-    hold: string | null;
+
+export interface HoldRow extends Answer, Tokens {
+    id: string | null;
     held: number | null;
     expiresAt: Date | null;
 }
 
-/** What was used of each limit, by its name; a number counts for all. */
-export type Used = number | Record<string, number>;
-export type HoldRequestResult = RequestResult & HoldRow;
-export type SettleResult = Omit<Result, 'ok'> & { name: string; key: string };
+/** A hold of one limit, or a denial (`ok` is false). Left by `await using`, it settles `used`, or as onException says. */
+export class Hold extends Held<number, Result, number, HoldRow> implements HoldRow {
+    /** Tokens that it holds. */
+    held: number | null;
+    readonly remaining: number | null;
+    readonly capacity: number | null;
+    readonly resetAt: Date | null;
 
-/** A hold of several limits, or a denial. Left by `await using`, it settles `used`, or gives all back. */
-export class HoldAll extends Held<Used, SettleResult[]> {
-    readonly ok: boolean;
-    readonly hold: string | null;
-    readonly retryAfter: number | null;
-    readonly retryAt: Date | null;
-    /** In the order of the requests. */
-    readonly results: HoldRequestResult[];
-    /** They were allowed unchecked, and there is no hold. */
-    declare readonly error?: Error & { code?: string };
-
-    constructor(answer: Answer, results: HoldRequestResult[], calls: HoldCalls<Used, SettleResult[]>) {
-        super(calls);
-        this.ok = answer.ok;
-        this.hold = results.find(({ hold }) => hold !== null)?.hold ?? null;
-        this.retryAfter = answer.retryAfter;
-        this.retryAt = answer.retryAt;
-        this.results = results;
-        Object.assign(this, errorOf(answer));
+    constructor(row: HoldRow, calls: HoldCalls<number, Result, number, HoldRow>) {
+        super(row, calls);
+        this.held = row.held;
+        this.remaining = row.remaining;
+        this.capacity = row.capacity;
+        this.resetAt = row.resetAt;
     }
 
-    protected isUsed(used: unknown): boolean {
-        if (typeof used !== 'object' || used === null || Array.isArray(used)) return isCount(used);
-        return Object.values(used).every((each) => each === undefined || isCount(each));
+    protected counts(used: number): number | undefined {
+        return isCount(used) ? used : undefined;
+    }
+    protected get nothing(): Result {
+        return resultOf({ ok: this.ok });
+    }
+    protected holds({ held }: HoldRow): void {
+        this.held = held;
+    }
+}
+
+/** What was used of each limit, by its name; a number counts for all. */
+export type Used = number | Record<string, number>;
+export interface HoldRequestResult extends RequestResult {
+    /** Tokens, or slots, that it holds. */
+    held: number | null;
+}
+export interface HoldAllRow extends Pick<AllResult, 'ok' | 'retryAfter' | 'retryAt' | 'deniedBy' | 'error'> {
+    id: string | null;
+    expiresAt: Date | null;
+    results: HoldRequestResult[];
+}
+
+/** A hold of several limits, or a denial. Left by `await using`, it settles `used`, or as onException says. */
+export class HoldAll<M = unknown> extends Held<Used, SettleResult[], M, HoldAllRow> implements HoldAllRow {
+    /** The request that denies with the longest wait; null: all is held. */
+    readonly deniedBy: RequestResult | null;
+    /** In the order of the requests. */
+    results: HoldRequestResult[];
+
+    constructor(row: HoldAllRow, calls: HoldCalls<Used, SettleResult[], M, HoldAllRow>) {
+        super(row, calls);
+        this.deniedBy = row.deniedBy;
+        this.results = row.results;
+    }
+
+    protected counts(used: Used): Used | undefined {
+        if (typeof used !== 'object' || used === null || Array.isArray(used)) return isCount(used) ? used : undefined;
+        const given = Object.entries(used).filter(([, each]) => each !== undefined);
+        const counts = given.filter(([, each]) => isCount(each));
+        if (counts.length === given.length) return used;
+        return counts.length === 0 ? undefined : Object.fromEntries(counts);
     }
     protected get nothing(): SettleResult[] {
         return [];
     }
-
-    async [Symbol.asyncDispose](): Promise<void> {
-        await this.end(0);
+    protected holds({ results }: HoldAllRow): void {
+        this.results = results;
     }
 }
 
@@ -232,8 +296,8 @@ export async function released<T>(
     return value;
 }
 
-/** Runs the callback, then settles the hold: with what was used, or with all of it; or with none, if it throws. */
-export async function settled<T, H extends Held<any, any>>(
+/** Runs the callback, then settles the hold: with what was used, or all of it; if it throws, as onException says. */
+export async function settled<T, H extends Held<any, any, any, any>>(
     hold: H,
     run: (hold: H) => T | Promise<T>,
     ignored: (error: unknown) => boolean,
@@ -242,12 +306,12 @@ export async function settled<T, H extends Held<any, any>>(
     try {
         value = await run(hold);
     } catch (error) {
-        await hold.end(0).catch((error) => hold.unsettled(error)); // it expires
+        await ends.fail(hold).catch((error) => ends.unsettled(hold, error)); // it expires
         throw error;
     }
-    await hold.end(undefined).catch((error) => {
+    await ends.end(hold).catch((error) => {
         if (!ignored(error)) throw error;
-        hold.unsettled(error);
+        ends.unsettled(hold, error);
     });
     return value;
 }

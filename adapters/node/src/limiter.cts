@@ -1,7 +1,7 @@
 // The client: limits by their names, as the compiler knows them, in the caller's own transaction.
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { Calls, prefix, type Call } from './calls.cjs';
+import { Calls, prefix, type Call, type HeaderStyle } from './calls.cjs';
 import type {
     Checked,
     ConfigOf,
@@ -20,18 +20,31 @@ import {
     released,
     settled,
     warnUnsettled,
+    type HoldAllRow,
     type HoldRow,
     type LeaseCalls,
-    type SettleResult,
+    type Otherwise,
     type Unsettled,
     type Used,
 } from './held.cjs';
 import { Borrowed, type BorrowOptions } from './borrowed.cjs';
 import { Denials, idOf, Question, type RememberDenials } from './denials.cjs';
 import { Lines } from './lines.cjs';
-import { checkedFailing, isNotNow, quietly, type OnError } from './failing.cjs';
+import { checkedFailing, ignore, isNotNow, quietly, type OnError } from './failing.cjs';
 import { checked, inTransaction, type Database } from './query.cjs';
-import { allOf, date, denial, last, milliseconds, number, resultOf, type AllResult, type Result } from './results.cjs';
+import {
+    allOf,
+    date,
+    denial,
+    denies,
+    milliseconds,
+    number,
+    resultOf,
+    tokensOf,
+    type AllResult,
+    type Result,
+    type SettleResult,
+} from './results.cjs';
 import { innermost, type RateLimitError } from './errors.cjs';
 
 /** Who a call counts for. A number stands for its text. */
@@ -69,7 +82,7 @@ export interface RateLimiterOptions {
      */
     timeout?: number | undefined;
     /**
-     * Answers a key that was denied without the database: until it can pass, and for a second at most, or for `forMs`.
+     * Answers a key that was denied without the database: until it can pass, and for a second at most, or for `atMost`.
      * Of limit, check, limitAll and checkAll `max` denials are remembered. Default: false.
      */
     rememberDenials?: boolean | RememberDenials | undefined;
@@ -98,13 +111,18 @@ interface Throws {
     /** Ends the wait, also that for what is reserved. */
     signal?: AbortSignal | undefined;
 }
-export interface CheckOptions extends Asks {
+export interface CheckAllOptions extends Asks {
+    /** `true`: a denial is a RateLimitError. */
+    throws?: boolean | undefined;
+    /** The result has these HTTP headers, by rl_headers or rl_headers_all, on which the role needs EXECUTE. */
+    headers?: HeaderStyle | undefined;
+}
+export interface LimitAllOptions extends CheckAllOptions, Throws {}
+export interface CheckOptions extends CheckAllOptions {
     /** Tokens. Default: 1. */
     count?: number | undefined;
     /** May put the limit into debt; retryAt is when the work may begin. */
     reserve?: boolean | undefined;
-    /** `true`: a denial is a RateLimitError. */
-    throws?: boolean | undefined;
 }
 export interface LimitOptions extends CheckOptions, Throws {}
 export interface CreditOptions extends CallOptions {
@@ -123,7 +141,12 @@ export interface HoldAllOptions extends Asks, Throws {
     /** The hold's id; the same again is the same hold. Default: a random one. */
     id?: string | undefined;
     /** What becomes of it if it is not settled. Default: "refund". */
-    onExpiry?: 'refund' | 'charge' | undefined;
+    onExpiry?: Otherwise | undefined;
+    /**
+     * What becomes of it if the callback throws, and where `await using` ends, which can't know: unless it was settled,
+     * or `used` was set. Default: "refund".
+     */
+    onException?: Otherwise | undefined;
 }
 export interface HoldOptions extends HoldAllOptions {
     /** Tokens, estimated. Default: 1. */
@@ -142,6 +165,8 @@ export type LimitRequest<D, K extends Kind = TokenKind> =
     | { [N in NameOf<D, K>]: { name: N; config?: undefined } & Asked & Keyed<D[N]> }[NameOf<D, K>]
     | ({ name: string } & Asked & Inline<K>);
 
+type HoldRequests<D> = LimitRequest<D, HoldKind | 'concurrency'>[];
+
 /** What a client needs to compute a limit's answers itself. */
 export interface Value {
     config: Record<string, any>;
@@ -155,12 +180,13 @@ export interface Value {
 const LENDS = ['token bucket', 'fixed window', 'unlimited'];
 
 type AnyOptions = Record<string, any>;
-/** Marks the options of a call that extends a hold, and admits nothing: onDecision does not hear of it. */
-export const EXTENDS = Symbol.for('postgres-rate-limit.extends');
+/** Marks the options of a call that takes no more than it has: onDecision does not hear of it. */
+const EXTENDS = Symbol('extends');
 /** A request of several. */
 interface Sent {
     name: string;
     key: string;
+    count?: number;
     config?: { kind: Kind };
 }
 /** The slots that a call waits for, which may be released at any time: its id, and whether they alone deny it. */
@@ -251,16 +277,13 @@ export class RateLimiter<const D extends Definitions = {}> {
     }
 
     /** Takes tokens from several limits: from all of them, or from none. */
-    async limitAll(requests: LimitRequest<D>[], options: Asks & Throws = {}): Promise<AllResult> {
+    async limitAll(requests: LimitRequest<D>[], options: LimitAllOptions = {}): Promise<AllResult> {
         const list = this.#listOf(requests);
         return this.#passingAll(options, async () => allOf(await this.#decidedAll('limitAll', list, options)));
     }
 
     /** What limitAll would return. Takes nothing. */
-    async checkAll(
-        requests: LimitRequest<D>[],
-        options: Asks & { throws?: boolean | undefined } = {},
-    ): Promise<AllResult> {
+    async checkAll(requests: LimitRequest<D>[], options: CheckAllOptions = {}): Promise<AllResult> {
         const list = this.#listOf(requests);
         const once = { ...options, wait: undefined };
         return this.#passingAll(once, async () => allOf(await this.#decidedAll('checkAll', list, options)));
@@ -311,7 +334,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         const values = [name, keyOf(options), count, this.#configOf(name, options)];
         const acquire = async () => {
             const row = await this.#decided('acquire', options, values);
-            return new Lease({ ...resultOf(row), lease: row.lease ?? null, expiresAt: date(row.expires) }, calls);
+            return new Lease({ ...resultOf(row), id: row.lease ?? null, expiresAt: date(row.expires) }, calls);
         };
         const slots = { id: JSON.stringify(values), denies: () => true };
         return this.#passing(name, options, acquire, slots);
@@ -356,12 +379,21 @@ export class RateLimiter<const D extends Definitions = {}> {
     hold(name: string, options: HoldOptions & Inline<HoldKind>): Promise<Hold>;
     async hold(name: string, options: AnyOptions = {}): Promise<Hold> {
         const { count = 1, ttl, id = null, atLeast = null, onExpiry = null, reserve = false, db } = options;
-        const asked = [name, keyOf(options), count, interval(ttl)];
-        const values = [...asked, id, atLeast, onExpiry, reserve, this.#configOf(name, options)];
-        const settle = (hold: string, used: number | undefined) => this.settle(hold, used, { db });
+        const { onException = 'refund', onError } = options;
+        checkedOtherwise(onException);
+        const [key, config] = [keyOf(options), this.#configOf(name, options)];
+        const ask = async (asked: AnyOptions, count: number, id: string | null, atLeast: number | null) => {
+            const values = [name, key, count, interval(ttl), id, atLeast, onExpiry, reserve, config];
+            return holdOf(await this.#decided('hold', asked, values));
+        };
         return this.#passing(name, options, async () => {
-            const row = await this.#decided('hold', options, values);
-            return new Hold({ ...resultOf(row), ...holdOf(row) }, { settle, unsettled: this.#onUnsettled });
+            const hold: Hold = new Hold(await ask(options, count, id, atLeast), {
+                settle: (id, used) => this.settle(id, used, { db }),
+                again: (id, more) => ask(extending({ db, onError }, more), more ?? hold.held!, id, null),
+                unsettled: this.#onUnsettled,
+                onException,
+            });
+            return hold;
         });
     }
 
@@ -372,8 +404,8 @@ export class RateLimiter<const D extends Definitions = {}> {
 
     /**
      * Runs the callback while it holds tokens, then settles what it says was used: `hold.used`, or else all. If it
-     * throws: `hold.used`, or else nothing. A denial is a RateLimitError. With `reserve` it waits until the work may
-     * begin; `signal` ends that, and gives the tokens back.
+     * throws: `hold.used`, or else what `onException` says. A denial is a RateLimitError. With `reserve` it waits until
+     * the work may begin; `signal` ends that, and gives the tokens back.
      */
     withHold<N extends NameOf<D, HoldKind>, T>(
         name: N,
@@ -384,30 +416,36 @@ export class RateLimiter<const D extends Definitions = {}> {
     async withHold<T>(name: string, options: AnyOptions, run: (hold: Hold) => T | Promise<T>): Promise<T> {
         const hold = await this.hold(name, { ...options, throws: true } as any);
         const begun = async () => {
-            await begins([hold], options.signal);
+            await begins(hold, [hold], options.signal);
             return run(hold);
         };
         return settled(hold, begun, (error) => this.#opens(options, error));
     }
 
-    /** Holds tokens of several limits: of all of them, or of none. */
+    /** Holds tokens of several limits: of all of them, or of none. No requests are those of an exempt caller. */
     async holdAll(
-        requests: LimitRequest<D, HoldKind | 'concurrency'>[],
+        requests: HoldRequests<D>,
         options: HoldAllOptions = {},
-    ): Promise<HoldAll> {
-        const { ttl, id = null, onExpiry = null, db } = options;
+    ): Promise<HoldAll<HoldRequests<D>>> {
+        const { ttl, id = null, onExpiry = null, onException = 'refund', onError, db } = options;
+        checkedOtherwise(onException);
         const list = this.#listOf(requests);
-        const settle = (hold: string, used: Used | undefined) => this.settleAll(hold, used, { db });
-        const hold = async () => {
-            const rows = await this.#decidedAll('holdAll', list, options, [interval(ttl), id, onExpiry]);
-            const all = allOf(rows);
-            const results = all.results.map((result, n) => ({ ...result, ...holdOf(rows[n]) }));
-            return new HoldAll(all, results, { settle, unsettled: this.#onUnsettled });
+        const ask = async (asked: AnyOptions, list: Sent[], id: string | null) => {
+            const values = [interval(ttl), id, onExpiry];
+            return holdAllOf(list.length === 0 ? [] : await this.#decidedAll('holdAll', list, asked, values));
         };
+        const hold = async () =>
+            new HoldAll<HoldRequests<D>>(await ask(options, list, id), {
+                settle: (id, used) => this.settleAll(id, used, { db }),
+                again: async (id, more) =>
+                    ask(extending({ db, onError }, more), more === undefined ? list : this.#listOf(more), id),
+                unsettled: this.#onUnsettled,
+                onException,
+            });
         const isOfSlots = ({ name, config = this.definitions[name] }: Sent) => config?.kind === 'concurrency';
         const slots: Slots<HoldAll> = {
             id: JSON.stringify(list),
-            denies: ({ results }) => results.every(({ allows }, n) => allows || isOfSlots(list[n])),
+            denies: ({ results }) => results.every((each, n) => !denies(each) || isOfSlots(list[n])),
         };
         return this.#passingAll(options, hold, list.some(isOfSlots) ? slots : undefined);
     }
@@ -415,21 +453,18 @@ export class RateLimiter<const D extends Definitions = {}> {
     /** Settles each limit of a hold: with what was used of it, or with all of what `used` does not name. */
     async settleAll(hold: string | null, used?: Used, options: CallOptions = {}): Promise<SettleResult[]> {
         const rows = await this.#rows('settleAll', options, [hold, used === undefined ? null : JSON.stringify(used)]);
-        return rows.map((row) => {
-            const { ok, ...rest } = resultOf(row);
-            return { name: row.name, key: row.key, ...rest };
-        });
+        return rows.map((row) => ({ name: row.name, key: row.key, ...tokensOf(row) }));
     }
 
     /** The same as withHold, of several limits. */
     async withHoldAll<T>(
-        requests: LimitRequest<D, HoldKind | 'concurrency'>[],
+        requests: HoldRequests<D>,
         options: HoldAllOptions,
-        run: (hold: HoldAll) => T | Promise<T>,
+        run: (hold: HoldAll<HoldRequests<D>>) => T | Promise<T>,
     ): Promise<T> {
         const hold = await this.holdAll(requests, { ...options, throws: true });
         const begun = async () => {
-            await begins(hold.results, options.signal);
+            await begins(hold, hold.results, options.signal);
             return run(hold);
         };
         return settled(hold, begun, (error) => this.#opens(options, error));
@@ -464,7 +499,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         const isOwn = options.db === undefined && !inTransaction(db);
         const { onError = this.#onError } = options;
         const timeout = this.#timeout ?? (onError === 'open' ? 5000 : undefined);
-        return this.#calls.rows(db, call, values, isOwn ? timeout : undefined);
+        return this.#calls.rows(db, call, values, isOwn ? timeout : undefined, options.headers);
     }
     async #row(call: Call, options: AnyOptions, values: unknown[]): Promise<any> {
         return (await this.#rows(call, options, values))[0];
@@ -509,8 +544,8 @@ export class RateLimiter<const D extends Definitions = {}> {
 
     /** The row of a call that decides on one limit. */
     async #decided(call: Call, options: AnyOptions, values: unknown[]): Promise<any> {
-        const [name, key] = values as string[];
-        return (await this.#heard(call, [{ name, key }], options, values))[0];
+        const [name, key, count] = values as [string, string, number];
+        return (await this.#heard(call, [{ name, key, count }], options, values))[0];
     }
     #decidedAll(call: Call, list: Sent[], options: AnyOptions, values: unknown[] = []): Promise<any[]> {
         return this.#heard(call, list, options, [JSON.stringify(list), ...values]);
@@ -538,7 +573,7 @@ export class RateLimiter<const D extends Definitions = {}> {
             const [ok, error] = [this.#opens(options, outer), innermost(outer)];
             for (const name of new Set(list.map(({ name }) => name))) report(name, ok, null, { error });
             if (!ok) throw outer;
-            return list.map(({ name, key }) => ({ name, key, ok, allows: true, error }));
+            return list.map(({ name, key, count = 1 }) => ({ name, key, ok, allows: true, held: count, error }));
         }
         if (asked && !known) this.#denials?.learn(asked, rows);
         rows.forEach((row, n) => {
@@ -552,12 +587,13 @@ export class RateLimiter<const D extends Definitions = {}> {
     #asking(call: Call, options: AnyOptions, values: unknown[]): Question | undefined {
         if (!this.#denials || options.db !== undefined || inTransaction(this.#of(options))) return undefined;
         const [name, key, count, ...config] = values as [string, string, number, ...unknown[]];
+        const like = JSON.stringify([...config, options.headers]);
         if (call === 'take') return new Question(idOf(name, key), JSON.stringify([call, config[0]]), count);
-        if (call === 'limit' || call === 'check') return new Question(idOf(name, key), JSON.stringify(config), count);
-        return call === 'limitAll' || call === 'checkAll' ? new Question(name, '', 0) : undefined;
+        if (call === 'limit' || call === 'check') return new Question(idOf(name, key), like, count);
+        return call === 'limitAll' || call === 'checkAll' ? new Question(name, like, 0) : undefined;
     }
 
-    #passing<R extends Pick<Result, 'ok' | 'retryAfter' | 'retryAt'>>(
+    #passing<R extends Pick<Result, 'ok' | 'retryAfter' | 'retryAt'> & Partial<Pick<Result, 'headers'>>>(
         name: string,
         options: AnyOptions,
         attempt: () => Promise<R>,
@@ -566,15 +602,12 @@ export class RateLimiter<const D extends Definitions = {}> {
         return this.#patiently(options, attempt, (result) => denial(name, result), slots);
     }
 
-    #passingAll<R extends Pick<AllResult, 'ok' | 'retryAfter' | 'results'>>(
+    #passingAll<R extends Pick<AllResult, 'ok' | 'retryAfter' | 'deniedBy'> & Partial<Pick<Result, 'headers'>>>(
         options: AnyOptions,
         attempt: () => Promise<R>,
         slots?: Slots<R>,
     ): Promise<R> {
-        const error = ({ results }: R) => {
-            const it = last(results);
-            return denial(it.name, it);
-        };
+        const error = ({ deniedBy, headers }: R) => denial(deniedBy!.name, { ...deniedBy!, headers });
         return this.#patiently(options, attempt, error, slots);
     }
 
@@ -615,11 +648,20 @@ function spread(wait: number, most: number): number {
     return Math.min(wait + jitter, most, 2 ** 31 - 1);
 }
 
-/** Waits until reserved work may begin. */
-async function begins(results: Pick<Result, 'retryAfter'>[], signal?: AbortSignal): Promise<void> {
+/** Waits until reserved work may begin. If that is ended, the hold is given back. */
+async function begins(
+    hold: { settle(used: 0): Promise<unknown> },
+    results: Pick<Result, 'retryAfter'>[],
+    signal?: AbortSignal,
+): Promise<void> {
     const until = performance.now() + Math.max(...results.map(({ retryAfter }) => retryAfter ?? 0));
-    for (let left; (left = until - performance.now()) > 0; )
-        await sleep(Math.min(Math.ceil(left), 2 ** 31 - 1), undefined, { signal });
+    try {
+        for (let left; (left = until - performance.now()) > 0; )
+            await sleep(Math.min(Math.ceil(left), 2 ** 31 - 1), undefined, { signal });
+    } catch (error) {
+        await hold.settle(0).catch(ignore); // it expires
+        throw error;
+    }
 }
 
 function keyOf(options: AnyOptions): string {
@@ -634,8 +676,20 @@ function keyOf(options: AnyOptions): string {
 
 const interval = (ttl: unknown): string | null =>
     ttl === undefined ? null : typeof ttl === 'number' ? `${ttl} milliseconds` : String(ttl);
-const holdOf = (row: any): HoldRow => ({
-    hold: row.hold ?? null,
-    held: number(row.held),
-    expiresAt: date(row.expires),
-});
+const holdOf = (row: any): HoldRow => {
+    const { headers, ...result } = resultOf(row);
+    return { ...result, id: row.hold ?? null, held: number(row.held), expiresAt: date(row.expires) };
+};
+function holdAllOf(rows: any[]): HoldAllRow {
+    const { results, headers, ...all } = allOf(rows);
+    const row = rows.find(({ hold }) => hold != null) ?? {};
+    const held = results.map((result, n) => ({ ...result, held: number(rows[n].held) }));
+    return { ...all, id: row.hold ?? null, expiresAt: date(row.expires), results: held };
+}
+/** The options of a call that extends a hold: of one that asks for more onDecision hears. */
+const extending = (options: AnyOptions, more: unknown): AnyOptions =>
+    more === undefined ? { ...options, [EXTENDS]: true } : options;
+function checkedOtherwise(onException: unknown): void {
+    if (onException !== 'refund' && onException !== 'charge')
+        throw new TypeError(`onException is ${onException}; allowed: "refund", "charge"`);
+}

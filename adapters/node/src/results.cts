@@ -1,9 +1,8 @@
 // What calls return: rows as JavaScript has them. Waits are milliseconds, times are Dates.
-import { RateLimitError } from './errors.cjs';
+import { RateLimitError, retryHeader } from './errors.cjs';
 
-export interface Result {
-    /** Whether the tokens were taken; of check, whether they would be. */
-    ok: boolean;
+/** What a call says of the tokens of a limit. */
+interface Tokens {
     /** Denied: milliseconds until the same call can pass, null if it never can. Reserved: until the work may begin. */
     retryAfter: number | null;
     /** The same as a time, by the database's clock. */
@@ -14,16 +13,31 @@ export interface Result {
     capacity: number | null;
     /** When it will be full again. */
     resetAt: Date | null;
+}
+
+export interface Result extends Tokens {
+    /** Whether the tokens were taken; of check, whether they would be. */
+    ok: boolean;
+    /** Those of HTTP that the call was asked for; else Retry-After, if it was denied and can pass later. */
+    headers: Record<string, string>;
     /** Where it was allowed unchecked (`onError: 'open'`): the innermost error. */
     error?: Error & { code?: string };
 }
 
 /** Of one request of several. */
-export interface RequestResult extends Result {
+export interface RequestResult extends Tokens {
     name: string;
     key: string;
+    /** Whether all were admitted. */
+    ok: boolean;
     /** Whether this one would be admitted without those for other limits. */
     allows: boolean;
+}
+
+/** Of one limit of a hold that is settled. */
+export interface SettleResult extends Tokens {
+    name: string;
+    key: string;
 }
 
 export interface AllResult {
@@ -32,6 +46,10 @@ export interface AllResult {
     /** Denied: milliseconds until none of them denies, null if one always will. */
     retryAfter: number | null;
     retryAt: Date | null;
+    /** The request that denies with the longest wait; null: all were admitted. */
+    deniedBy: RequestResult | null;
+    /** As of Result. */
+    headers: Record<string, string>;
     /** Where they were allowed unchecked. */
     error?: Error & { code?: string };
     /** In the order of the requests. */
@@ -54,31 +72,58 @@ const at = (seconds: unknown): Date | null => (number(seconds) === null ? null :
 export const date = (seconds: unknown): Date | null =>
     number(seconds) === null ? null : new Date(Math.floor(Number(seconds) * 1000 + 0.0005));
 
-export const resultOf = (row: any): Result => ({
-    ok: row.ok,
+export const tokensOf = (row: any): Tokens => ({
     retryAfter: milliseconds(row.wait),
     retryAt: at(row.at),
     remaining: number(row.remaining),
     capacity: number(row.capacity),
     resetAt: at(row.reset),
-    ...errorOf(row),
 });
+export function resultOf(row: any): Result {
+    const tokens = tokensOf(row);
+    return { ok: row.ok, ...tokens, headers: headersOf(row, row.ok ? null : tokens.retryAfter), ...errorOf(row) };
+}
+/** A row's headers; those of a denial that was remembered have fewer seconds by what has passed. */
+function headersOf({ headers, passed }: any, retryAfter: number | null): Record<string, string> {
+    if (headers === undefined) return retryHeader(retryAfter);
+    const told = Object.entries<string>(JSON.parse(headers));
+    if (passed === undefined) return Object.fromEntries(told);
+    const less = (text: string) =>
+        text.replace(/(?<=;t=)\d+/g, (seconds) => String(Math.max(Number(seconds) - Math.floor(passed / 1000), 0)));
+    const isWait = (name: string) => name.toLowerCase() === 'retry-after' && retryAfter !== null;
+    const aged = told.map(([name, text]) => [name, isWait(name) ? retryHeader(retryAfter)['Retry-After'] : less(text)]);
+    return Object.fromEntries(aged);
+}
 /** Of a row that stands for an answer of the database; absent, as a rule. */
 export const errorOf = ({ error }: { error?: Error }) => (error === undefined ? {} : { error });
 
+export const requestOf = (row: any): RequestResult => ({
+    name: row.name,
+    key: row.key,
+    ok: row.ok,
+    allows: row.allows,
+    ...tokensOf(row),
+});
+
 export function allOf(rows: any[]): AllResult {
-    const results = rows.map((row) => ({ name: row.name, key: row.key, allows: row.allows, ...resultOf(row) }));
+    const results = rows.map(requestOf);
     const ok = results.every((each) => each.ok);
-    const { retryAfter, retryAt } = ok ? { retryAfter: null, retryAt: null } : last(results);
-    return { ok, retryAfter, retryAt, results, ...errorOf(rows[0] ?? {}) };
+    const deniedBy = ok ? null : last(results);
+    const { retryAfter, retryAt } = deniedBy ?? { retryAfter: null, retryAt: null };
+    const first = rows[0] ?? {};
+    return { ok, retryAfter, retryAt, deniedBy, headers: headersOf(first, retryAfter), results, ...errorOf(first) };
 }
 
+/** Whether a request is one of those that deny. */
+export const denies = ({ allows }: RequestResult): boolean => !allows;
+
 /** Of the requests that deny, the one with the longest wait. */
-export function last(results: RequestResult[]): RequestResult {
-    const wait = ({ retryAfter }: Result) => retryAfter ?? Infinity;
-    const deny = results.filter(({ allows }) => !allows);
+function last(results: RequestResult[]): RequestResult {
+    const wait = ({ retryAfter }: RequestResult) => retryAfter ?? Infinity;
+    const deny = results.filter(denies);
     return deny.reduce((one, other) => (wait(other) > wait(one) ? other : one), deny[0] ?? results[0]);
 }
 
-export const denial = (name: string, result: Pick<Result, 'retryAfter' | 'retryAt'> & { remaining?: number | null }) =>
-    new RateLimitError(name, result.retryAfter, result.retryAt, { remaining: result.remaining ?? null });
+type Denied = Pick<Result, 'retryAfter' | 'retryAt'> & { headers?: Record<string, string> };
+export const denial = (name: string, { retryAfter, retryAt, headers }: Denied) =>
+    new RateLimitError(name, retryAfter, retryAt, { headers });

@@ -19,6 +19,6 @@ test('an address has the key that SQL makes', async () => {
     await pool.end();
     assert.equal(addressKey('2001:db8:1:2:3::4'), '2001:db8:1:2::/64');
     assert.equal(addressKey('fe80::1:2:3:4%eth0', 128), 'fe80::1:2:3:4');
-    for (const [given, bits] of [[undefined], [''], ['1.2.3'], ['::1', 129], ['::1', 0.5], ['::1]/x']])
-        assert.throws(() => addressKey(given, bits), /^TypeError: addressKey: (address|bits) is /);
+    for (const [given, masklen] of [[undefined], [''], ['1.2.3'], ['::1', 129], ['::1', 0.5], ['::1]/x']])
+        assert.throws(() => addressKey(given, masklen), /^TypeError: addressKey: (address|masklen) is /);
 });

@@ -145,7 +145,6 @@ test('a route answers 429 before its stream opens', async (context) => {
     const denied = await chat(request(), budgeted(model, 'umbrella', 'ada'));
     assert.equal(denied.status, 429);
     assert.ok(Number(denied.headers.get('retry-after')) > 0);
-    assert.match(denied.headers.get('ratelimit'), /^"microUsd";r=\d+;t=\d+$/);
     const failing = new MockLanguageModelV4({ doStream: () => Promise.reject(new Error('another')) });
     await assert.rejects(chat(request(), budgeted(failing, 'globex', 'bob')), /another/);
     assert.ok(logged.mock.callCount() > 0 && lines.length === 0);

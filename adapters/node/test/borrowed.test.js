@@ -83,7 +83,7 @@ function busy(milliseconds) {
 }
 /** Borrows for a minute, as long as no test takes. */
 const LONG = { borrowFor: MINUTE };
-const ok = { ok: true, retryAfter: null, retryAt: null };
+const ok = { ok: true, retryAfter: null, retryAt: null, headers: {} };
 
 for (const name of ['daily', 'bucket', ...(onFile ? [] : ['memory', 'shards'])]) {
     test(`${name}: batches grow, what is spent is counted once, and the rest is returned`, async () => {
@@ -266,7 +266,7 @@ test('nothing is returned in a transaction, which may be rolled back', async () 
 });
 
 test('a denial is shared, thrown, waited for, and remembered', async (context) => {
-    const { limiter, asked } = make({ rememberDenials: { forMs: HOUR } });
+    const { limiter, asked } = make({ rememberDenials: { atMost: HOUR } });
     const local = limiter.borrow('small', LONG);
     context.after(() => local.close());
     const key = newKey();

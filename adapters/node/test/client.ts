@@ -22,6 +22,7 @@ import {
     type HoldAll,
     type Lease,
     type RateLimitConfig,
+    type RequestResult,
     type Result,
     type Value,
 } from 'postgres-rate-limit';
@@ -162,11 +163,16 @@ export async function held() {
         is<typeof hold, Hold>(true);
         hold.used = 1;
         await using all = await limiter.holdAll([{ name: 'send' }, { name: 'exports' }], { id: 'a' });
-        is<typeof all, HoldAll>(true);
+        const both: HoldAll = all;
+        await all.extend([{ name: 'send', count: 2 }]);
+        // @ts-expect-error: there is no such limit
+        await all.extend([{ name: 'sent' }]);
+        await hold.extend(3);
+        is<typeof both.deniedBy, RequestResult | null>(true);
         all.used = { send: 1 };
         all.used = 0;
     }
-    const text = await limiter.withLease('exports', {}, async (lease) => lease.lease);
+    const text = await limiter.withLease('exports', {}, async (lease) => lease.id);
     is<typeof text, string | null>(true);
     const used = await limiter.withHold('login', { key: 'a', count: 5 }, (hold) => hold.held);
     is<typeof used, number | null>(true);

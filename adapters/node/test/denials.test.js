@@ -37,7 +37,7 @@ const make = (options) => {
             return pool.query(text, values);
         },
     };
-    const limiter = new RateLimiter(LIMITS, { db, rememberDenials: { forMs: HOUR }, ...options });
+    const limiter = new RateLimiter(LIMITS, { db, rememberDenials: { atMost: HOUR }, ...options });
     const asked = () => {
         const was = count;
         count = 0;
@@ -60,9 +60,9 @@ test('a key that was denied is answered without the database, and no other call 
         ['check', 3],
         ['limit', 4],
     ]) {
-        const { retryAfter, ...again } = await limiter[call]('window', { key, count });
-        const { retryAfter: first, ...rest } = denied;
-        assert.deepEqual(again, rest);
+        const { retryAfter, headers, ...again } = await limiter[call]('window', { key, count });
+        const { retryAfter: first, headers: told, ...rest } = denied;
+        assert.deepEqual([again, Object.keys(headers)], [rest, Object.keys(told)]);
         assert.ok(retryAfter <= first && retryAfter > first - 10 * SECOND, `${retryAfter} of ${first} ms`);
     }
     await assert.rejects(limiter.limit('window', { key, count: 3, throws: true }), { name: 'window' });
@@ -99,7 +99,7 @@ test('until the call can pass, and for so long at most', async () => {
     assert.ok(asked() <= 4, 'the last one, or the one before it by a rounding, asks');
     assert.ok((await limiter.limit('bucket', { ...bucket, wait: 5 * SECOND })).ok, 'who waits asks then');
 
-    const brief = make({ rememberDenials: { forMs: 30 } });
+    const brief = make({ rememberDenials: { atMost: 30 } });
     const call = () => brief.limiter.limit('daily', { key: bucket.key });
     await call();
     assert.deepEqual([(await call()).ok, brief.asked()], [false, 2]);
@@ -115,8 +115,41 @@ test('until the call can pass, and for so long at most', async () => {
     assert.equal(asked(), 1);
 });
 
+test('the headers of a denial that is remembered have fewer seconds, and are those of its style', async (context) => {
+    let passed = 0;
+    const { now } = performance;
+    context.mock.method(performance, 'now', () => now.call(performance) + passed);
+    const row = { n: 1, name: 'a', key: '', ok: false, allows: false, wait: 60, at: 0, remaining: 0, capacity: 1 };
+    const policy = { 'RateLimit-Policy': '"a";q=1;w=60' };
+    const headers = JSON.stringify({ 'RateLimit': '"a";r=0;t=61', ...policy, 'Retry-After': '60' });
+    const other = { ...row, n: 2, allows: true, wait: null, at: null };
+    let asked = 0;
+    const query = async (text) => {
+        asked += 1;
+        return (text.includes('_all') ? [other, row] : [row]).map((each) =>
+            text.includes('headers') ? { ...each, headers } : each,
+        );
+    };
+    const options = { db: { query }, schema: 'public', rememberDenials: { atMost: HOUR } };
+    const limiter = new RateLimiter({ a: LIMITS.daily }, options);
+    for (const call of [
+        (options) => limiter.limit('a', options),
+        (options) => limiter.limitAll([{ name: 'a', key: 'b' }, { name: 'a' }], options),
+    ]) {
+        const ietf = async () => (await call({ headers: 'ietf' })).headers;
+        assert.deepEqual(await ietf(), JSON.parse(headers));
+        asked = 0;
+        passed += 10_400;
+        const { RateLimit, 'Retry-After': wait, ...rest } = await ietf();
+        assert.deepEqual([RateLimit, wait, rest], ['"a";r=0;t=51', '50', policy]);
+        assert.equal(asked, 0);
+        assert.deepEqual((await call({})).headers, { 'Retry-After': '60' });
+        assert.equal(asked, 1, 'another style is asked for');
+    }
+});
+
 test('the limiter that resets, credits or defines forgets, and of too many the one used longest ago', async () => {
-    const { limiter, asked } = make({ rememberDenials: { max: 2, forMs: HOUR } });
+    const { limiter, asked } = make({ rememberDenials: { max: 2, atMost: HOUR } });
     const denied = async (key) => {
         await limiter.limit('daily', { key });
         assert.equal((await limiter.limit('daily', { key })).ok, false);
@@ -191,7 +224,7 @@ test('in a transaction nothing is remembered, nor answered', async () => {
     await limiter.credit('daily', { key, db: client });
     assert.equal((await limiter.limit('daily', { key, db: client })).ok, true);
     await client.query('ROLLBACK');
-    const own = new RateLimiter(LIMITS, { db: client, rememberDenials: { forMs: HOUR } });
+    const own = new RateLimiter(LIMITS, { db: client, rememberDenials: { atMost: HOUR } });
     const other = newKey();
     await client.query('BEGIN');
     assert.deepEqual(
@@ -244,7 +277,7 @@ for (const [name, Store] of [
 ]) {
     test(`${name}: the requests of a key that is denied`, async () => {
         const counted = counting();
-        const store = new Store({ pool: counted, name: `denials ${name}`, rememberDenials: { forMs: HOUR } });
+        const store = new Store({ pool: counted, name: `denials ${name}`, rememberDenials: { atMost: HOUR } });
         store.init({ limit: 2, windowMs: HOUR });
         const answers = async () => {
             const { totalHits, resetTime } = await store.increment('k');
@@ -295,7 +328,7 @@ test('@nestjs/throttler: the requests of a key that is denied', async () => {
     const storage = new RateLimitThrottlerStorage({
         pool: counted,
         name: 'denials nest',
-        rememberDenials: { forMs: HOUR },
+        rememberDenials: { atMost: HOUR },
     });
     const increment = async (limit, throttler = 'default') => {
         const { totalHits, isBlocked, timeToBlockExpire } = await storage.increment('k', HOUR, limit, HOUR, throttler);
@@ -315,7 +348,7 @@ test('@nestjs/throttler: the requests of a key that is denied', async () => {
 for (const [adapter, { counts }] of Object.entries(ADAPTERS)) {
     test(`${adapter}: the requests of a key that is denied`, async () => {
         const counted = counting();
-        const options = { pool: counted, name: `denials ${adapter}`, rememberDenials: { forMs: HOUR } };
+        const options = { pool: counted, name: `denials ${adapter}`, rememberDenials: { atMost: HOUR } };
         const count = counts(options, { limit: 1, windowMs: HOUR });
         assert.equal((await count('k')).passed, true);
         for (let n = 0; n < 4; n++) {
@@ -329,7 +362,7 @@ for (const [adapter, { counts }] of Object.entries(ADAPTERS)) {
 
 test('a store whose client is in a transaction remembers nothing', async () => {
     const client = await pool.connect();
-    const store = new RateLimitStore({ pool: client, name: 'denials client', rememberDenials: { forMs: HOUR } });
+    const store = new RateLimitStore({ pool: client, name: 'denials client', rememberDenials: { atMost: HOUR } });
     store.init({ limit: 1, windowMs: HOUR });
     await client.query('BEGIN');
     assert.deepEqual([(await store.increment('k')).totalHits, (await store.increment('k')).totalHits], [1, 2]);
@@ -347,7 +380,7 @@ test('a block without an end is remembered for as long as asked', async () => {
         [(await limiter.limit('daily', { key })).ok, (await limiter.limit('daily', { key })).ok, asked()],
         [false, false, 1],
     );
-    for (const rememberDenials of ['yes', 7, null, { max: 0 }, { max: 1.5 }, { forMs: 0 }, { forMs: '1 s' }]) {
+    for (const rememberDenials of ['yes', 7, null, { max: 0 }, { max: 1.5 }, { atMost: 0 }, { atMost: '1 s' }]) {
         assert.throws(() => make({ rememberDenials }), /^TypeError: rememberDenials is .*; allowed: true, false, /);
         assert.throws(
             () => new RateLimitStore({ pool, name: 'a', rememberDenials }),
@@ -389,7 +422,7 @@ test('a denial of before a reset is not learned meanwhile, nor after it', async 
     for (const call of ['reset', 'credit']) {
         const key = newKey();
         const db = gated(/rl_(reset|credit)\(/, 'before');
-        const limiter = new RateLimiter(LIMITS, { db, rememberDenials: { forMs: HOUR } });
+        const limiter = new RateLimiter(LIMITS, { db, rememberDenials: { atMost: HOUR } });
         assert.equal((await limiter.limit('daily', { key })).ok, true);
         const done = limiter[call]('daily', { key });
         assert.equal((await limiter.limit('daily', { key })).ok, false);
@@ -403,7 +436,7 @@ test('a denial of before a reset is not learned meanwhile, nor after it', async 
         for (const others of [0, 2]) {
             const late = newKey();
             const answers = gated(/rl_limit\(/, 'after');
-            const small = new RateLimiter(LIMITS, { db: answers, rememberDenials: { forMs: HOUR, max: 1 } });
+            const small = new RateLimiter(LIMITS, { db: answers, rememberDenials: { atMost: HOUR, max: 1 } });
             await make().limiter.limit('daily', { key: late });
             const denied = small.limit('daily', { key: late });
             while ((await make().limiter.check('daily', { key: late })).ok) await sleep(1);
@@ -421,7 +454,7 @@ test('nor by a store', async () => {
     const calls = { decrement: 'k', resetKey: 'k', resetAll: undefined };
     for (const [call, key] of Object.entries(calls)) {
         const db = gated(/rl_(reset|reset_all|credit)\(/, 'before');
-        const store = new RateLimitStore({ pool: db, name: `meanwhile ${call}`, rememberDenials: { forMs: HOUR } });
+        const store = new RateLimitStore({ pool: db, name: `meanwhile ${call}`, rememberDenials: { atMost: HOUR } });
         store.init({ limit: 1, windowMs: HOUR });
         await store.increment('k');
         const done = store[call](key);

@@ -214,26 +214,28 @@ test('each call of the client that asks has an answer that says that it is unche
     const limiter = new RateLimiter(LIMITS, { db: poolOf({ host: '/nowhere' }) });
     const open = { onError: 'open' };
     const nothing = { ok: true, retryAfter: null, retryAt: null, remaining: null, capacity: null, resetAt: null };
+    const headers = {};
     for (const call of ['limit', 'check']) {
         const { error, ...result } = await limiter[call]('one', { key: 'a', ...open, throws: true });
-        assert.deepEqual([result, error.code], [nothing, 'ENOENT'], call);
+        assert.deepEqual([result, error.code], [{ ...nothing, headers }, 'ENOENT'], call);
         await assert.rejects(limiter[call]('one', { key: 'a' }), { code: 'ENOENT' });
     }
     for (const call of ['limitAll', 'checkAll']) {
         const all = await limiter[call]([{ name: 'one', key: 'a' }], open);
-        const [{ error, ...result }] = all.results;
-        assert.deepEqual([all.ok, all.error.code, all.retryAfter, error.code], [true, 'ENOENT', null, 'ENOENT'], call);
-        assert.deepEqual(result, { name: 'one', key: 'a', allows: true, ...nothing });
+        assert.deepEqual([all.ok, all.error.code, all.retryAfter, all.deniedBy], [true, 'ENOENT', null, null], call);
+        assert.deepEqual(all.results, [{ name: 'one', key: 'a', allows: true, ...nothing }]);
     }
     const lease = await limiter.acquire('slots', open);
     assert.deepEqual(
-        [lease.ok, lease.lease, lease.error.code, await lease.extend(), await lease.release()],
-        [true, null, 'ENOENT', true, false],
+        [lease.ok, lease.id, lease.error.code, await lease.extend(), await lease.release()],
+        [true, null, 'ENOENT', true, true],
     );
     const hold = await limiter.hold('one', { count: 7, ...open });
-    assert.deepEqual([hold.ok, hold.hold, hold.error.code, (await hold.settle(3)).ok], [true, null, 'ENOENT', false]);
-    const all = await limiter.holdAll([{ name: 'one' }, { name: 'slots' }], open);
-    assert.deepEqual([all.ok, all.hold, all.error.code, await all.settle(3)], [true, null, 'ENOENT', []]);
+    assert.deepEqual([hold.ok, hold.id, hold.held, hold.error.code], [true, null, 7, 'ENOENT']);
+    assert.deepEqual([(await hold.settle(3)).ok, await hold.extend(9)], [true, true]);
+    const all = await limiter.holdAll([{ name: 'one', count: 2 }, { name: 'slots' }], open);
+    assert.deepEqual([all.ok, all.id, all.error.code, await all.settle(3)], [true, null, 'ENOENT', []]);
+    assert.deepEqual(all.results.map(({ held }) => held), [2, 1]);
     assert.equal(await limiter.withLease('slots', open, () => 7), 7);
     assert.equal(await limiter.withHold('one', open, () => 7), 7);
     assert.equal(await limiter.withHoldAll([{ name: 'one' }], open, () => 7), 7);

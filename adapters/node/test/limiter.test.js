@@ -156,10 +156,12 @@ test('a denial is an error where one asks for it', async () => {
 
 test('the response to a denial', async () => {
     const at = new Date();
+    const headers = { 'RateLimit': '"a";r=0;t=18', 'Retry-After': '18' };
     for (const [error, rateLimit, retryAfter] of [
-        [new RateLimitError('say "hi" \\', 17_001, at, { remaining: 7.9 }), '"say \\"hi\\" \\\\";r=7;t=18', '18'],
-        [new RateLimitError('100% café', null, null, { remaining: -3 }), '"100%25 caf%C3%A9";r=0', null],
-        [{ code: 'PT429', detail: '{"name": "x\\r\\ny", "retryAfter": 1}' }, '"x%0D%0Ay";t=1', '1'],
+        [new RateLimitError('a', 17_001, at), null, '18'],
+        [new RateLimitError('a', 17_001, at, { headers }), '"a";r=0;t=18', '18'],
+        [new RateLimitError('a', null, null), null, null],
+        [{ code: 'PT429', detail: '{"name": "x\\r\\ny", "retryAfter": 1}' }, null, '1'],
     ]) {
         const response = denialResponse(new Error('a wrapper', { cause: error }));
         assert.equal(response.status, 429);
@@ -171,11 +173,21 @@ test('the response to a denial', async () => {
     const key = newKey();
     await limiter.limit('send', { key, count: 2 });
     const both = [{ name: 'send', key, count: 2 }];
-    for (const call of [
-        () => limiter.limit('send', { key, count: 2, throws: true }),
-        () => limiter.limitAll(both, { throws: true }),
-    ])
-        assert.match(denialResponse(await thrown(call())).headers.get('ratelimit'), /^"send";r=1;t=\d+$/);
+    for (const call of ['limit', 'check', 'limitAll', 'checkAll']) {
+        const of = (options) =>
+            call.endsWith('All') ? limiter[call](both, options) : limiter[call]('send', { key, count: 2, ...options });
+        const { headers } = await of({ headers: 'ietf' });
+        assert.deepEqual(Object.keys(headers).sort(), ['RateLimit', 'RateLimit-Policy', 'Retry-After'], call);
+        assert.equal(headers['RateLimit-Policy'], '"send";q=10;w=86400');
+        assert.match(headers.RateLimit, /^"send";r=1;t=\d+$/);
+        assert.equal((await of({ headers: 'github' })).headers['x-ratelimit-remaining'], '1');
+        assert.deepEqual(Object.keys((await of()).headers), ['Retry-After']);
+        const response = denialResponse(await thrown(of({ headers: 'ietf', throws: true })));
+        assert.equal(response.headers.get('ratelimit-policy'), headers['RateLimit-Policy']);
+        assert.ok(Math.abs(response.headers.get('retry-after') - headers['Retry-After']) <= 1);
+    }
+    assert.deepEqual((await limiter.limit('send', { key })).headers, {});
+    await assert.rejects(limiter.limit('send', { key, headers: 'http' }), { code: '22023' });
 });
 
 test('several limits at once', async () => {
@@ -428,23 +440,23 @@ test('a lease is released, however its block or its callback ends', async () => 
     const free = async () => (await limiter.check('exports', { key })).remaining;
     const first = await limiter.acquire('exports', { key });
     assert.ok(
-        first.ok && first.lease && first.expiresAt instanceof Date && first.remaining === 1 && first.capacity === 2,
+        first.ok && first.id && first.expiresAt instanceof Date && first.remaining === 1 && first.capacity === 2,
     );
     const before = first.expiresAt;
     assert.equal(await first.extend(), true);
     assert.ok(first.expiresAt >= before);
     const second = await limiter.acquire('exports', { key, count: 1 });
     const denied = await limiter.acquire('exports', { key });
-    assert.deepEqual([denied.ok, denied.lease, denied.expiresAt], [false, null, null]);
+    assert.deepEqual([denied.ok, denied.id, denied.expiresAt], [false, null, null]);
     assert.ok(denied.retryAfter > 0 && denied.retryAt instanceof Date);
     assert.deepEqual([await denied.extend(), await denied.release()], [false, false]);
     assert.equal((await thrown(limiter.acquire('exports', { key, throws: true }))).name, 'exports');
 
     // By another process, which has its text.
-    assert.ok((await limiter.extend('exports', second.lease)) instanceof Date);
-    assert.equal(await limiter.release('exports', second.lease), true);
+    assert.ok((await limiter.extend('exports', second.id)) instanceof Date);
+    assert.equal(await limiter.release('exports', second.id), true);
     assert.deepEqual(
-        [await second.release(), await second.extend(), await limiter.extend('exports', second.lease)],
+        [await second.release(), await second.extend(), await limiter.extend('exports', second.id)],
         [false, false, null],
     );
     await first[Symbol.asyncDispose]();
@@ -466,8 +478,8 @@ test('a lease is released, however its block or its callback ends', async () => 
     await limiter.withLease('exports', { key }, (lease) => lease.release());
     const exempt = await limiter.acquire('free', { key });
     assert.deepEqual(
-        [exempt.ok, exempt.lease, await exempt.extend(), await exempt.release()],
-        [true, null, true, false],
+        [exempt.ok, exempt.id, await exempt.extend(), await exempt.release()],
+        [true, null, true, true],
     );
     const config = concurrency({ slots: 1, ttl: '1 minute' });
     await limiter.withLease('inline', { config }, async (lease) => assert.equal(await lease.extend(), true));
@@ -499,15 +511,15 @@ test('a hold is settled, however its block or its callback ends', (context) =>
         const left = async () => Math.floor((await limiter.check('tokens', { key })).remaining);
         const hold = await limiter.hold('tokens', { key, count: 400, ttl: 2 * HOUR });
         assert.ok(
-            hold.ok && hold.hold && hold.held === 400 && hold.expiresAt instanceof Date && hold.resetAt instanceof Date,
+            hold.ok && hold.id && hold.held === 400 && hold.expiresAt instanceof Date && hold.resetAt instanceof Date,
         );
         assert.equal(await left(), 600);
         const settled = await hold.settle(150);
         assert.ok(settled.ok && settled.remaining >= 850);
-        assert.equal((await limiter.settle(hold.hold, 150)).ok, false, 'it was settled before');
+        assert.equal((await limiter.settle(hold.id, 150)).ok, false, 'it was settled before');
         assert.equal(await left(), 850);
         const denied = await limiter.hold('tokens', { key, count: 900 });
-        assert.deepEqual([denied.ok, denied.hold], [false, null]);
+        assert.deepEqual([denied.ok, denied.id], [false, null]);
         assert.ok(denied.retryAfter > 0);
         assert.equal((await denied.settle(1)).ok, false);
         assert.equal((await thrown(limiter.hold('tokens', { key, count: 900, throws: true }))).name, 'tokens');
@@ -519,7 +531,7 @@ test('a hold is settled, however its block or its callback ends', (context) =>
             onExpiry: 'charge',
             ttl: '1 hour',
         });
-        assert.deepEqual([some.hold, some.held], ['mine', 850]);
+        assert.deepEqual([some.id, some.held], ['mine', 850]);
         assert.equal((await limiter.settle('mine', 0)).ok, true);
 
         // A block: what was used, or nothing.
@@ -571,7 +583,7 @@ test('a hold is settled, however its block or its callback ends', (context) =>
             ),
         );
         const exempt = await limiter.hold('free', { key, count: 5 });
-        assert.deepEqual([exempt.ok, exempt.hold, exempt.held, (await exempt.settle(3)).ok], [true, null, 5, false]);
+        assert.deepEqual([exempt.ok, exempt.id, exempt.held, (await exempt.settle(3)).ok], [true, null, 5, true]);
 
         // It can't be settled, and what the callback threw is not hidden.
         const mine = new Error('mine');
@@ -605,7 +617,7 @@ test('a hold of several limits', (context) =>
         ];
         const hold = await limiter.holdAll(requests, { id: `all ${key}`, ttl: HOUR });
         assert.deepEqual(
-            [hold.ok, hold.hold, hold.results.map(({ name, held }) => [name, held])],
+            [hold.ok, hold.id, hold.results.map(({ name, held }) => [name, held])],
             [
                 true,
                 `all ${key}`,
@@ -621,7 +633,7 @@ test('a hold of several limits', (context) =>
             ['tokens', key],
         ]);
         assert.deepEqual([await left('signUp'), await left('tokens')], [1, 725]);
-        assert.deepEqual(await limiter.settleAll(hold.hold, { tokens: 275 }), []);
+        assert.deepEqual(await limiter.settleAll(hold.id, { tokens: 275 }), []);
 
         assert.equal(
             await limiter.withHoldAll(requests, {}, (hold) => {
@@ -645,7 +657,7 @@ test('a hold of several limits', (context) =>
         assert.deepEqual([await left('signUp'), await left('tokens')], [0, 300]);
         const denied = await limiter.holdAll(requests);
         assert.deepEqual(
-            [denied.ok, denied.hold, denied.results.map(({ allows }) => allows)],
+            [denied.ok, denied.id, denied.results.map(({ allows }) => allows)],
             [false, null, [false, false]],
         );
         assert.equal((await thrown(limiter.withHoldAll(requests, {}, () => assert.fail('it ran')))).name, 'tokens');

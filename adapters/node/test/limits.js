@@ -5,7 +5,7 @@ import { install } from 'postgres-rate-limit';
 import { onFile } from './edition.js';
 
 const CALLS = `limit check take credit reset reset_all value limit_all check_all acquire extend release
-    hold settle hold_all settle_all`;
+    hold settle hold_all settle_all headers headers_all`;
 
 /** Runs each of these on a connection of its own. */
 export async function run(user, database, ...commands) {

@@ -22,7 +22,8 @@ const PROGRAM = `
 const row = { name: 'public', ok: true, wait: null, at: null, remaining: '1', capacity: 2, reset: 1.5 };
 const limiter = new RateLimiter({ a: tokenBucket({ rate: 1, period: MINUTE }) }, { db: { query: async () => [row] } });
 limiter.limit('a', { key: 7 }).then((result) => {
-    const expected = { ok: true, retryAfter: null, retryAt: null, remaining: 1, capacity: 2, resetAt: new Date(1500) };
+    const tokens = { retryAfter: null, retryAt: null, remaining: 1, capacity: 2, resetAt: new Date(1500) };
+    const expected = { ok: true, ...tokens, headers: {} };
     assert.deepEqual(result, expected);
     assert.ok(installSql().includes('rl_limit'));
 });`;

@@ -73,7 +73,7 @@ const ask = (team, prompt) =>
 
 const shared = new RateLimiter(limiter.definitions, { db: pool, defined: true });
 
-const remembering = new RateLimiter(limiter.definitions, { db: pool, rememberDenials: { max: 10_000, forMs: 1000 } });
+const remembering = new RateLimiter(limiter.definitions, { db: pool, rememberDenials: { max: 10_000, atMost: 1000 } });
 
 const apiRequests = tokenBucket({ rate: 1000, period: SECOND, keyed: true });
 const requests = limiter.borrow('apiRequests', { config: apiRequests, max: 100 });

@@ -26,7 +26,7 @@ new RateLimitStore({ pool, name: 'api', store: 'redis' });
 new RateLimitStore({ pool, name: 'api', onError: 'open', onUnchecked: (error) => console.log(error.message) });
 // @ts-expect-error
 new RateLimitStore({ pool, name: 'api', onError: 'maybe' });
-new RateLimitThrottlerStorage({ pool, name: 'api', rememberDenials: { forMs: 500 } });
+new RateLimitThrottlerStorage({ pool, name: 'api', rememberDenials: { atMost: 500 } });
 // @ts-expect-error
 new RateLimitStore({ pool, name: 'api', rememberDenials: { seconds: 1 } });
 // @ts-expect-error

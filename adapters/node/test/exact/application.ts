@@ -66,13 +66,13 @@ export async function calls(db: Database, given: Given): Promise<Result['error']
     await limiter.extend('exports', null, { config: undefined, db: undefined });
     await limiter.borrow('send', given.borrow).limit({ count: given.number, wait: given.number, signal: undefined });
     await install(pool, { schema: given.text });
-    const own: Result = await limiter.hold('send');
+    const own: Omit<Result, 'headers'> = await limiter.hold('send');
     return denialResponse(own.error) ? undefined : (await limiter.limit('send', { key: addressKey('::1') })).error;
 }
 
 export const stores = (timeout: number | undefined, prepare: boolean | undefined, max: number | undefined) => {
     const onUnchecked: ((error: Error) => void) | undefined = undefined;
-    const rememberDenials = { max, forMs: max };
+    const rememberDenials = { max, atMost: max };
     const same = { store: undefined, onError: undefined, onUnchecked, rememberDenials };
     const options = { pool, name: 'api', timeout, prepare, ...same };
     return [
