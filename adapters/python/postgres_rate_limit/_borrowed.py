@@ -18,7 +18,7 @@ from weakref import WeakSet
 from postgres_rate_limit._calls import Call, Key, Taken, key_of, seconds_of
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._failing import OnError, checked
-from postgres_rate_limit._results import RateLimitExceeded, Result, innermost
+from postgres_rate_limit._results import BorrowResult, RateLimitExceeded, Result, innermost
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -113,7 +113,7 @@ class _Borrowed:
         kind = limiter._calls.kind(name, config)
         if kind not in (None, "token bucket", "fixed window", "unlimited"):
             raise ValueError(f"{kind} can't be borrowed; allowed: token bucket, fixed window, unlimited")
-        self.name = name
+        self._name = name
         self._limiter, self._config = limiter, config
         self._on_error: OnError | None = None if on_error is None else checked(on_error)
         self._closed = False
@@ -196,7 +196,7 @@ class _Borrowed:
 
     def _call(self, key: str, question: _Question) -> Call[Taken]:
         calls: Any = self._limiter._calls
-        made: Call[Taken] = calls.take(self.name, key, question.least, question.most, self._config)
+        made: Call[Taken] = calls.take(self._name, key, question.least, question.most, self._config)
         return made
 
     def _answered(
@@ -266,7 +266,7 @@ class _Borrowed:
     def _refund(self, each: Left) -> Call[Result]:
         key, count, taken_at = each
         calls: Any = self._limiter._calls
-        made: Call[Result] = calls.credit(self.name, key, count, taken_at, self._config)
+        made: Call[Result] = calls.credit(self._name, key, count, taken_at, self._config)
         return made
 
 
@@ -274,10 +274,10 @@ def _passed() -> Result:
     return Result(True, None, None, None, None, None)
 
 
-def _raise_denial(name: str, throws: bool, result: Result) -> Result:
+def _told(name: str, throws: bool, result: Result) -> BorrowResult:
     if throws and not result.ok:
         raise RateLimitExceeded(name, result.retry_after, result.retry_at, result.headers)
-    return result
+    return BorrowResult(result.ok, result.retry_after, result.retry_at, result.headers, result.error)
 
 
 def _warn(error: Exception) -> None:
@@ -296,16 +296,15 @@ class Borrowed(_Borrowed):
 
     def limit(
         self, key: Key = "", *, count: float = 1, wait: timedelta | float | None = None, throws: bool = False
-    ) -> Result:
-        """Spends of what the process has, and else of a new batch. remaining, capacity and reset_at are None unless the
-        call was denied. wait, throws: as of RateLimiter.limit."""
+    ) -> BorrowResult:
+        """Spends of what the process has, and else of a new batch. wait, throws: as of RateLimiter.limit."""
         text = key_of(key)
         patience = None if wait is None else self._limiter._patience(wait)
         while True:
             result = self._once(text, count)
             pause = None if patience is None else patience.pause(result.ok, result.retry_after)
             if pause is None:
-                return _raise_denial(self.name, throws, result)
+                return _told(self._name, throws, result)
             time.sleep(pause)
 
     def _once(self, key: str, count: float) -> Result:
@@ -387,7 +386,7 @@ class AsyncBorrowed(_Borrowed):
 
     async def limit(
         self, key: Key = "", *, count: float = 1, wait: timedelta | float | None = None, throws: bool = False
-    ) -> Result:
+    ) -> BorrowResult:
         """As that of Borrowed."""
         text = key_of(key)
         patience = None if wait is None else self._limiter._patience(wait)
@@ -395,7 +394,7 @@ class AsyncBorrowed(_Borrowed):
             result = await self._once(text, count)
             pause = None if patience is None else patience.pause(result.ok, result.retry_after)
             if pause is None:
-                return _raise_denial(self.name, throws, result)
+                return _told(self._name, throws, result)
             await asyncio.sleep(pause)
 
     async def _once(self, key: str, count: float) -> Result:

@@ -14,15 +14,17 @@ from uuid import UUID
 
 from postgres_rate_limit._configs import Config, json_of
 from postgres_rate_limit._results import (
-    LimitResult,
+    AllResult,
+    HoldRequestResult,
+    RequestResult,
     Result,
-    Results,
-    SettledLimit,
+    SettleResult,
     SetupError,
     UnknownLimit,
     Value,
     chain,
     denied_by,
+    denies,
     retry_header,
     sqlstate,
     time_of,
@@ -63,7 +65,7 @@ class Call(Generic[T]):
     """What a denial of the call is remembered by; None: it isn't."""
     count: float = 0
     slots: frozenset[str] = frozenset()
-    """The concurrency limits of a call on several limits."""
+    """The concurrency limits that the call takes slots of."""
     forgets: tuple[str, ...] | None = None
     """The name and key whose denials the call makes stale; empty: those of all."""
 
@@ -82,7 +84,7 @@ class Lent:
     """What rl_acquire answers, and as those below why it went unchecked."""
 
     ok: bool
-    lease: str | None
+    id: str | None
     expires_at: datetime | None
     retry_after: float | None
     retry_at: datetime | None
@@ -96,7 +98,7 @@ class Held:
     """What rl_hold answers."""
 
     ok: bool
-    hold: str | None
+    id: str | None
     held: float | None
     expires_at: datetime | None
     retry_after: float | None
@@ -112,16 +114,15 @@ class HeldAll:
     """What rl_hold_all answers."""
 
     ok: bool
-    hold: str | None
+    id: str | None
     expires_at: datetime | None
-    held: Sequence[float | None]
-    limits: Sequence[LimitResult]
+    results: Sequence[HoldRequestResult]
     error: BaseException | None = None
 
     @property
     def retry_after(self) -> float | None:
-        limit = denied_by(self.ok, self.limits)
-        return limit.retry_after if limit else None
+        denying = denied_by(self.ok, self.results)
+        return denying.retry_after if denying else None
 
 
 def key_of(key: Key) -> str:
@@ -170,23 +171,23 @@ def _result(ok: Any, after: Any, at: Any, remaining: Any, capacity: Any, reset_a
     return Result(bool(ok), after, time_of(at), remaining, capacity, time_of(reset_at), found)
 
 
-def _limit(
-    name: str, key: str, allows: Any, after: Any, at: Any, remaining: Any, capacity: Any, reset: Any
-) -> LimitResult:
-    return LimitResult(name, key, bool(allows), after, time_of(at), remaining, capacity, time_of(reset))
+def _request(
+    ok: Any, name: str, key: str, allows: Any, after: Any, at: Any, remaining: Any, capacity: Any, reset: Any
+) -> RequestResult:
+    return RequestResult(name, key, bool(ok), bool(allows), after, time_of(at), remaining, capacity, time_of(reset))
 
 
 def _read_result(rows: Rows) -> Result:
     return _result(*rows[0])
 
 
-def _read_results(rows: Rows) -> Results:
-    limits = [_limit(*row[1:9]) for row in rows]
+def _read_all(rows: Rows) -> AllResult:
+    results = [_request(*row[:9]) for row in rows]
     ok = bool(rows[0][0]) if rows else True
-    denying = denied_by(ok, limits)
+    denying = denied_by(ok, results)
     told = rows and len(rows[0]) > 9
     headers = json.loads(rows[0][9]) if told else retry_header(denying.retry_after if denying else None)
-    return Results(ok, limits, headers)
+    return AllResult(ok, results, headers)
 
 
 # The schema of the functions: one that search_path finds, or else that of the SQL file or of the extension.
@@ -271,8 +272,9 @@ class Calls:
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), (_FLAG, reserve), _UNTHROWN, (_JSON, own)]
         select, values = _RESULT, []
         if headers is not None:
-            select += f", CAST(@rl_headers({_TEXT}, r, {_TEXT}, {_JSON}, {_TEXT}) AS text)"
-            values = [name, headers, own, key]
+            others = f"key => {_TEXT}, style => {_TEXT}, config => {_JSON}"
+            select += f", CAST(@rl_headers({_TEXT}, r, {others}) AS text)"
+            values = [name, key, headers, own]
         call = self._make(select, function, arguments, _read_result, before=values)
         id = ((name, key), "limit", own, reserve, headers)
         call = replace(call, opened=_result_of, id=id, count=float(count))
@@ -312,8 +314,8 @@ class Calls:
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), (_WHEN, at), (_JSON, own)]
         return replace(self._make(_RESULT, "rl_credit", arguments, _read_result), forgets=(name, key))
 
-    def reset(self, name: str, key: Key) -> Call[bool]:
-        name, key, _ = self._target(name, key, None)
+    def reset(self, name: str, key: Key, config: Config | None) -> Call[bool]:
+        name, key, _ = self._target(name, key, config)
         call = self._make("r", "rl_reset", [(_TEXT, name), (_TEXT, key)], lambda rows: bool(rows[0][0]))
         return replace(call, forgets=(name, key))
 
@@ -339,19 +341,19 @@ class Calls:
         function: Literal["rl_limit_all", "rl_check_all"],
         requests: Iterable[Request],
         headers: HeaderStyle | None,
-    ) -> Call[Results]:
+    ) -> Call[AllResult]:
         text, targets = self._requests(requests)
         select = f"r.ok, r.name, r.key, r.limited_by IS NULL, {_LIMIT}"
         if headers is None:
-            call = self._make(select, function, [(_JSON, text)], _read_results, " ORDER BY r.n")
+            call = self._make(select, function, [(_JSON, text)], _read_all, " ORDER BY r.n")
         else:
             # The rows with their configs, which rl_headers_all needs of limits that aren't defined.
             rows = f"SELECT jsonb_agg(to_jsonb(r) || ({_JSON} -> (r.n - 1)) ORDER BY r.n) FROM r"
             of_headers = f"(SELECT CAST(@rl_headers_all(({rows}), {_TEXT}) AS text))"
             sql = f"WITH r AS MATERIALIZED (SELECT * FROM @{function}({_JSON}))"
             sql += f" SELECT {select}, {of_headers} FROM r ORDER BY r.n"
-            call = self._numbered(sql, [text, text, headers], _read_results)
-        opened = lambda error: Results(True, [_unchecked(each) for each in targets], error=error)  # noqa: E731
+            call = self._numbered(sql, [text, text, headers], _read_all)
+        opened = lambda error: AllResult(True, [_unchecked(each) for each in targets], error=error)  # noqa: E731
         call = replace(call, opened=opened, id=(None, "all", text, headers))
         if function == "rl_check_all":
             return call
@@ -370,7 +372,8 @@ class Calls:
         )
         call = self._make(select, "rl_acquire", arguments, read)
         opened = lambda error: Lent(True, None, None, None, None, None, None, error)  # noqa: E731
-        return replace(call, decides=lambda lent: [(name, lent.ok, lent.retry_after)], names=(name,), opened=opened)
+        call = replace(call, opened=opened, slots=frozenset((name,)))
+        return replace(call, decides=lambda lent: [(name, lent.ok, lent.retry_after)], names=(name,))
 
     def extend(self, name: str, lease: str | None, config: Config | None) -> Call[datetime | None]:
         arguments = [(_TEXT, lease), (_JSON, self.config(name, config))]
@@ -420,30 +423,26 @@ class Calls:
         )
 
         def read(rows: Rows) -> HeldAll:
-            limits = [_limit(*row[4:]) for row in rows]
-            hold = next((row[1] for row in rows if row[1] is not None), None)
-            expires = [row[2] for row in rows if row[2] is not None]
-            return HeldAll(
-                bool(rows[0][0]), hold, time_of(max(expires, default=None)), [row[3] for row in rows], limits
-            )
+            results = [_held(_request(*row[:9]), row[9]) for row in rows]
+            hold, expires = next((row[10:] for row in rows if row[10] is not None), (None, None))
+            return HeldAll(bool(rows[0][0]), hold, time_of(expires), results)
 
-        select = f"r.ok, r.hold, {_time('r.expires_at')}, r.held, r.name, r.key, r.limited_by IS NULL, {_LIMIT}"
+        select = f"r.ok, r.name, r.key, r.allows, {_LIMIT}, r.held, r.hold, {_time('r.expires_at')}"
         arguments = [(_JSON, text), (_SPAN, seconds_of(ttl)), (_TEXT, id), (_TEXT, on_expiry)]
         call = self._make(select, "rl_hold_all", arguments, read, " ORDER BY r.n")
 
         def opened(error: BaseException) -> HeldAll:
-            counts = [count for _, _, count in targets]
-            return HeldAll(True, None, None, counts, [_unchecked(each) for each in targets], error)
+            return HeldAll(True, None, None, [_held(_unchecked(each), each[2]) for each in targets], error)
 
         return replace(call, decides=_decided, names=_names(targets), opened=opened, slots=slots)
 
-    def settle_all(self, hold: str | None, used: float | Mapping[str, float] | None) -> Call[list[SettledLimit]]:
-        def read(rows: Rows) -> list[SettledLimit]:
+    def settle_all(self, hold: str | None, used: float | Mapping[str, float] | None) -> Call[list[SettleResult]]:
+        def read(rows: Rows) -> list[SettleResult]:
             made = (
                 (name, key, after, time_of(at), left, of, time_of(reset))
                 for name, key, after, at, left, of, reset in rows
             )
-            return [SettledLimit(*each) for each in made]
+            return [SettleResult(*each) for each in made]
 
         text = None if used is None else json.dumps(dict(used) if isinstance(used, Mapping) else used, allow_nan=False)
         return self._make(f"r.name, r.key, {_LIMIT}", "rl_settle_all", [(_TEXT, hold), (_JSON, text)], read)
@@ -504,9 +503,14 @@ def _result_of(error: BaseException) -> Result:
     return Result(True, None, None, None, None, None, error=error)
 
 
-def _unchecked(target: Target) -> LimitResult:
-    return LimitResult(target[0], target[1], True, None, None, None, None, None)
+def _unchecked(target: Target) -> RequestResult:
+    return RequestResult(target[0], target[1], True, True, None, None, None, None, None)
 
 
-def _decided(results: Results | HeldAll) -> Iterable[tuple[str, bool, float | None]]:
-    return [(limit.name, limit.allows, limit.retry_after) for limit in results.limits]
+def _held(result: RequestResult, held: float | None) -> HoldRequestResult:
+    return HoldRequestResult(**vars(result), held=held)
+
+
+def _decided(answer: AllResult | HeldAll) -> Iterable[tuple[str, bool, float | None]]:
+    """Denied: those that deny."""
+    return [(each.name, each.ok, each.retry_after) for each in answer.results if each.ok or denies(each)]

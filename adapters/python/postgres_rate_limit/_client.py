@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
+import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from random import uniform
@@ -19,16 +21,19 @@ from postgres_rate_limit._configs import Config
 from postgres_rate_limit._databases import AsyncDatabase, Database, Deadline, async_database, database, is_over
 from postgres_rate_limit._denials import Denials, Remembering
 from postgres_rate_limit._failing import OnError, Question, checked, not_now
+from postgres_rate_limit._lines import Lines
 from postgres_rate_limit._results import (
+    AllResult,
     Decision,
-    LimitResult,
     RateLimitExceeded,
+    RequestResult,
     Result,
-    Results,
-    SettledLimit,
+    SettleResult,
+    Unsettled,
     Value,
     aged,
     denied_by,
+    denies,
     innermost,
 )
 from postgres_rate_limit._steps import drive, drive_async
@@ -46,10 +51,11 @@ U = TypeVar("U")
 A = TypeVar("A")
 M = TypeVar("M")
 E = TypeVar("E", bound="_Enters")
+K = TypeVar("K", bound="_Taken")
 OnExpiry = Literal["refund", "charge"]
 Used = Union[float, Mapping[str, float]]
 TEN_MINUTES = timedelta(minutes=10)
-_NOTHING_HELD = HeldAll(True, None, None, [], [])
+_NOTHING_HELD = HeldAll(True, None, None, [])
 log = logging.getLogger("postgres_rate_limit")
 
 
@@ -71,7 +77,13 @@ class _Ask(NamedTuple):
     deadline: Deadline
 
 
-Steps = Generator[Union[_Query, _Pause, _Ask], Any, T]
+class _InLine(NamedTuple):
+    first: Any
+    seconds: float
+
+
+Step = Union[_Query, _Pause, _Ask, _InLine]
+Steps = Generator[Step, Any, T]
 
 
 class _Limiter(Generic[N]):
@@ -85,6 +97,7 @@ class _Limiter(Generic[N]):
         defined: bool = False,
         schema: str | None = None,
         on_decision: Callable[[Decision], object] | None = None,
+        on_unsettled: Callable[[Unsettled], object] | None = None,
         on_error: OnError = "closed",
         timeout: float | None = None,
         remember_denials: bool | Remembering = False,
@@ -97,20 +110,26 @@ class _Limiter(Generic[N]):
         schema: of the functions; by default it is found at the first call.
         on_decision: is called for each limit that a call takes from or is denied by, or that it fails on. What it
             raises is logged and goes no further.
+        on_unsettled: hears of a hold that a block has left, and that was not settled by what was used: since that is no
+            number of tokens, so that all that was held counts, or since the database could not. Default: a warning.
         on_error: "open": a call that asks whether work may be done is allowed if the database can't say it now, as
             docs/failing.md lists these errors, or not in time. Not in a transaction of the caller's.
         timeout: seconds after which such a call fails and its connection is closed; None: with "open" 5, or else never.
             Not in a transaction of the caller's.
         remember_denials: limit, check, limit_all and check_all are denied without a call of the database for as long as
-            one before showed, for a second at most; a dict with max and seconds says how many denials and how long.
+            one before showed, for a second at most; a dict with max and at_most says how many denials, and for how
+            many seconds at most.
         """
         self._calls = Calls(limits, defined, schema)
-        self._db, self._on_decision = db, on_decision
+        self._db, self._on_decision, self._on_unsettled = db, on_decision, on_unsettled
         self._on_error = checked(on_error)
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout is {timeout!r}; allowed: seconds, more than 0")
         self._timeout = timeout
         self._denials: Denials[Any] = Denials(remember_denials)
+        self._lines = Lines(self._make_event)
+
+    _make_event: Callable[[], Any]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -129,16 +148,31 @@ class _Limiter(Generic[N]):
         on: Database | AsyncDatabase,
         on_error: OnError | None,
         wait: timedelta | float | None,
-        reserve: bool,
+        where: Hashable,
     ) -> Steps[T]:
+        """where: the calls that wait for the same slots there form a line."""
         if wait is None:
             return (yield from self._once(call, on, on_error))
-        self._refuse_wait(on.in_transaction(), reserve)
+        self._refuse_wait(on.in_transaction())
         patience = _Patience(wait)
+        if not call.slots or patience.left <= 0:
+            return (yield from self._patiently(call, on, on_error, patience))
+        place = self._lines.join((os.getpid(), where, call.sql, call.values))
+        try:
+            if not place.first.is_set():
+                yield _InLine(place.first, min(patience.left, threading.TIMEOUT_MAX))
+            return (yield from self._patiently(call, on, on_error, patience))
+        finally:
+            place.leave()
+
+    def _patiently(
+        self, call: Call[T], on: Database | AsyncDatabase, on_error: OnError | None, patience: _Patience
+    ) -> Steps[T]:
         while True:
             result: Any = yield from self._once(call, on, on_error)
             # Slots may be released at any time.
-            looks = bool(call.slots) and all(limit.allows or limit.name in call.slots for limit in result.limits)
+            denying = filter(denies, getattr(result, "results", ()))
+            looks = bool(call.slots) and all(each.name in call.slots for each in denying)
             pause = patience.pause(result.ok, result.retry_after, looks)
             if pause is None:
                 answer: T = result
@@ -194,13 +228,22 @@ class _Limiter(Generic[N]):
         if self._on_decision is None or call.decides is None:
             return
         seconds = time.perf_counter() - began
-        told = [(name, None, None) for name in call.names] if result is None else call.decides(result)
+        told = [(name, False, None) for name in dict.fromkeys(call.names)] if result is None else call.decides(result)
         for name, ok, retry_after in told:
             try:
                 self._on_decision(Decision(name, ok, retry_after, seconds, error and innermost(error), remembered))
             except Exception as failure:
                 _forget(failure, error)
                 log.exception("on_decision failed", exc_info=failure)
+
+    def _unsettled(self, unsettled: Unsettled) -> None:
+        if self._on_unsettled is None:
+            log.warning("the hold %s was not settled by what was used: %r", unsettled.hold, unsettled.error)
+            return
+        try:
+            self._on_unsettled(unsettled)
+        except Exception:
+            log.exception("on_unsettled failed")
 
     def _failed(self, call: Call[Any], error: BaseException, began: float) -> None:
         """Raises the error in the words of the client, if it has any for it."""
@@ -221,9 +264,7 @@ class _Limiter(Generic[N]):
             )
 
     @staticmethod
-    def _refuse_wait(in_transaction: bool, reserve: bool) -> None:
-        if reserve:
-            raise ValueError("wait and reserve are both given; allowed: one, since a reservation says when to start")
+    def _refuse_wait(in_transaction: bool) -> None:
         if in_transaction:
             raise RuntimeError(
                 "wait is given in a transaction, which would keep its locks meanwhile; allowed: a pool or an engine as "
@@ -255,10 +296,14 @@ class _Patience:
     def __init__(self, wait: timedelta | float) -> None:
         self._end = time.monotonic() + seconds_of(wait)
 
+    @property
+    def left(self) -> float:
+        return self._end - time.monotonic()
+
     def pause(self, ok: bool, retry_after: float | None, looks: bool = False) -> float | None:
         """The seconds to wait, some of them random, since others may wait for the same key; None: no more. looks: it
         may pass sooner."""
-        left = self._end - time.monotonic()
+        left = self.left
         if looks and retry_after is not None and left > 0:
             retry_after = min(retry_after, _LOOK, left)
         if ok or retry_after is None or retry_after > left:
@@ -271,13 +316,11 @@ class _Taken:
 
     _limiter: Any
 
-    def __init__(
-        self, limiter: Any, taken: Lent | Held | HeldAll, id: str | None, on_error: OnError | None, db: object
-    ) -> None:
-        self.ok, self.id, self.expires_at, self.error = taken.ok, id, taken.expires_at, taken.error
+    def __init__(self, limiter: Any, taken: Lent | Held | HeldAll, on_error: OnError | None, db: object) -> None:
+        self.ok, self.id, self.expires_at, self.error = taken.ok, taken.id, taken.expires_at, taken.error
         # There is nothing to end, and no id, if the call was denied or went unchecked, or the key is exempt.
         self._on_error: OnError | None = on_error
-        self._limiter, self._db, self._ended = limiter, db, id is None
+        self._limiter, self._db, self._ended = limiter, db, taken.id is None
 
     def __bool__(self) -> bool:
         return self.ok
@@ -288,6 +331,13 @@ class _Taken:
 
     def _denied(self) -> tuple[str, float | None, datetime | None] | None:
         raise NotImplementedError
+
+    def _begins_in(self) -> float:
+        """Seconds until work that is reserved may begin."""
+        return 0
+
+    def _give_up(self) -> None:
+        """Says that work that is reserved will not begin."""
 
     def _ending(self, failed: bool) -> Call[Any]:
         raise NotImplementedError
@@ -313,13 +363,13 @@ class _Lent(_Taken):
     def __init__(
         self, limiter: Any, name: str, lent: Lent, config: Config | None, on_error: OnError | None, db: object
     ) -> None:
-        super().__init__(limiter, lent, lent.lease, on_error, db)
-        self.name, self._config = name, config
+        super().__init__(limiter, lent, on_error, db)
+        self._name, self._config = name, config
         self.retry_after, self.retry_at = lent.retry_after, lent.retry_at
         self.remaining, self.capacity = lent.remaining, lent.capacity
 
     def _denied(self) -> tuple[str, float | None, datetime | None] | None:
-        return None if self.ok else (self.name, self.retry_after, self.retry_at)
+        return None if self.ok else (self._name, self.retry_after, self.retry_at)
 
     def _extended(self, expires_at: datetime | None) -> bool:
         self.expires_at = expires_at or self.expires_at
@@ -327,7 +377,7 @@ class _Lent(_Taken):
 
     def _ending(self, failed: bool) -> Call[bool]:
         calls: Calls = self._limiter._calls
-        return calls.release(self.name, self.id, self._config)
+        return calls.release(self._name, self.id, self._config)
 
 
 class _Holding(_Taken, Generic[U, A, M]):
@@ -336,51 +386,94 @@ class _Holding(_Taken, Generic[U, A, M]):
 
     used: U | None = None
     """What the end of the block settles, if settle hasn't: set it to what was used, or has been used so far; of several
-    limits by their names, or a number for all. What is no number from 0 on is settled as all that was held."""
-    _nothing: A
+    limits by their names, or a number for all. What is no number from 0 on is settled as all that was held, and
+    on_unsettled hears of that."""
     _said = False
     """Whether settle was called."""
     _settled_in: object = None
     """The caller's transaction in which it was."""
     _hears: Callable[[Any, BaseException], object] | None = None
-    """Gets what could not be settled at the end of a block, and why; None: the end raises."""
+    """Gets what could not be settled, and why, in place of on_unsettled; None: the end of a block raises."""
     _again: Callable[[M | None, str], Call[Any]]
     _on_exception: OnExpiry
+    _begins: float
+    """When work that is reserved may begin, by the monotonic clock."""
+
+    def _begins_in(self) -> float:
+        return max(0.0, self._begins - time.monotonic())
+
+    def _give_up(self) -> None:
+        nothing: Any = 0
+        self.used = nothing
+
+    @property
+    def _nothing(self) -> A:
+        """The answer where there is nothing to settle."""
+        raise NotImplementedError
 
     def _settlement(self, used: U | None) -> Call[A]:
         raise NotImplementedError
 
     def _ending(self, failed: bool) -> Call[A]:
         nothing: Any = 0
-        refunds = self.used is None and failed and self._on_exception == "refund" and not self._said
-        return self._settlement(nothing if refunds else self.used)
+        if self.used is None and failed and self._on_exception == "refund" and not self._said:
+            self.used = nothing
+        return self._settlement(self.used)
+
+    def _unsettled(self, used: U | None, error: BaseException) -> None:
+        if self.id is not None:
+            hears = self._hears or (lambda used, error: self._limiter._unsettled(Unsettled(self.id, used, error)))
+            hears(used, error)
+
+    def _counts(self, used: U) -> U | None:
+        """What of it are numbers of tokens; None: nothing."""
+        raise NotImplementedError
+
+    def _counted(self, used: U | None) -> U | None:
+        """What was used, or all that was held (None) where it is no number from 0 on: the work is done, and is paid."""
+        if used is None:
+            return None
+        given: Any = used
+        if isinstance(used, Mapping):  # one without a number is one that isn't named
+            given = {name: each for name, each in used.items() if each is not None}
+        self.used = self._counts(given)
+        if self.used != given:
+            self._unsettled(self.used, TypeError(f"used is {used!r}; allowed: a number from 0 on"))
+        return self.used
 
     def _at_end(self, failed: bool) -> tuple[Call[Any], object, OnError | None]:
         call, db, on_error = super()._at_end(failed)
         return replace(call, opened=self._end_opened), db, on_error
 
     def _end_opened(self, error: BaseException) -> None:
-        if self._hears is not None:
-            self._hears(self.used, error)
+        self._unsettled(self.used, error)
 
     def _end_failed(self, other: Exception, error: BaseException | None) -> None:
-        if self._hears is None:
-            super()._end_failed(other, error)
-        else:
-            self._hears(self.used, innermost(other))
+        if self._hears is None and error is None:
+            raise other
+        self._unsettled(self.used, innermost(other))
 
     def _is_ended(self) -> bool:
         # In a transaction that goes on, its locks would make the end of the block wait for ever.
         return super()._is_ended() or (self._settled_in is not None and not is_over(self._settled_in))
 
     def _settles(self, used: U | None) -> Call[A]:
-        self.used, self._said = used, True
-        return self._settlement(used)
+        self.used, self._said = self.used if used is None else used, True
+        return self._settlement(self.used)
 
     def _settled(self, db: object) -> None:
         """What a transaction of the caller's may roll back, the end of the block settles again, which is once."""
         self._settled_in = None if db is None or is_over(db) else db
         self._ended = self._settled_in is None
+
+    def _is_settled(self) -> bool:
+        return self._ended or self._settled_in is not None
+
+    def _extension(self, more: M | None) -> Call[Any]:
+        """Of one that asks for more on_decision hears."""
+        assert self.id is not None
+        call = self._again(more, self.id)
+        return replace(call, decides=None) if more is None else call
 
     def _extended(self, held: Any) -> bool:
         if held.ok and held.error is None:
@@ -392,9 +485,7 @@ class _Holding(_Taken, Generic[U, A, M]):
         raise NotImplementedError
 
 
-class _Held(_Holding[float, Union[Result, None], float]):
-    _nothing = None
-
+class _Held(_Holding[float, Result, float]):
     def __init__(
         self,
         limiter: Any,
@@ -405,8 +496,9 @@ class _Held(_Holding[float, Union[Result, None], float]):
         on_error: OnError | None,
         db: object,
     ) -> None:
-        super().__init__(limiter, held, held.hold, on_error, db)
-        self.name, self._again, self._on_exception = name, again, on_exception
+        super().__init__(limiter, held, on_error, db)
+        self._begins = time.monotonic() + (held.retry_after or 0)
+        self._name, self._again, self._on_exception = name, again, on_exception
         self.retry_after, self.retry_at = held.retry_after, held.retry_at
         self.remaining, self.capacity, self.reset_at = held.remaining, held.capacity, held.reset_at
         self._holds(held)
@@ -415,14 +507,21 @@ class _Held(_Holding[float, Union[Result, None], float]):
         self.held = held.held
 
     def _denied(self) -> tuple[str, float | None, datetime | None] | None:
-        return None if self.ok else (self.name, self.retry_after, self.retry_at)
+        return None if self.ok else (self._name, self.retry_after, self.retry_at)
+
+    @property
+    def _nothing(self) -> Result:
+        return Result(self.ok, None, None, None, None, None)
 
     def _settlement(self, used: float | None) -> Call[Any]:
         calls: Calls = self._limiter._calls
-        return calls.settle(self.id, number_of(used))
+        return calls.settle(self.id, self._counted(used))
+
+    def _counts(self, used: float) -> float | None:
+        return used if _is_count(used) else None
 
 
-class _HeldAll(_Holding[Used, "list[SettledLimit]", Iterable[Request]]):
+class _HeldAll(_Holding[Used, "list[SettleResult]", Iterable[Request]]):
     def __init__(
         self,
         limiter: Any,
@@ -432,32 +531,48 @@ class _HeldAll(_Holding[Used, "list[SettledLimit]", Iterable[Request]]):
         on_error: OnError | None,
         db: object,
     ) -> None:
-        super().__init__(limiter, held, held.hold, on_error, db)
-        self._nothing, self._again, self._on_exception = [], again, on_exception
+        super().__init__(limiter, held, on_error, db)
+        self._begins = time.monotonic() + max((each.retry_after or 0 for each in held.results), default=0)
+        self._again, self._on_exception = again, on_exception
         self._holds(held)
 
     def _holds(self, held: HeldAll) -> None:
-        self.limits = held.limits
-        self.held = held.held
-        """The tokens held of each limit, in the order of limits."""
+        self.results = held.results
+        """In the order of the requests."""
 
     @property
-    def denied_by(self) -> LimitResult | None:
-        """The limit that denies with the longest wait; None if the tokens are held."""
-        return denied_by(self.ok, self.limits)
+    def denied_by(self) -> RequestResult | None:
+        """The request that denies with the longest wait; None if all is held."""
+        return denied_by(self.ok, self.results)
+
+    @property
+    def retry_after(self) -> float | None:
+        """Denied: seconds until none of them denies; None if one always will."""
+        return self.denied_by.retry_after if self.denied_by else None
+
+    @property
+    def retry_at(self) -> datetime | None:
+        return self.denied_by.retry_at if self.denied_by else None
 
     def _denied(self) -> tuple[str, float | None, datetime | None] | None:
-        limit = self.denied_by
-        if limit is None:
+        denying = self.denied_by
+        if denying is None:
             return None if self.ok else ("", None, None)
-        return limit.name, limit.retry_after, limit.retry_at
+        return denying.name, denying.retry_after, denying.retry_at
 
-    def _settlement(self, used: Used | None) -> Call[list[SettledLimit]]:
+    @property
+    def _nothing(self) -> list[SettleResult]:
+        return []
+
+    def _settlement(self, used: Used | None) -> Call[list[SettleResult]]:
         calls: Calls = self._limiter._calls
+        return calls.settle_all(self.id, self._counted(used))
+
+    def _counts(self, used: Used) -> Used | None:
         if not isinstance(used, Mapping):
-            return calls.settle_all(self.id, number_of(used))
-        numbers = ((name, number_of(each)) for name, each in used.items())
-        return calls.settle_all(self.id, {name: each for name, each in numbers if each is not None})
+            return used if _is_count(used) else None
+        counts = {name: each for name, each in used.items() if _is_count(each)}
+        return counts if counts or not used else None
 
 
 # Synchronous.
@@ -466,6 +581,13 @@ class _HeldAll(_Holding[Used, "list[SettledLimit]", Iterable[Request]]):
 class _Block(_Taken):
     def __enter__(self) -> Self:
         self._entered()
+        try:
+            if (seconds := self._begins_in()) > 0:
+                time.sleep(seconds)
+        except BaseException as error:
+            self._give_up()
+            self.__exit__(type(error), error, None)
+            raise
         return self
 
     def __exit__(
@@ -481,36 +603,40 @@ class _Block(_Taken):
 
 class _HoldBlock(_Block, _Holding[U, A, M]):
     def settle(self, used: U | None = None, *, db: object = None) -> A:
-        """Gives back what wasn't used, or takes what was used beyond; without used, all was used. Of several limits by
-        their names, or a number for all; one that isn't named has used all. db: that of the transaction that stores
-        the answer: if it has rolled back at the end of the block, that settles. What is no number from 0 on is settled
-        as all that was held. None, or an empty list, if there is nothing to settle, as for an exempt key; the result
-        isn't ok if the hold has been settled, or is gone."""
-        if self._ended:
+        """Gives back what wasn't used, or takes what was used beyond. Without used it is what .used says, or else all.
+        Of several limits by their names, or a number for all; one that isn't named has used all. db: that of the
+        transaction that stores the answer: if it has rolled back at the end of the block, that settles. What is no
+        number from 0 on is settled as all that was held. The result isn't ok, or the list is empty, if the hold has
+        been settled, or is gone, or was denied."""
+        if self.id is None:
             return self._nothing
         settled: A = self._limiter._run(self._settles(used), self._db if db is None else db)
         self._settled(db)
         return settled
 
     def extend(self, more: M | None = None) -> bool:
-        """Holds up to more, a count or requests, if that is more, and for ttl from now. Denied, it keeps what it has,
-        and returns false."""
+        """Holds up to more, a count or requests, if that is more, and for ttl from now. false: that is denied, and it
+        keeps what it has; or it was settled, or denied."""
         if self.id is None:
             return self.ok
-        return self._extended(self._limiter._run(self._again(more, self.id), self._db, self._on_error))
+        if self._is_settled():
+            return False
+        return self._extended(self._limiter._run(self._extension(more), self._db, self._on_error))
 
 
 class Lease(_Lent, _Block):
     """Slots of a concurrency limit. `with` raises RateLimitExceeded if they weren't taken; its end releases them."""
 
     def extend(self) -> bool:
-        """Extends the lease to its full ttl from now; false if it has ended."""
+        """Extends the lease by the ttl of its limit, from now; false: it has expired, was released, or was denied."""
         if self.id is None:
             return self.ok
-        return self._extended(self._limiter.extend(self.name, self.id, config=self._config, db=self._db))
+        return self._extended(self._limiter.extend(self._name, self.id, config=self._config, db=self._db))
 
     def release(self) -> bool:
-        """Frees the slots; false if the lease has ended."""
+        """Frees the slots; false: it has expired, was released before, or was denied."""
+        if self.id is None:
+            return self.ok
         if self._ended:
             return False
         released: bool = self._limiter._run(self._ending(False), self._db)
@@ -518,19 +644,21 @@ class Lease(_Lent, _Block):
         return released
 
 
-class Hold(_Held, _HoldBlock[float, Union[Result, None], float]):
-    """Tokens that are held. `with` raises RateLimitExceeded if they aren't, and settles at its end if settle hasn't:
-    what .used says or else all that was held; after an exception nothing, unless .used or on_exception says otherwise.
-    """
+class Hold(_Held, _HoldBlock[float, Result, float]):
+    """Tokens that are held. `with` raises RateLimitExceeded if they aren't, waits until reserved work may begin, and
+    settles at its end if settle hasn't: what .used says or else all that was held; after an exception nothing, unless
+    .used or on_exception says otherwise."""
 
 
-class HoldAll(_HeldAll, _HoldBlock[Used, "list[SettledLimit]", Iterable[Request]]):
+class HoldAll(_HeldAll, _HoldBlock[Used, "list[SettleResult]", Iterable[Request]]):
     """Tokens of several limits that are held. `with` does what that of Hold does."""
 
 
 class RateLimiter(_Limiter[N]):
     """Limits that are counted in PostgreSQL, in the caller's own transaction if it passes its connection. Threads may
     share it. RateLimiter[Literal["a", "b"]] lets type checkers refuse other names."""
+
+    _make_event = staticmethod(threading.Event)
 
     def limit(
         self,
@@ -556,10 +684,7 @@ class RateLimiter(_Limiter[N]):
         on_error, db: instead of the limiter's.
         """
         call = self._calls.limit("rl_limit", name, key, count, reserve, headers, config)
-        result = self._run(call, db, on_error, wait, reserve)
-        if throws and not result.ok:
-            raise RateLimitExceeded(name, result.retry_after, result.retry_at, result.headers)
-        return result
+        return _told(name, self._run(call, db, on_error, wait), throws)
 
     def check(
         self,
@@ -568,23 +693,25 @@ class RateLimiter(_Limiter[N]):
         *,
         count: float = 1,
         reserve: bool = False,
+        throws: bool = False,
         headers: HeaderStyle | None = None,
         config: Config | None = None,
         on_error: OnError | None = None,
         db: object = None,
     ) -> Result:
         """What limit would do, which takes nothing."""
-        return self._run(self._calls.limit("rl_check", name, key, count, reserve, headers, config), db, on_error)
+        call = self._calls.limit("rl_check", name, key, count, reserve, headers, config)
+        return _told(name, self._run(call, db, on_error), throws)
 
-    def reset(self, name: N, key: Key = "", *, db: object = None) -> bool:
+    def reset(self, name: N, key: Key = "", *, config: Config | None = None, db: object = None) -> bool:
         """Makes the limit full again; false if it was."""
-        return self._run(self._calls.reset(name, key), db)
+        return self._run(self._calls.reset(name, key, config), db)
 
     def credit(
         self,
         name: N,
-        key: Key,
-        count: float,
+        key: Key = "",
+        count: float = 1,
         *,
         taken_at: datetime | None = None,
         config: Config | None = None,
@@ -601,27 +728,27 @@ class RateLimiter(_Limiter[N]):
         self,
         requests: Iterable[Request],
         *,
+        wait: timedelta | float | None = None,
         throws: bool = False,
         headers: HeaderStyle | None = None,
         on_error: OnError | None = None,
         db: object = None,
-    ) -> Results:
+    ) -> AllResult:
         """Takes from all of the limits, or from none. headers: by rl_headers_all."""
-        results = self._run(self._calls.limit_all("rl_limit_all", requests, headers), db, on_error)
-        if throws and (limit := results.denied_by):
-            raise RateLimitExceeded(limit.name, limit.retry_after, limit.retry_at, results.headers)
-        return results
+        call = self._calls.limit_all("rl_limit_all", requests, headers)
+        return _told_all(self._run(call, db, on_error, wait), throws)
 
     def check_all(
         self,
         requests: Iterable[Request],
         *,
+        throws: bool = False,
         headers: HeaderStyle | None = None,
         on_error: OnError | None = None,
         db: object = None,
-    ) -> Results:
+    ) -> AllResult:
         """What limit_all would do, which takes nothing."""
-        return self._run(self._calls.limit_all("rl_check_all", requests, headers), db, on_error)
+        return _told_all(self._run(self._calls.limit_all("rl_check_all", requests, headers), db, on_error), throws)
 
     def acquire(
         self,
@@ -629,13 +756,18 @@ class RateLimiter(_Limiter[N]):
         key: Key = "",
         *,
         count: float = 1,
+        wait: timedelta | float | None = None,
+        throws: bool = False,
         config: Config | None = None,
         on_error: OnError | None = None,
         db: object = None,
     ) -> Lease:
-        """Takes slots of a concurrency limit: `with limiter.acquire(…) as lease:`, or look whether the lease is ok."""
+        """Takes slots of a concurrency limit: `with limiter.acquire(…) as lease:`, or look whether the lease is ok.
+
+        wait: seconds; since slots may be released at any time it looks again four times a second.
+        """
         call = self._calls.acquire(name, key, count, config)
-        return Lease(self, name, self._run(call, db, on_error), config, on_error, db)
+        return _granted(Lease(self, name, self._run(call, db, on_error, wait), config, on_error, db), throws)
 
     def extend(self, name: N, lease: str | None, *, config: Config | None = None, db: object = None) -> datetime | None:
         """Extends a lease that another process acquired; when it ends then, or None if it has."""
@@ -658,6 +790,7 @@ class RateLimiter(_Limiter[N]):
         on_exception: OnExpiry = "refund",
         reserve: bool = False,
         wait: timedelta | float | None = None,
+        throws: bool = False,
         config: Config | None = None,
         on_error: OnError | None = None,
         db: object = None,
@@ -670,12 +803,14 @@ class RateLimiter(_Limiter[N]):
         on_expiry, on_exception: what becomes of the tokens if the process dies, if the block ends with an exception.
         """
 
+        _check_otherwise(on_exception)
+
         def call(count: float, id: str | None, at_least: float | None) -> Call[Held]:
             return self._calls.hold(name, key, count, ttl, id, at_least, on_expiry, reserve, config)
 
-        held = self._run(call(count, id, at_least), db, on_error, wait, reserve)
+        held = self._run(call(count, id, at_least), db, on_error, wait)
         again = lambda more, id: call(_again(count, held, more), id, None)  # noqa: E731
-        return Hold(self, name, held, again, on_exception, on_error, db)
+        return _granted(Hold(self, name, held, again, on_exception, on_error, db), throws)
 
     def settle(self, hold: str | None, used: float | None = None, *, db: object = None) -> Result:
         """Settles a hold of one limit by its id, as Hold.settle does."""
@@ -690,6 +825,7 @@ class RateLimiter(_Limiter[N]):
         on_expiry: OnExpiry = "refund",
         on_exception: OnExpiry = "refund",
         wait: timedelta | float | None = None,
+        throws: bool = False,
         on_error: OnError | None = None,
         db: object = None,
     ) -> HoldAll:
@@ -697,15 +833,16 @@ class RateLimiter(_Limiter[N]):
 
         wait: holds nothing meanwhile; where only slots are missing it looks again four times a second.
         """
+        _check_otherwise(on_exception)
         requests = list(requests)
 
         def again(more: Iterable[Request] | None, id: str | None) -> Call[HeldAll]:
             return self._calls.hold_all(requests if more is None else more, ttl, id, on_expiry)
 
         held = self._run(again(None, id), db, on_error, wait) if requests else _NOTHING_HELD
-        return HoldAll(self, held, again, on_exception, on_error, db)
+        return _granted(HoldAll(self, held, again, on_exception, on_error, db), throws)
 
-    def settle_all(self, hold: str | None, used: Used | None = None, *, db: object = None) -> list[SettledLimit]:
+    def settle_all(self, hold: str | None, used: Used | None = None, *, db: object = None) -> list[SettleResult]:
         """Settles a hold of several limits by its id, as HoldAll.settle does."""
         return self._run(self._calls.settle_all(hold, used), db)
 
@@ -740,18 +877,19 @@ class RateLimiter(_Limiter[N]):
         db: object,
         on_error: OnError | None = None,
         wait: timedelta | float | None = None,
-        reserve: bool = False,
     ) -> T:
         on = database(self._where(db))
 
-        def make(step: _Query | _Pause | _Ask) -> Any:
+        def make(step: Step) -> Any:
             if isinstance(step, _Query):
                 return on.run(*step)
             if isinstance(step, _Ask):
                 return step.question(step.deadline)
+            if isinstance(step, _InLine):
+                return step.first.wait(step.seconds)
             time.sleep(step.seconds)
 
-        return drive(self._steps(call, on, on_error, wait, reserve), make)
+        return drive(self._steps(call, on, on_error, wait, id(self._where(db))), make)
 
 
 # Asynchronous: the same, with await.
@@ -760,6 +898,13 @@ class RateLimiter(_Limiter[N]):
 class _AsyncBlock(_Taken):
     async def __aenter__(self) -> Self:
         self._entered()
+        try:
+            if (seconds := self._begins_in()) > 0:
+                await asyncio.sleep(seconds)
+        except BaseException as error:
+            self._give_up()
+            await self.__aexit__(type(error), error, None)
+            raise
         return self
 
     async def __aexit__(
@@ -790,7 +935,7 @@ _ending: set[asyncio.Future[None]] = set()
 class _AsyncHoldBlock(_AsyncBlock, _Holding[U, A, M]):
     async def settle(self, used: U | None = None, *, db: object = None) -> A:
         """As that of Hold and HoldAll."""
-        if self._ended:
+        if self.id is None:
             return self._nothing
         settled: A = await self._limiter._run(self._settles(used), self._db if db is None else db)
         self._settled(db)
@@ -800,7 +945,9 @@ class _AsyncHoldBlock(_AsyncBlock, _Holding[U, A, M]):
         """As that of Hold and HoldAll."""
         if self.id is None:
             return self.ok
-        return self._extended(await self._limiter._run(self._again(more, self.id), self._db, self._on_error))
+        if self._is_settled():
+            return False
+        return self._extended(await self._limiter._run(self._extension(more), self._db, self._on_error))
 
 
 class AsyncLease(_Lent, _AsyncBlock):
@@ -809,9 +956,11 @@ class AsyncLease(_Lent, _AsyncBlock):
     async def extend(self) -> bool:
         if self.id is None:
             return self.ok
-        return self._extended(await self._limiter.extend(self.name, self.id, config=self._config, db=self._db))
+        return self._extended(await self._limiter.extend(self._name, self.id, config=self._config, db=self._db))
 
     async def release(self) -> bool:
+        if self.id is None:
+            return self.ok
         if self._ended:
             return False
         released: bool = await self._limiter._run(self._ending(False), self._db)
@@ -819,11 +968,11 @@ class AsyncLease(_Lent, _AsyncBlock):
         return released
 
 
-class AsyncHold(_Held, _AsyncHoldBlock[float, Union[Result, None], float]):
+class AsyncHold(_Held, _AsyncHoldBlock[float, Result, float]):
     """As Hold, with `async with`."""
 
 
-class AsyncHoldAll(_HeldAll, _AsyncHoldBlock[Used, "list[SettledLimit]", Iterable[Request]]):
+class AsyncHoldAll(_HeldAll, _AsyncHoldBlock[Used, "list[SettleResult]", Iterable[Request]]):
     """As HoldAll, with `async with`."""
 
 
@@ -865,6 +1014,8 @@ class AsyncRateLimiter(_Limiter[N]):
     """As RateLimiter, with the asynchronous connections. Its methods are awaited; acquire, hold and hold_all are
     awaited or entered by `async with`. Tasks may share it."""
 
+    _make_event = staticmethod(asyncio.Event)
+
     async def limit(
         self,
         name: N,
@@ -889,10 +1040,7 @@ class AsyncRateLimiter(_Limiter[N]):
         on_error, db: instead of the limiter's.
         """
         call = self._calls.limit("rl_limit", name, key, count, reserve, headers, config)
-        result = await self._run(call, db, on_error, wait, reserve)
-        if throws and not result.ok:
-            raise RateLimitExceeded(name, result.retry_after, result.retry_at, result.headers)
-        return result
+        return _told(name, await self._run(call, db, on_error, wait), throws)
 
     async def check(
         self,
@@ -901,23 +1049,25 @@ class AsyncRateLimiter(_Limiter[N]):
         *,
         count: float = 1,
         reserve: bool = False,
+        throws: bool = False,
         headers: HeaderStyle | None = None,
         config: Config | None = None,
         on_error: OnError | None = None,
         db: object = None,
     ) -> Result:
         """What limit would do, which takes nothing."""
-        return await self._run(self._calls.limit("rl_check", name, key, count, reserve, headers, config), db, on_error)
+        call = self._calls.limit("rl_check", name, key, count, reserve, headers, config)
+        return _told(name, await self._run(call, db, on_error), throws)
 
-    async def reset(self, name: N, key: Key = "", *, db: object = None) -> bool:
+    async def reset(self, name: N, key: Key = "", *, config: Config | None = None, db: object = None) -> bool:
         """Makes the limit full again; false if it was."""
-        return await self._run(self._calls.reset(name, key), db)
+        return await self._run(self._calls.reset(name, key, config), db)
 
     async def credit(
         self,
         name: N,
-        key: Key,
-        count: float,
+        key: Key = "",
+        count: float = 1,
         *,
         taken_at: datetime | None = None,
         config: Config | None = None,
@@ -934,27 +1084,28 @@ class AsyncRateLimiter(_Limiter[N]):
         self,
         requests: Iterable[Request],
         *,
+        wait: timedelta | float | None = None,
         throws: bool = False,
         headers: HeaderStyle | None = None,
         on_error: OnError | None = None,
         db: object = None,
-    ) -> Results:
+    ) -> AllResult:
         """Takes from all of the limits, or from none. headers: by rl_headers_all."""
-        results = await self._run(self._calls.limit_all("rl_limit_all", requests, headers), db, on_error)
-        if throws and (limit := results.denied_by):
-            raise RateLimitExceeded(limit.name, limit.retry_after, limit.retry_at, results.headers)
-        return results
+        call = self._calls.limit_all("rl_limit_all", requests, headers)
+        return _told_all(await self._run(call, db, on_error, wait), throws)
 
     async def check_all(
         self,
         requests: Iterable[Request],
         *,
+        throws: bool = False,
         headers: HeaderStyle | None = None,
         on_error: OnError | None = None,
         db: object = None,
-    ) -> Results:
+    ) -> AllResult:
         """What limit_all would do, which takes nothing."""
-        return await self._run(self._calls.limit_all("rl_check_all", requests, headers), db, on_error)
+        call = self._calls.limit_all("rl_check_all", requests, headers)
+        return _told_all(await self._run(call, db, on_error), throws)
 
     def acquire(
         self,
@@ -962,16 +1113,22 @@ class AsyncRateLimiter(_Limiter[N]):
         key: Key = "",
         *,
         count: float = 1,
+        wait: timedelta | float | None = None,
+        throws: bool = False,
         config: Config | None = None,
         on_error: OnError | None = None,
         db: object = None,
     ) -> Pending[AsyncLease]:
         """Takes slots of a concurrency limit: `async with limiter.acquire(…) as lease:`, or await it, and look whether
-        it is ok."""
+        it is ok.
+
+        wait: seconds; since slots may be released at any time it looks again four times a second.
+        """
         call = self._calls.acquire(name, key, count, config)
 
         async def start() -> AsyncLease:
-            return AsyncLease(self, name, await self._run(call, db, on_error), config, on_error, db)
+            lent = await self._run(call, db, on_error, wait)
+            return _granted(AsyncLease(self, name, lent, config, on_error, db), throws)
 
         return Pending(start)
 
@@ -998,6 +1155,7 @@ class AsyncRateLimiter(_Limiter[N]):
         on_exception: OnExpiry = "refund",
         reserve: bool = False,
         wait: timedelta | float | None = None,
+        throws: bool = False,
         config: Config | None = None,
         on_error: OnError | None = None,
         db: object = None,
@@ -1011,15 +1169,17 @@ class AsyncRateLimiter(_Limiter[N]):
         on_expiry, on_exception: what becomes of the tokens if the process dies, if the block ends with an exception.
         """
 
+        _check_otherwise(on_exception)
+
         def call(count: float, id: str | None, at_least: float | None) -> Call[Held]:
             return self._calls.hold(name, key, count, ttl, id, at_least, on_expiry, reserve, config)
 
         first = call(count, id, at_least)
 
         async def start() -> AsyncHold:
-            held = await self._run(first, db, on_error, wait, reserve)
+            held = await self._run(first, db, on_error, wait)
             again = lambda more, id: call(_again(count, held, more), id, None)  # noqa: E731
-            return AsyncHold(self, name, held, again, on_exception, on_error, db)
+            return _granted(AsyncHold(self, name, held, again, on_exception, on_error, db), throws)
 
         return Pending(start)
 
@@ -1036,6 +1196,7 @@ class AsyncRateLimiter(_Limiter[N]):
         on_expiry: OnExpiry = "refund",
         on_exception: OnExpiry = "refund",
         wait: timedelta | float | None = None,
+        throws: bool = False,
         on_error: OnError | None = None,
         db: object = None,
     ) -> Pending[AsyncHoldAll]:
@@ -1043,6 +1204,7 @@ class AsyncRateLimiter(_Limiter[N]):
 
         wait: holds nothing meanwhile; where only slots are missing it looks again four times a second.
         """
+        _check_otherwise(on_exception)
         requests = list(requests)
 
         def again(more: Iterable[Request] | None, id: str | None) -> Call[HeldAll]:
@@ -1052,11 +1214,11 @@ class AsyncRateLimiter(_Limiter[N]):
 
         async def start() -> AsyncHoldAll:
             held = await self._run(first, db, on_error, wait) if requests else _NOTHING_HELD
-            return AsyncHoldAll(self, held, again, on_exception, on_error, db)
+            return _granted(AsyncHoldAll(self, held, again, on_exception, on_error, db), throws)
 
         return Pending(start)
 
-    async def settle_all(self, hold: str | None, used: Used | None = None, *, db: object = None) -> list[SettledLimit]:
+    async def settle_all(self, hold: str | None, used: Used | None = None, *, db: object = None) -> list[SettleResult]:
         """Settles a hold of several limits by its id, as HoldAll.settle does."""
         return await self._run(self._calls.settle_all(hold, used), db)
 
@@ -1086,35 +1248,64 @@ class AsyncRateLimiter(_Limiter[N]):
         db: object,
         on_error: OnError | None = None,
         wait: timedelta | float | None = None,
-        reserve: bool = False,
     ) -> T:
         on = async_database(self._where(db))
 
-        async def make(step: _Query | _Pause | _Ask) -> Any:
+        async def make(step: Step) -> Any:
             if isinstance(step, _Query):
                 return await on.run(*step)
             if isinstance(step, _Ask):
                 return await asyncio.to_thread(step.question, step.deadline)
+            if isinstance(step, _InLine):
+                return await _waited(step.first, step.seconds)
             await asyncio.sleep(step.seconds)
 
-        return await drive_async(self._steps(call, on, on_error, wait, reserve), make)
+        where = id(asyncio.get_running_loop()), id(self._where(db))
+        return await drive_async(self._steps(call, on, on_error, wait, where), make)
 
     def _is_apart(self, db: object) -> bool:
         return async_database(self._where(db)).apart
 
 
-def number_of(used: Any) -> float | None:
-    """What was used, or all that was held (None) where it is no number from 0 on: the work is done, and is paid."""
-    if used is None:
-        return None
+def _told(name: str, result: Result, throws: bool) -> Result:
+    if throws and not result.ok:
+        raise RateLimitExceeded(name, result.retry_after, result.retry_at, result.headers)
+    return result
+
+
+def _told_all(result: AllResult, throws: bool) -> AllResult:
+    if throws and (denying := result.denied_by):
+        raise RateLimitExceeded(denying.name, denying.retry_after, denying.retry_at, result.headers)
+    return result
+
+
+def _is_count(used: Any) -> bool:
+    """Whether this can be settled: a number of tokens."""
+    if isinstance(used, str):
+        return False
     try:
-        number = float(used)
+        return 0 <= float(used) < math.inf
     except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not isinstance(used, str) and 0 <= number < math.inf:
-        return number
-    log.warning("used is %r; allowed: a number from 0 on: all that was held is settled", used)
-    return None
+        return False
+
+
+def _check_otherwise(on_exception: OnExpiry) -> None:
+    if on_exception not in ("refund", "charge"):
+        raise ValueError(f'on_exception is {on_exception!r}; allowed: "refund", "charge"')
+
+
+def _granted(taken: K, throws: bool) -> K:
+    if throws:
+        taken._entered()
+    return taken
+
+
+async def _waited(event: asyncio.Event, seconds: float) -> None:
+    task = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([task], timeout=seconds)
+    finally:
+        task.cancel()
 
 
 def _again(count: float, held: Held, more: float | None) -> float:

@@ -17,7 +17,7 @@ class Remembering(TypedDict, total=False):
     """How many denials are remembered (10,000), and for how many seconds at most (1)."""
 
     max: int
-    seconds: float
+    at_most: float
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Denials(Generic[T]):
 
     def __init__(self, given: Union[bool, Mapping[str, Any], None]) -> None:
         """given: the option remember_denials."""
-        fields = {"max": 10_000, "seconds": 1.0, **(given if isinstance(given, Mapping) else {})}
-        if given is not None and not isinstance(given, (bool, Mapping)) or set(fields) != {"max", "seconds"}:
-            raise ValueError(f'remember_denials is {given!r}; allowed: a bool, or a dict with "max" and "seconds"')
-        self._max, self._seconds = fields["max"], fields["seconds"]
-        if not (self._max >= 1 and self._seconds > 0):
-            raise ValueError(f"remember_denials is {given!r}; allowed: max of at least 1, seconds above 0")
+        fields = {"max": 10_000, "at_most": 1.0, **(given if isinstance(given, Mapping) else {})}
+        if given is not None and not isinstance(given, (bool, Mapping)) or set(fields) != {"max", "at_most"}:
+            raise ValueError(f'remember_denials is {given!r}; allowed: a bool, or a dict with "max" and "at_most"')
+        self._max, self._at_most = fields["max"], fields["at_most"]
+        if not (self._max >= 1 and self._at_most > 0):
+            raise ValueError(f"remember_denials is {given!r}; allowed: max of at least 1, at_most above 0, in seconds")
         self._on = bool(given)
         self._denials: OrderedDict[tuple[Any, ...], Denial[T]] = OrderedDict()
         # By the monotonic clock: when which were forgotten, the latest at the end; all of the others; any of them.
@@ -74,7 +74,7 @@ class Denials(Generic[T]):
         """began: before the call was sent, so that the denial ends here no later than there."""
         if not self._on or id is None:
             return
-        seconds = self._seconds if retry_after is None else min(retry_after, self._seconds)
+        seconds = self._at_most if retry_after is None else min(retry_after, self._at_most)
         with self._lock:
             self._denials[id] = Denial(count, began, began + seconds, answer)
             self._denials.move_to_end(id)

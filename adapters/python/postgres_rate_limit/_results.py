@@ -42,11 +42,13 @@ class Result:
 
 
 @dataclass(frozen=True)
-class LimitResult:
+class RequestResult:
     """What a call on several limits says of one of its requests."""
 
     name: str
     key: str
+    ok: bool
+    """Whether all were admitted."""
     allows: bool
     """Whether this request would be admitted without the others."""
     retry_after: float | None
@@ -57,11 +59,20 @@ class LimitResult:
 
 
 @dataclass(frozen=True)
-class Results:
-    """What a call on several limits has done, all or nothing. True if it was allowed; iterates over limits."""
+class HoldRequestResult(RequestResult):
+    """What a hold of several limits says of one of its requests."""
+
+    held: float | None
+    """Tokens, or slots, that it holds."""
+
+
+@dataclass(frozen=True)
+class AllResult:
+    """What a call on several limits has done, all or nothing. True if it was allowed; iterates over results."""
 
     ok: bool
-    limits: Sequence[LimitResult]
+    results: Sequence[RequestResult]
+    """In the order of the requests."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """As of Result."""
     error: BaseException | None = None
@@ -70,17 +81,17 @@ class Results:
     def __bool__(self) -> bool:
         return self.ok
 
-    def __iter__(self) -> Iterator[LimitResult]:
-        return iter(self.limits)
+    def __iter__(self) -> Iterator[RequestResult]:
+        return iter(self.results)
 
     @property
-    def denied_by(self) -> LimitResult | None:
+    def denied_by(self) -> RequestResult | None:
         """The request that denies with the longest wait; None if the call was allowed."""
-        return denied_by(self.ok, self.limits)
+        return denied_by(self.ok, self.results)
 
     @property
     def retry_after(self) -> float | None:
-        """Denied: seconds until all of the limits that deny admit their requests; None if one never can."""
+        """Denied: seconds until none of them denies; None if one always will."""
         return self.denied_by.retry_after if self.denied_by else None
 
     @property
@@ -89,7 +100,24 @@ class Results:
 
 
 @dataclass(frozen=True)
-class SettledLimit:
+class BorrowResult:
+    """What a call that may have asked no database knows. It is true if the call was allowed."""
+
+    ok: bool
+    """Whether the tokens were taken."""
+    retry_after: float | None
+    retry_at: datetime | None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Retry-After, if it was denied and can pass later."""
+    error: BaseException | None = None
+    """As of Result."""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+@dataclass(frozen=True)
+class SettleResult:
     """What the settlement of a hold on several limits says of one of them."""
 
     name: str
@@ -111,17 +139,27 @@ class Value(TypedDict):
 
 
 @dataclass(frozen=True)
+class Unsettled:
+    """What on_unsettled gets: a hold that was not settled by what was used."""
+
+    hold: str | None
+    """Its id."""
+    used: Any
+    """What settle or settle_all can be sent again with, for a day; None: all that was held."""
+    error: BaseException
+
+
+@dataclass(frozen=True)
 class Decision:
     """What on_decision gets, for a limit that a call takes tokens from or is denied by, or that it fails on."""
 
     name: str
-    ok: bool | None
-    """None: the call failed."""
+    ok: bool
     retry_after: float | None
     seconds: float
     """How long the call took, with its wait for a connection."""
     error: BaseException | None
-    """That of the driver, which shows no parameters. With ok true: the call went unchecked, by on_error="open"."""
+    """There was no decision: that of the driver, which shows no parameters. ok is true where the call failed open."""
     remembered: bool = False
     """Whether the process denied it without a call of the database, by remember_denials."""
 
@@ -178,10 +216,10 @@ def retry_header(retry_after: float | None) -> dict[str, str]:
 
 
 def aged(denial: Any, seconds: float) -> Any:
-    """A Result or Results, seconds later."""
-    if isinstance(denial, Results):
-        limits = [limit if limit.retry_after is None else _less(limit, seconds) for limit in denial.limits]
-        found = replace(denial, limits=limits)
+    """A Result or AllResult, seconds later."""
+    if isinstance(denial, AllResult):
+        results = [each if each.retry_after is None else _less(each, seconds) for each in denial.results]
+        found = replace(denial, results=results)
     else:
         found = denial if denial.retry_after is None else _less(denial, seconds)
     return replace(found, headers={name: _aged(name, text, found, seconds) for name, text in denial.headers.items()})
@@ -198,12 +236,17 @@ def _aged(name: str, text: str, denial: Any, seconds: float) -> str:
     return re.sub(r"(?<=;t=)\d+", lambda found: str(max(0, int(found[0]) - floor(seconds))), text)
 
 
-def denied_by(ok: bool, limits: Sequence[LimitResult]) -> LimitResult | None:
-    """The one of the limits that denies with the longest wait."""
+def denies(result: RequestResult) -> bool:
+    """Whether a request is one of those that deny."""
+    return not result.allows
+
+
+def denied_by(ok: bool, results: Sequence[RequestResult]) -> RequestResult | None:
+    """The one of the requests that denies with the longest wait."""
     if ok:
         return None
-    denying = [limit for limit in limits if not limit.allows]
-    return max(denying, key=lambda limit: inf if limit.retry_after is None else limit.retry_after, default=None)
+    denying = filter(denies, results)
+    return max(denying, key=lambda each: inf if each.retry_after is None else each.retry_after, default=None)
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

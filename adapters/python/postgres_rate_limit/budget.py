@@ -22,7 +22,7 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar, Union
 from postgres_rate_limit._calls import Key, Request, seconds_of
 from postgres_rate_limit._client import AsyncHoldAll, AsyncRateLimiter, HoldAll, OnExpiry, Pending, RateLimiter
 from postgres_rate_limit._configs import Config
-from postgres_rate_limit._results import chain, innermost
+from postgres_rate_limit._results import Unsettled, chain, innermost
 
 __all__ = ["Budget", "Limit", "ModelCall", "Unreported", "Unsettled", "Usage", "estimate_input"]
 
@@ -62,16 +62,6 @@ class Unreported:
     say what has come of a stream that broke or was ended: 0."""
     error: BaseException | None
     """What ended the call: a GeneratorExit or CancelledError, if its user did; None: nothing."""
-
-
-@dataclass(frozen=True)
-class Unsettled:
-    """What on_unsettled gets: a hold that could not be settled by what was used."""
-
-    hold: str | None
-    used: Any
-    """settle_all(hold, used) can be sent again; None: all that was held."""
-    error: BaseException
 
 
 Count = Union[float, Literal["tokens", "input_tokens", "output_tokens"], Callable[[Usage], float]]

@@ -425,7 +425,7 @@ class RateLimitStorage(_Shared, Storage, MovingWindowSupport, SlidingWindowCount
     on_error: "open" lets a request pass if the database can't answer it now, or not in time. Default: "closed".
     on_unchecked: is called with the error of such a hit. Default: it is logged, as a warning.
     remember_denials: what was denied is denied without a call of the database, for a second at most and no longer than
-        the limit does; a dict with max and seconds says how many denials and how long. Default: False.
+        the limit does; a dict with max and at_most says how many denials, and for how many seconds. Default: False.
     options: of the pool, such as max_size (10) and timeout (5 seconds), in which a call has a connection.
     """
 

@@ -12,7 +12,7 @@ on_error: "open" lets an item pass if the database can't answer now, or not in t
 on_unchecked: is called with the error of such an item. Default: it is logged, as a warning.
 timeout: seconds after which a call fails and its connection is closed. Default: with "open" 5, or else none.
 remember_denials: what was denied is denied without a call of the database, for a second at most; a dict with max and
-    seconds says how many denials and how long. Default: False.
+    at_most says how many denials, and for how many seconds. Default: False.
 schema: of the functions. Default: it is found.
 """
 
@@ -27,7 +27,7 @@ from pyrate_limiter import AbstractBucket, BucketFactory, Rate, RateItem
 from pyrate_limiter.abstracts.algorithm import Decision
 
 from postgres_rate_limit._calls import Request
-from postgres_rate_limit._results import Result, Results, Value
+from postgres_rate_limit._results import AllResult, Result, Value
 from postgres_rate_limit._stores import async_limiter_of, checked_name, limiter_of, stored_key
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class _Bucket(AbstractBucket):
     def _requests(self, count: int) -> list[Request]:
         return [{"name": name, "key": self._key, "count": count} for name in self._names]
 
-    def _put(self, item: RateItem, results: Results | None) -> bool:
+    def _put(self, item: RateItem, results: AllResult | None) -> bool:
         if results is None or results.ok:
             return self._record(item, Decision())
         denying = results.denied_by

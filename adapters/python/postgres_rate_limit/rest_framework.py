@@ -13,7 +13,7 @@ on_error: "open" lets a request pass if the database can't answer it now, or not
 on_unchecked: is called with the error of such a request. Default: it is logged, as a warning.
 timeout: seconds after which a call fails and its connection is closed. Default: with "open" 5, or else none.
 remember_denials: what was denied is denied without a call of the database, for a second at most; a dict with max and
-    seconds says how many denials and how long. Default: False.
+    at_most says how many denials, and for how many seconds. Default: False.
 schema: of the functions. Default: it is found.
 """
 

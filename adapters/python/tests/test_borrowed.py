@@ -237,7 +237,7 @@ def test_close_waits_for_what_is_being_returned(kind, make, left, name, db):
 
 
 def test_a_denial_is_thrown_waited_for_and_remembered(make, name, db):
-    local = make.borrow(make(fixed_window(3, DAY), remember_denials={"seconds": 3600}), **LONG)
+    local = make.borrow(make(fixed_window(3, DAY), remember_denials={"at_most": 3600}), **LONG)
     for _ in range(3):
         assert local.limit()
     assert not local.limit()

@@ -160,7 +160,7 @@ def test_every_call(kind, name):
         requests = [{"name": bucket, "key": user, "count": 4}, {"name": entries, "key": 8}, {"name": free}]
         both = client.limit_all(requests)
         assert both and [each.remaining for each in both] == [1, 4, None] and both.denied_by is None
-        assert (both.limits[0].name, both.limits[0].key, both.retry_after) == (bucket, str(user), None)
+        assert (both.results[0].name, both.results[0].key, both.retry_after) == (bucket, str(user), None)
         both = client.check_all(requests)
         assert not both and [each.allows for each in both] == [False, True, True] and both.denied_by.name == bucket
         assert both.retry_after == pytest.approx(3600, abs=60) and both.retry_at == both.denied_by.retry_at
@@ -184,7 +184,7 @@ def test_every_call(kind, name):
         assert client.extend(slots, other.id) > datetime.now(timezone.utc) and client.release(slots, other.id)
         assert client.extend(slots, other.id) is None and not client.release(slots, other.id) and not other.release()
         with client.acquire(free) as lease:
-            assert (lease.ok, lease.id, lease.extend(), lease.release()) == (True, None, True, False)
+            assert (lease.ok, lease.id, lease.extend(), lease.release()) == (True, None, True, True)
 
         told = client.limit(bucket, user, count=3, headers="ietf")
         assert set(told.headers) == {"RateLimit", "RateLimit-Policy", "Retry-After"}
@@ -225,7 +225,7 @@ async def test_every_call_with_await(kind, name):
         other = await client.acquire(slots, 7)
         assert await client.extend(slots, other.id) and await client.release(slots, other.id)
         async with client.acquire(free) as lease:
-            assert (lease.ok, lease.id, await lease.extend(), await lease.release()) == (True, None, True, False)
+            assert (lease.ok, lease.id, await lease.extend(), await lease.release()) == (True, None, True, True)
 
 
 async def test_the_value_of_a_limit(name, connection):
@@ -371,11 +371,6 @@ async def test_no_call_waits_in_a_transaction_with_await(kind, name):
     async with ASYNC_TRANSACTIONS[kind]() as db:
         with pytest.raises(RuntimeError, match="wait is given in a transaction"):
             await AsyncRateLimiter({name: TWO}, db=db).limit(name, wait=1)
-
-
-def test_a_reservation_does_not_wait(limiter, name):
-    with pytest.raises(ValueError, match="wait and reserve"):
-        limiter.limit(name, wait=1, reserve=True)
 
 
 # Definitions.
@@ -552,7 +547,7 @@ def test_a_lost_connection_is_the_drivers_error(name):
                 admin.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
                 client.limit(name)
             assert not isinstance(raised.value, (RateLimitExceeded, SetupError)), raised
-    assert [each.ok for each in told] == [True, None] * 3
+    assert [each.ok for each in told] == [True, False] * 3
     assert all(each.error is not None for each in told[1::2])
 
 
@@ -655,13 +650,12 @@ def test_on_decision(name, connection, caplog):
         (first, True),
         (first, False),
         (first, False),
-        (f"other {name}", True),
         (slots, True),
-        (first, None),
+        (first, False),
     ]
-    assert told[1].retry_after > 0 and told[0].retry_after is None and isinstance(told[5].error, psycopg.Error)
+    assert told[1].retry_after > 0 and told[0].retry_after is None and isinstance(told[4].error, psycopg.Error)
     assert all(0 < each.seconds < 60 for each in told) and "secret" not in repr(told)
-    assert caplog.text.count("on_decision failed") == 7 and "secret" not in caplog.text and names
+    assert caplog.text.count("on_decision failed") == 6 and "secret" not in caplog.text and names
 
 
 def test_threads_share_a_client(name):

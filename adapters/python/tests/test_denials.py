@@ -16,7 +16,7 @@ from postgres_rate_limit import HOUR, AsyncRateLimiter, RateLimiter, fixed_windo
 from postgres_rate_limit._denials import Denials
 
 TEN = fixed_window(10, HOUR, start="first request")
-LONG = {"seconds": 3600}
+LONG = {"at_most": 3600}
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_it_ends_with_the_denial_or_before(name, db, requests):
     while not client.limit(name, count=3):
         assert time.monotonic() < ends + 60
     assert time.monotonic() < ends + 60
-    shortly = RateLimiter({name: TEN}, db=db, remember_denials={"seconds": 0.01, "max": 5})
+    shortly = RateLimiter({name: TEN}, db=db, remember_denials={"at_most": 0.01, "max": 5})
     shortly.limit(name, "short", count=10)
     for _ in range(2):
         requests()
@@ -84,7 +84,7 @@ def test_what_the_client_itself_gives_back_is_noticed(name, db):
 
 @pytest.mark.parametrize("forgets", [("n", "a"), None])
 def test_a_denial_of_a_call_that_was_sent_before_a_reset_is_not_remembered(forgets):
-    denials = Denials({"max": 3, "seconds": 60})
+    denials = Denials({"max": 3, "at_most": 60})
     of_limit, of_other, of_list = (("n", "a"), "limit"), (("n", "b"), "limit"), (None, "all")
     sent = time.monotonic()
     denials.add(of_other, 1, sent, None, "denied")
@@ -124,7 +124,7 @@ def test_a_denial_that_comes_after_a_reset_is_not_remembered(name, db, monkeypat
 
 
 def test_a_reset_takes_no_longer_with_many_denials():
-    denials = Denials({"max": 10_000, "seconds": 60})
+    denials = Denials({"max": 10_000, "at_most": 60})
     for key in range(10_000):
         denials.add((("n", str(key)), "limit"), 1, time.monotonic(), None, "denied")
     began = time.thread_time()
@@ -170,7 +170,7 @@ async def test_with_await(name, requests):
 
 
 def test_the_least_recently_used_goes():
-    denials = Denials({"max": 2, "seconds": 60})
+    denials = Denials({"max": 2, "at_most": 60})
     for id in ("a", "b"):
         denials.add((id,), 1, time.monotonic(), None, id)
     assert denials.find(("a",), 1) and denials.find(("a",), 0.5) is None

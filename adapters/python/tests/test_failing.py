@@ -460,7 +460,7 @@ def test_a_storage_says_what_it_takes(create):
     ]:
         with pytest.raises(ConfigurationError, match=message):
             create(**options)
-    for options in ({"on_error": "ajar"}, {"timeout": 0}, {"remember_denials": {"seconds": 0}}):
+    for options in ({"on_error": "ajar"}, {"timeout": 0}, {"remember_denials": {"at_most": 0}}):
         with pytest.raises(ValueError, match=next(iter(options))):
             RateLimiter({}, **options)
 

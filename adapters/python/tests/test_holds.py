@@ -59,7 +59,7 @@ def test_a_hold_is_settled_once(kind, name, limiter, left):
         )
         settled = hold.settle(5)
         assert settled.ok and settled.remaining == left() == 5
-        assert hold.settle(5) is None and not limiter.settle(hold.id, 5) and left() == 5
+        assert not hold.settle(5) and not limiter.settle(hold.id, 5) and left() == 5
 
 
 def test_the_end_of_a_block(name, limiter, left):
@@ -172,7 +172,7 @@ def test_several_limits(names, limiter, left):
     first, second = names
     requests = [{"name": first, "key": "ada", "count": 4}, {"name": second, "key": "ada", "count": 8}]
     hold = limiter.hold_all(requests, ttl=60)
-    assert hold and list(hold.held) == [4, 8] and [each.remaining for each in hold.limits] == [6, 2]
+    assert hold and [(each.held, each.remaining) for each in hold.results] == [(4, 6), (8, 2)]
     assert [each.name for each in hold.settle({second: 5})] == [first, second] if first < second else True
     assert (left(first), left(second)) == (6, 5) and hold.settle() == [] and limiter.settle_all(hold.id) == []
     denied = limiter.hold_all(requests)
@@ -240,7 +240,8 @@ def test_a_call_waits_for_holds_of_several_limits_and_keeps_nothing_meanwhile(na
     requests = [{"name": each, "count": 10} for each in names]
     client.hold(name, count=10, ttl=0.3)
     with client.hold_all(requests, wait=60) as hold:
-        assert hold.held == [10, 10] and {each.ok for each in told if each.name == name} == {True, False}
+        assert [each.held for each in hold.results] == [10, 10]
+        assert {each.ok for each in told if each.name == name} == {True, False}
         assert not client.hold_all(requests, wait=1)  # which comes in ten minutes
         hold.settle(0)
     assert not client.hold_all([{"name": name, "count": 11}], wait=60)  # which never comes
@@ -253,11 +254,126 @@ def test_a_call_that_waits_gets_a_slot_that_is_released(names, db):
     first = client.hold_all(requests)
     threading.Timer(0.1, lambda: first.settle(0)).start()
     with client.hold_all(requests, wait=60) as second:
-        assert second.held == [1, 1]
+        assert [each.held for each in second.results] == [1, 1]
         began = time.monotonic()
         assert not client.hold_all(requests, wait=0.3) and time.monotonic() - began >= 0.3
         client.limit(other, count=9)
         assert not client.hold_all(requests, wait=60), "no look at slots brings the tokens of a day"
+
+
+def test_a_lease_is_waited_for(name, db):
+    client = RateLimiter({name: concurrency(1, HOUR)}, db=db)
+    first = client.acquire(name, "ada")
+    threading.Timer(0.1, first.release).start()
+    with client.acquire(name, "ada", wait=60, throws=True):
+        with pytest.raises(RateLimitExceeded) as raised:
+            client.acquire(name, "ada", wait=0.3, throws=True)
+        assert raised.value.name == name and raised.value.retry_after > 60
+        # No wait frees more slots than there are; and it ends.
+        assert client.acquire(name, "ada", count=2, wait=60).retry_after is None
+
+
+class Slots:
+    """A database of slots: how many are free, and how many calls ask at once."""
+
+    def __init__(self):
+        self.free, self.running, self.most = 0, 0, 0
+
+    def begins(self, sql):
+        if "rl_release" in sql:
+            self.free += 1
+            return [[True]]
+        self.running += 1
+        self.most = max(self.most, self.running)
+
+    def ends(self):
+        self.running -= 1
+        ok = self.free > 0
+        self.free -= ok
+        return [[ok, "a" if ok else None, None, None if ok else 0.05, None, 0, 1]]
+
+
+def test_of_those_that_wait_for_the_slots_of_a_key_the_first_asks_for_all(name):
+    slots, came, lock = Slots(), [], threading.Lock()
+
+    def query(sql, values):
+        with lock:
+            if rows := slots.begins(sql):
+                return rows
+        time.sleep(0.002)
+        with lock:
+            return slots.ends()
+
+    client = RateLimiter({name: concurrency(1, HOUR)}, db=query, schema="public")
+
+    def work(n, key="k", wait=60.0):
+        with client.acquire(name, key, wait=wait):
+            came.append(n)
+
+    def denied():
+        with pytest.raises(RateLimitExceeded):
+            work("late", wait=0.1)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(10)]
+    threads += [threading.Thread(target=denied), threading.Thread(target=work, args=("other", "another"))]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.005)
+    threads[10].join()
+    slots.free = 2
+    for thread in threads:
+        thread.join()
+    assert [n for n in came if n != "other"] == list(range(10))
+    assert slots.most <= 3, "of each key the first, and one whose time has ended"
+
+
+async def test_of_those_that_wait_with_await_the_first_asks_for_all(name):
+    slots, came = Slots(), []
+
+    async def query(sql, values):
+        if rows := slots.begins(sql):
+            return rows
+        await asyncio.sleep(0.002)
+        return slots.ends()
+
+    client = AsyncRateLimiter({name: concurrency(1, HOUR)}, db=query, schema="public")
+
+    async def work(n, wait=60.0):
+        async with client.acquire(name, "k", wait=wait):
+            came.append(n)
+
+    tasks = [asyncio.create_task(work(n)) for n in range(10)]
+    late = asyncio.create_task(work("late", wait=0.1))
+    with pytest.raises(RateLimitExceeded):
+        await late
+    tasks[3].cancel()
+    slots.free = 1
+    await asyncio.wait(tasks)
+    assert came == [0, 1, 2, 4, 5, 6, 7, 8, 9] and slots.most <= 2
+
+
+def test_reserved_work_that_is_given_up_gives_its_tokens_back(name, db, monkeypatch):
+    client = RateLimiter({name: token_bucket(10, DAY, capacity=1)}, db=db)
+    client.limit(name)
+
+    def interrupted(seconds):
+        assert seconds > 60
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "sleep", interrupted)
+        with pytest.raises(KeyboardInterrupt), client.hold(name, reserve=True, on_exception="charge"):
+            pytest.fail("it was entered")
+    assert client.check(name, count=0).remaining == pytest.approx(0, abs=0.1)
+
+
+async def test_reserved_work_that_is_cancelled_gives_its_tokens_back(name):
+    async with ASYNC_ALONE["asyncpg Pool"]() as pool:
+        client = AsyncRateLimiter({name: token_bucket(10, DAY, capacity=1)}, db=pool)
+        await client.limit(name)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(client.hold(name, reserve=True).__aenter__(), 0.2)
+        assert (await client.check(name, count=0)).remaining == pytest.approx(0, abs=0.1)
 
 
 @pytest.mark.parametrize("kind", ASYNC_ALONE)
@@ -270,7 +386,7 @@ async def test_a_call_waits_for_holds_of_several_limits_with_await(kind, names):
         waits = asyncio.create_task(client.hold_all(requests, wait=60).__aenter__())
         await asyncio.sleep(0.1)
         await first.settle(0)
-        assert (await waits).held == [1, 1]
+        assert [each.held for each in (await waits).results] == [1, 1]
 
 
 def test_the_example(name, db):

@@ -14,11 +14,11 @@ from fastapi.testclient import TestClient
 
 from postgres_rate_limit import (
     HOUR,
-    LimitResult,
+    AllResult,
     RateLimiter,
     RateLimitExceeded,
+    RequestResult,
     Result,
-    Results,
     address_key,
     fixed_window,
     too_many_requests,
@@ -38,7 +38,7 @@ NEVER = Result(False, None, None, 5, 10, None, {"RateLimit": '"b";r=5'})
 
 
 def denied(name, retry_after):
-    return LimitResult(name, "", False, retry_after, None, 0, 10, None)
+    return RequestResult(name, "", False, False, retry_after, None, 0, 10, None)
 
 
 def test_a_denial_is_429_with_its_headers():
@@ -52,7 +52,7 @@ def test_what_never_passes_has_no_retry_after():
     assert too_many_requests(NEVER)["headers"] == {"RateLimit": '"b";r=5'}
     assert too_many_requests(RateLimitExceeded("a"))["headers"] == {}
     assert too_many_requests(RateLimitExceeded("a", None, None, {"Retry-After": "0"}))["headers"] == {}
-    assert too_many_requests(Results(False, [denied("a", 3), denied("b", None)]))["headers"] == {}
+    assert too_many_requests(AllResult(False, [denied("a", 3), denied("b", None)]))["headers"] == {}
 
 
 def test_of_several_the_longest_wait_counts():
@@ -67,7 +67,7 @@ def test_of_several_the_longest_wait_counts():
         "RateLimit": '"a";r=0;t=13, "b";r=5',
         "RateLimit-Policy": '"a";q=10;w=60',
     }
-    assert too_many_requests(Results(False, [denied("a", 3), denied("b", 7.5)]))["headers"] == {"Retry-After": "8"}
+    assert too_many_requests(AllResult(False, [denied("a", 3), denied("b", 7.5)]))["headers"] == {"Retry-After": "8"}
     if sys.version_info >= (3, 11):
         group = ExceptionGroup(
             "of a TaskGroup", [RateLimitExceeded("a", 3), ExceptionGroup("", [RateLimitExceeded("b", 7)])]

@@ -16,6 +16,7 @@ from postgres_rate_limit import (
     Lease,
     RateLimiter,
     RateLimitExceeded,
+    RequestResult,
     Result,
     concurrency,
     fixed_window,
@@ -47,7 +48,8 @@ def right(user: UUID) -> None:
     with limiter.hold("sendMessage", "ada", ttl=timedelta(minutes=1)) as hold:
         hold.used = 3
     results = limiter.limit_all([{"name": "sendMessage", "key": user, "count": 2}])
-    print(wait, at, [each.allows for each in results], limiter.value("sendMessage")["blockedUntil"])
+    denying: RequestResult | None = results.denied_by
+    print(wait, at, denying, [each.allows for each in results.results], limiter.value("sendMessage")["blockedUntil"])
     RateLimiter(LIMITS, on_decision=log)
 
 
