@@ -69,7 +69,7 @@ CREATE TYPE @extschema@.rl_stats_result AS (
 COMMENT ON TYPE @extschema@.rl_stats_result IS 'result of rl_stats, for one name';
 
 CREATE TYPE @extschema@.rl_top_denied_result AS (
-    name text, key text, denied bigint, error bigint
+    name text, key text, denied bigint, overcount bigint
 );
 COMMENT ON TYPE @extschema@.rl_top_denied_result IS 'result of rl_top_denied, for one name and key';
 
@@ -82,7 +82,8 @@ CREATE TYPE @extschema@.rl_memory_result AS (
 COMMENT ON TYPE @extschema@.rl_memory_result IS 'result of rl_memory';
 
 CREATE TYPE @extschema@.rl_calculate_result AS (
-    ok boolean, retry_after double precision, retry_at timestamptz, remaining double precision, state jsonb
+    ok boolean, retry_after double precision, retry_at timestamptz, remaining double precision,
+    capacity double precision, reset_at timestamptz, state jsonb
 );
 COMMENT ON TYPE @extschema@.rl_calculate_result IS 'result of rl_calculate';
 

@@ -1,4 +1,4 @@
--- Privileges: only the database's owner, and the role that installs, can call and grant. The pure functions (builders, rl_calculate, rl_replay, rl_key, rl_address_key) stay open.
+-- Privileges: only the database's owner, and the role that installs, can call and grant. The pure functions (builders, rl_calculate, rl_replay, rl_key, rl_address_key, rl_version) stay open.
 
 -- Takes back what default privileges granted on the new objects. REVOKE adds the rest to the initial privileges,
 -- which have none of these objects yet.
@@ -44,7 +44,7 @@ $$;
 REVOKE ALL ON FUNCTION
     @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_take, @extschema@.rl_credit, @extschema@.rl_limit_all,
     @extschema@.rl_hold, @extschema@.rl_settle, @extschema@.rl_hold_all, @extschema@.rl_settle_all,
-    @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_all, @extschema@.rl_define,
+    @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_keys, @extschema@.rl_define,
     @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers, @extschema@.rl_headers_all,
     @extschema@.rl_trigger, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
     @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_value,
@@ -54,7 +54,7 @@ REVOKE ALL ON FUNCTION
 GRANT EXECUTE ON FUNCTION
     @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_take, @extschema@.rl_credit, @extschema@.rl_limit_all,
     @extschema@.rl_hold, @extschema@.rl_settle, @extschema@.rl_hold_all, @extschema@.rl_settle_all,
-    @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_all, @extschema@.rl_define,
+    @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_keys, @extschema@.rl_define,
     @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers, @extschema@.rl_headers_all,
     @extschema@.rl_trigger, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
     @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_value,

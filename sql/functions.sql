@@ -25,15 +25,16 @@ AS 'MODULE_PATHNAME', 'rl_check';
 COMMENT ON FUNCTION @extschema@.rl_check IS 'reports whether rl_limit would succeed; takes no tokens, locks and writes nothing';
 
 CREATE FUNCTION @extschema@.rl_take(
-    name text, key text DEFAULT '', at_most double precision DEFAULT 1, at_least double precision DEFAULT 1,
+    name text, key text DEFAULT '', count double precision DEFAULT 1, at_least double precision DEFAULT 1,
     throws boolean DEFAULT false, config jsonb DEFAULT NULL)
 RETURNS @extschema@.rl_take_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_take';
-COMMENT ON FUNCTION @extschema@.rl_take IS 'takes as many tokens as a rate limit has, up to at_most, or none if it has fewer than at_least; returns how many';
+COMMENT ON FUNCTION @extschema@.rl_take IS 'takes as many tokens as a rate limit has, up to count, or none if it has fewer than at_least; returns how many';
 
 CREATE FUNCTION @extschema@.rl_credit(
-    name text, key text, count double precision, taken_at timestamptz DEFAULT NULL, config jsonb DEFAULT NULL)
+    name text, key text DEFAULT '', count double precision DEFAULT 1, taken_at timestamptz DEFAULT NULL,
+    config jsonb DEFAULT NULL)
 RETURNS @extschema@.rl_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_credit';
@@ -68,7 +69,7 @@ CREATE FUNCTION @extschema@.rl_settle(hold text, used double precision DEFAULT N
 RETURNS @extschema@.rl_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_settle';
-COMMENT ON FUNCTION @extschema@.rl_settle IS 'ends a hold: gives back what was not used, or takes what was used beyond it; used NULL: all of it; ok is false if there is no such hold';
+COMMENT ON FUNCTION @extschema@.rl_settle IS 'ends a hold: gives back what was not used, or takes what was used beyond it; used NULL: all of it; ok is false if there is no such hold, true without one';
 
 CREATE FUNCTION @extschema@.rl_hold_all(
     requests jsonb, ttl interval DEFAULT '10 minutes', id text DEFAULT NULL, on_expiry text DEFAULT 'refund',
@@ -98,13 +99,13 @@ CREATE FUNCTION @extschema@.rl_extend(lease text, config jsonb DEFAULT NULL)
 RETURNS timestamptz
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_extend';
-COMMENT ON FUNCTION @extschema@.rl_extend IS 'extends a lease to its full ttl from now; returns when it expires, NULL if it had expired or was released';
+COMMENT ON FUNCTION @extschema@.rl_extend IS 'extends a lease to its full ttl from now; returns when it expires, NULL if it had expired or was released; without a lease the latest time';
 
 CREATE FUNCTION @extschema@.rl_release(lease text, config jsonb DEFAULT NULL)
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_release';
-COMMENT ON FUNCTION @extschema@.rl_release IS 'releases the slots of a lease; false if it had expired or was released';
+COMMENT ON FUNCTION @extschema@.rl_release IS 'releases the slots of a lease; false if it had expired or was released; true without a lease';
 
 -- Named limits.
 
@@ -185,11 +186,11 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_reset';
 COMMENT ON FUNCTION @extschema@.rl_reset IS 'makes a rate limit full again and cancels its debt; false if there was nothing to reset';
 
-CREATE FUNCTION @extschema@.rl_reset_all(name text)
+CREATE FUNCTION @extschema@.rl_reset_keys(name text)
 RETURNS bigint
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
-AS 'MODULE_PATHNAME', 'rl_reset_all';
-COMMENT ON FUNCTION @extschema@.rl_reset_all IS 'makes a rate limit full again for every key; returns how many were reset';
+AS 'MODULE_PATHNAME', 'rl_reset_keys';
+COMMENT ON FUNCTION @extschema@.rl_reset_keys IS 'makes a rate limit full again for every key; returns how many were reset';
 
 CREATE FUNCTION @extschema@.rl_forget(key text)
 RETURNS bigint
@@ -205,11 +206,13 @@ COMMENT ON FUNCTION @extschema@.rl_prune IS 'gives back the tokens of expired ho
 
 -- The current state of limits.
 
-CREATE FUNCTION @extschema@.rl_status(name text DEFAULT NULL, key text DEFAULT NULL)
+CREATE FUNCTION @extschema@.rl_status(
+    name text DEFAULT NULL, key text DEFAULT NULL, limited boolean DEFAULT false, max_rows integer DEFAULT NULL,
+    after_name text DEFAULT NULL, after_key text DEFAULT NULL)
 RETURNS SETOF @extschema@.rl_status_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_status';
-COMMENT ON FUNCTION @extschema@.rl_status IS 'current state of the rate limits in use, one row per name and key; of one name or key if given';
+COMMENT ON FUNCTION @extschema@.rl_status IS 'current state of the rate limits in use, one row per name and key, in their order; of one name or key if given; limited: only of keys that are denied now; at most max_rows, after the last name and key of the page before';
 
 CREATE FUNCTION @extschema@.rl_value(name text, key text DEFAULT '', config jsonb DEFAULT NULL)
 RETURNS jsonb
@@ -235,7 +238,7 @@ CREATE FUNCTION @extschema@.rl_top_denied(name text DEFAULT NULL, max_rows integ
 RETURNS SETOF @extschema@.rl_top_denied_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_top_denied';
-COMMENT ON FUNCTION @extschema@.rl_top_denied IS 'most-denied keys of one rate limit, or of all; the exact number of denials is from denied - error to denied';
+COMMENT ON FUNCTION @extschema@.rl_top_denied IS 'most-denied keys of one rate limit, or of all; the exact number of denials is from denied - overcount to denied';
 
 CREATE FUNCTION @extschema@.rl_memory()
 RETURNS @extschema@.rl_memory_result
@@ -251,12 +254,11 @@ COMMENT ON FUNCTION @extschema@.rl_save IS 'saves limits in memory to the table 
 -- Outcomes as HTTP headers.
 
 CREATE FUNCTION @extschema@.rl_headers(
-    name text, result @extschema@.rl_result, style text DEFAULT 'ietf', config jsonb DEFAULT NULL,
-    key text DEFAULT NULL)
+    name text, result record, key text DEFAULT '', style text DEFAULT 'ietf', config jsonb DEFAULT NULL)
 RETURNS jsonb
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_headers';
-COMMENT ON FUNCTION @extschema@.rl_headers IS 'HTTP headers for the result of a call; style ietf, github or postgrest';
+COMMENT ON FUNCTION @extschema@.rl_headers IS 'HTTP headers for the result of a call, any row with its columns; style ietf, github or postgrest';
 
 CREATE FUNCTION @extschema@.rl_headers_all(results jsonb, style text DEFAULT 'ietf')
 RETURNS jsonb
@@ -308,7 +310,8 @@ COMMENT ON FUNCTION @extschema@.rl_replay IS 'window function: replays a log of 
 
 CREATE FUNCTION @extschema@.rl_token_bucket(
     rate double precision, period interval, capacity double precision DEFAULT NULL,
-    max_reserved double precision DEFAULT NULL, shards integer DEFAULT NULL)
+    max_reserved double precision DEFAULT NULL, shards integer DEFAULT NULL,
+    keyed boolean DEFAULT NULL, store text DEFAULT NULL, save interval DEFAULT NULL, enforce boolean DEFAULT NULL)
 RETURNS jsonb
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_token_bucket';
@@ -317,32 +320,46 @@ COMMENT ON FUNCTION @extschema@.rl_token_bucket IS 'config of a token bucket: ra
 CREATE FUNCTION @extschema@.rl_fixed_window(
     rate double precision, period interval, capacity double precision DEFAULT NULL,
     max_reserved double precision DEFAULT NULL, shards integer DEFAULT NULL, start timestamptz DEFAULT NULL,
-    first_request boolean DEFAULT NULL, timezone text DEFAULT NULL)
+    first_request boolean DEFAULT NULL, timezone text DEFAULT NULL, overage boolean DEFAULT NULL,
+    keyed boolean DEFAULT NULL, store text DEFAULT NULL, save interval DEFAULT NULL, enforce boolean DEFAULT NULL)
 RETURNS jsonb
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_fixed_window';
 COMMENT ON FUNCTION @extschema@.rl_fixed_window IS 'config of a fixed window: rate tokens are added at the start of each window, up to capacity';
 
-CREATE FUNCTION @extschema@.rl_sliding_window(rate double precision, period interval)
+CREATE FUNCTION @extschema@.rl_sliding_window(
+    rate double precision, period interval,
+    keyed boolean DEFAULT NULL, store text DEFAULT NULL, save interval DEFAULT NULL, enforce boolean DEFAULT NULL)
 RETURNS jsonb
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_sliding_window';
 COMMENT ON FUNCTION @extschema@.rl_sliding_window IS 'config of a sliding window: about rate tokens in any period, from two counters';
 
-CREATE FUNCTION @extschema@.rl_sliding_log(rate double precision, period interval)
+CREATE FUNCTION @extschema@.rl_sliding_log(
+    rate double precision, period interval, keyed boolean DEFAULT NULL, enforce boolean DEFAULT NULL)
 RETURNS jsonb
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_sliding_log';
 COMMENT ON FUNCTION @extschema@.rl_sliding_log IS 'config of a sliding log: at most rate tokens in any period, exactly';
 
-CREATE FUNCTION @extschema@.rl_concurrency(slots integer, ttl interval)
+CREATE FUNCTION @extschema@.rl_concurrency(
+    slots integer, ttl interval,
+    keyed boolean DEFAULT NULL, store text DEFAULT NULL, save interval DEFAULT NULL, enforce boolean DEFAULT NULL)
 RETURNS jsonb
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_concurrency';
 COMMENT ON FUNCTION @extschema@.rl_concurrency IS 'config of a concurrency limit: at most slots leases at a time, each of which expires after ttl';
 
-CREATE FUNCTION @extschema@.rl_unlimited()
+CREATE FUNCTION @extschema@.rl_unlimited(keyed boolean DEFAULT NULL)
 RETURNS jsonb
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_unlimited';
 COMMENT ON FUNCTION @extschema@.rl_unlimited IS 'config without a limit, for exempt keys and names';
+
+-- What is there.
+
+CREATE FUNCTION @extschema@.rl_version()
+RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN '1.0.0';
+COMMENT ON FUNCTION @extschema@.rl_version IS 'version of the rate limiter';

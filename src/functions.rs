@@ -59,7 +59,7 @@ pub const DECLARED: &[crate::declaration::declared::Declaration] = &[
     prune::rl_prune,
     replay::rl_replay,
     reset::rl_reset,
-    reset::rl_reset_all,
+    reset::rl_reset_keys,
     several::rl_check_all,
     several::rl_limit_all,
     stats::rl_memory,

@@ -56,7 +56,7 @@ class RateLimitStore
         FROM @rl_value($1::text, $2::text, #{CONFIG}) AS v) AS found
   SQL
   DELETE = "SELECT @rl_reset($1::text, $2::text)::int"
-  CLEAR = "SELECT @rl_reset_all($1::text)"
+  CLEAR = "SELECT @rl_reset_keys($1::text)"
 
   # SQLSTATEs that say "not now": a server that is a standby, full, starting or stopping; too many connections; a
   # time-out inside it.

@@ -65,8 +65,8 @@ BEGIN
         RAISE EXCEPTION '% belongs to another role', stranger
             USING HINT = 'Run this file as its owner, or install into another schema.';
     END IF;
-    IF to_regclass('ratelimit.rl_version') IS NOT NULL THEN
-        EXECUTE 'SELECT max(version) FROM ONLY ratelimit.rl_version' INTO installed;
+    IF to_regclass('ratelimit.rl_installed') IS NOT NULL THEN
+        EXECUTE 'SELECT max(version) FROM ONLY ratelimit.rl_installed' INTO installed;
         IF installed > version THEN
             RAISE EXCEPTION 'version % is installed, and this file is version %', installed, version
                 USING HINT = 'Run the newer file.';

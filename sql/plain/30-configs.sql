@@ -197,7 +197,7 @@ BEGIN
     END IF;
     SELECT k.kind, k.fields INTO l.kind, fields FROM ratelimit._all_kinds() k WHERE to_jsonb(k.kind) = config -> 'kind';
     PERFORM ratelimit._check_fields(config, l.kind, fields);
-    l.enforce := true; l.keyed := false; l.overage := false; l.first_request := false;
+    l.enforce := true; l.keyed := NULL; l.overage := false; l.first_request := false;
     IF is_calendar THEN l.first_date := ratelimit._first_date(config -> 'start'); END IF;
     FOREACH field IN ARRAY fields || '{"",store,save,applyUpdates,enforce,keyed}'::text[] LOOP
         IF field = '' AND l.overage AND config ? 'maxReserved' THEN
@@ -251,7 +251,7 @@ BEGIN
     PERFORM ratelimit._check_support(config);
     l.tolerance := 1e-9 * greatest(l.capacity, 1);
     l.usual := l.kind IN ('token bucket', 'fixed window') AND l.enforce AND l.zone IS NULL
-        AND NOT (l.keyed OR l.overage OR l.first_request)
+        AND NOT (l.keyed IS NOT NULL OR l.overage OR l.first_request)
         AND l.rate > 1e-200 AND l.capacity * l.period < 1e17 * l.rate; -- full again within the times of a bigint
     IF l.kind = 'fixed window' THEN l.adds := least(l.rate, l.capacity); END IF;
     RETURN l;
@@ -331,7 +331,9 @@ $$;
 -- Builds a config from arguments, and checks it.
 CREATE OR REPLACE FUNCTION ratelimit._build(kind text, rate double precision, period interval,
     capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL, shards int DEFAULT NULL,
-    start timestamptz DEFAULT NULL, first_request boolean DEFAULT NULL, zone text DEFAULT NULL)
+    start timestamptz DEFAULT NULL, first_request boolean DEFAULT NULL, zone text DEFAULT NULL,
+    overage boolean DEFAULT NULL, keyed boolean DEFAULT NULL, store text DEFAULT NULL, save interval DEFAULT NULL,
+    enforce boolean DEFAULT NULL)
 RETURNS jsonb IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
     rate_field CONSTANT text := CASE kind WHEN 'concurrency' THEN 'slots' ELSE 'rate' END;
@@ -348,7 +350,9 @@ BEGIN
     IF period IS NULL THEN PERFORM ratelimit._null(period_field); END IF;
     IF start IN ('infinity', '-infinity') THEN PERFORM ratelimit._bad('start', 'infinite', 'a finite time'); END IF;
     IF octet_length(zone) > 10000 THEN
-        PERFORM ratelimit._bad('timezone', octet_length(zone) || ' bytes long', 'the IANA name of a time zone');
+        PERFORM ratelimit._bad('timezone', octet_length(zone) || ' bytes long', 'at most 10000 bytes');
+    ELSIF octet_length(store) > 10000 THEN
+        PERFORM ratelimit._bad('store', octet_length(store) || ' bytes long', 'at most 10000 bytes');
     END IF;
     IF start IS NOT NULL AND first_request THEN
         PERFORM ratelimit._bad_config('"start" and "first_request" are both given', 'one of the two', kind, calendar);
@@ -371,7 +375,7 @@ BEGIN
         'capacity', ratelimit._number(capacity), 'maxReserved', ratelimit._number(max_reserved), 'shards', shards,
         'start', CASE WHEN first_request THEN to_jsonb('first request'::text)
             WHEN zone IS NULL THEN to_jsonb(trim_scale(ratelimit._us(start)::numeric / 1000)) END,
-        'timezone', zone));
+        'timezone', zone, 'overage', overage, 'keyed', keyed, 'store', store, 'save', save::text, 'enforce', enforce));
     IF start IS NOT NULL AND zone = ANY (ratelimit._zones()) THEN
         config := config || jsonb_build_object('start',
             CASE WHEN start < '10000-01-02' AND timezone(zone, start) < '10000-01-01' AND start > '0001-01-02'
@@ -384,47 +388,57 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_token_bucket(rate double precision, period interval,
-    capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL, shards integer DEFAULT NULL)
+    capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL, shards integer DEFAULT NULL,
+    keyed boolean DEFAULT NULL, store text DEFAULT NULL, save interval DEFAULT NULL, enforce boolean DEFAULT NULL)
 RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN ratelimit._build('token bucket', rate, period, capacity, max_reserved, shards);
+    RETURN ratelimit._build('token bucket', rate, period, capacity, max_reserved, shards, keyed => keyed,
+        store => store, save => save, enforce => enforce);
 END
 $$;
 
 -- Not parallel safe: reading a start may need a subtransaction.
 CREATE OR REPLACE FUNCTION ratelimit.rl_fixed_window(rate double precision, period interval,
     capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL, shards integer DEFAULT NULL,
-    start timestamptz DEFAULT NULL, first_request boolean DEFAULT NULL, timezone text DEFAULT NULL)
+    start timestamptz DEFAULT NULL, first_request boolean DEFAULT NULL, timezone text DEFAULT NULL,
+    overage boolean DEFAULT NULL, keyed boolean DEFAULT NULL, store text DEFAULT NULL, save interval DEFAULT NULL,
+    enforce boolean DEFAULT NULL)
 RETURNS jsonb IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ratelimit._build('fixed window', rate, period, capacity, max_reserved, shards, start, first_request,
-        timezone);
+        timezone, overage, keyed, store, save, enforce);
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_sliding_window(rate double precision, period interval)
+CREATE OR REPLACE FUNCTION ratelimit.rl_sliding_window(rate double precision, period interval,
+    keyed boolean DEFAULT NULL, store text DEFAULT NULL, save interval DEFAULT NULL, enforce boolean DEFAULT NULL)
 RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN ratelimit._build('sliding window', rate, period);
+    RETURN ratelimit._build('sliding window', rate, period, keyed => keyed, store => store, save => save,
+        enforce => enforce);
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_sliding_log(rate double precision, period interval)
+CREATE OR REPLACE FUNCTION ratelimit.rl_sliding_log(rate double precision, period interval,
+    keyed boolean DEFAULT NULL, enforce boolean DEFAULT NULL)
 RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN ratelimit._build('sliding log', rate, period);
+    RETURN ratelimit._build('sliding log', rate, period, keyed => keyed, enforce => enforce);
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_concurrency(slots integer, ttl interval)
+CREATE OR REPLACE FUNCTION ratelimit.rl_concurrency(slots integer, ttl interval,
+    keyed boolean DEFAULT NULL, store text DEFAULT NULL, save interval DEFAULT NULL, enforce boolean DEFAULT NULL)
 RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN ratelimit._build('concurrency', slots, ttl);
+    RETURN ratelimit._build('concurrency', slots, ttl, keyed => keyed, store => store, save => save,
+        enforce => enforce);
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_unlimited() RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE sql AS $$
-    SELECT '{"kind": "unlimited"}'::jsonb
+CREATE OR REPLACE FUNCTION ratelimit.rl_unlimited(keyed boolean DEFAULT NULL) RETURNS jsonb
+IMMUTABLE PARALLEL SAFE LANGUAGE sql AS $$
+    SELECT jsonb_strip_nulls(jsonb_build_object('kind', 'unlimited', 'keyed', keyed))
 $$;
 
 -- The names of time zones as the server spells them. They are kept, since reading pg_timezone_names takes 70 ms.

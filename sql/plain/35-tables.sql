@@ -1,9 +1,20 @@
--- A parsed config as text, for rl_config: so its type can change. The same under any settings. NULL for a plan.
-CREATE OR REPLACE FUNCTION ratelimit._written(config jsonb) RETURNS text IMMUTABLE STRICT LANGUAGE plpgsql
-SET extra_float_digits = 1 SET datestyle = 'ISO' AS $$
+-- The parsed config of a name and key as text, for rl_config: so its type can change. The same under any settings. NULL
+-- for a plan. An error says which name's config it is.
+CREATE OR REPLACE FUNCTION ratelimit._written(name text, key text, config jsonb) RETURNS text
+IMMUTABLE STRICT LANGUAGE plpgsql SET extra_float_digits = 1 SET datestyle = 'ISO' AS $$
+DECLARE
+    problem text;
+    detail text;
+    hint text;
 BEGIN
-    IF ratelimit._plan_name(config, 'any') IS NOT NULL THEN RETURN NULL; END IF;
+    IF ratelimit._plan_name(config, key) IS NOT NULL THEN RETURN NULL; END IF;
     RETURN ratelimit._parse(config)::text;
+EXCEPTION WHEN invalid_parameter_value THEN
+    GET STACKED DIAGNOSTICS problem = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+    PERFORM ratelimit._raise('22023', regexp_replace(problem, '^invalid rate limit config',
+        replace(format('invalid config for rate limit "%s"', name), E'\\', E'\\\\')), nullif(detail, ''),
+        nullif(hint, ''));
+    RETURN NULL;
 END
 $$;
 
@@ -17,7 +28,7 @@ DECLARE
     detail text;
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    FOREACH t IN ARRAY '{ratelimits,rl_config,rl_blocks,rl_holds,rl_settings,rl_version}'::text[] LOOP
+    FOREACH t IN ARRAY '{ratelimits,rl_config,rl_blocks,rl_holds,rl_settings,rl_installed}'::text[] LOOP
         CONTINUE WHEN to_regclass(format('"ratelimit".%s', t)) IS NOT NULL;
         CASE t
         WHEN 'ratelimits' THEN
@@ -41,9 +52,8 @@ BEGIN
                 name    text COLLATE "C" NOT NULL,
                 key     text COLLATE "C" NOT NULL DEFAULT '',
                 config  jsonb NOT NULL,
-                parsed  text GENERATED ALWAYS AS (ratelimit._written(config)) STORED,
-                PRIMARY KEY (name, key), CHECK (ratelimit._valid(name, key)),
-                CONSTRAINT rl_config_plan CHECK (ratelimit._plan_name(config, key) <> '')
+                parsed  text GENERATED ALWAYS AS (ratelimit._written(name, key, config)) STORED,
+                PRIMARY KEY (name, key), CHECK (ratelimit._valid(name, key))
             );
             COMMENT ON TABLE ratelimit.rl_config IS
                 'rate limiter: defined limits, and overrides for a key';
@@ -86,22 +96,24 @@ BEGIN
             COMMENT ON TABLE ratelimit.rl_settings IS
                 'rate limiter: settings of the database';
         ELSE
-            CREATE TABLE ratelimit.rl_version (version int NOT NULL, since timestamptz NOT NULL DEFAULT now());
-            COMMENT ON TABLE ratelimit.rl_version IS 'rate limiter: installed versions';
+            CREATE TABLE ratelimit.rl_installed (version int NOT NULL, since timestamptz NOT NULL DEFAULT now());
+            COMMENT ON TABLE ratelimit.rl_installed IS 'rate limiter: versions of the file that made this';
         END CASE;
         PERFORM ratelimit._close('table', t);
     END LOOP;
-    INSERT INTO ratelimit.rl_version (version) SELECT 1 WHERE NOT EXISTS (
-        SELECT FROM ONLY ratelimit.rl_version v WHERE v.version = 1);
+    INSERT INTO ratelimit.rl_installed (version) SELECT 1 WHERE NOT EXISTS (
+        SELECT FROM ONLY ratelimit.rl_installed v WHERE v.version = 1);
 
     -- Parse what another version has parsed.
     BEGIN
-        FOR defined IN SELECT c.name, c.config, c.parsed FROM ONLY ratelimit.rl_config c LOOP
-            stale := stale OR ratelimit._written(defined.config) IS DISTINCT FROM defined.parsed;
+        FOR defined IN SELECT c.name, c.key, c.config, c.parsed FROM ONLY ratelimit.rl_config c LOOP
+            stale := stale OR defined.parsed
+                IS DISTINCT FROM ratelimit._written(defined.name, defined.key, defined.config);
         END LOOP;
     EXCEPTION WHEN OTHERS THEN
         GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
-        RAISE EXCEPTION 'the config of rate limit "%" is no longer allowed: %', defined.name, SQLERRM
+        RAISE EXCEPTION 'the config of rate limit "%" is no longer allowed: %', defined.name,
+            replace(SQLERRM, format('invalid config for rate limit "%s": ', defined.name), '')
             USING ERRCODE = SQLSTATE, DETAIL = detail, HINT = 'Define it otherwise, and run this file again.';
     END;
     IF stale THEN

@@ -142,19 +142,19 @@ BEGIN
 END
 $$;
 
--- Decides a take of as many tokens as there are: all of at_most, or else the whole ones, if these are at least
+-- Decides a take of as many tokens as there are: all of count, or else the whole ones, if these are at least
 -- at_least. A denial is that of the fewest tokens with which it passes.
 CREATE OR REPLACE FUNCTION ratelimit._decide_as_many(l ratelimit._limit, s ratelimit._state, now bigint,
-    at_most double precision, at_least double precision, reserve boolean DEFAULT false)
+    count double precision, at_least double precision, reserve boolean DEFAULT false)
 RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
-    fewest CONSTANT double precision := least(ceil(at_least), at_most);
-    tokens double precision := at_most;
-    d ratelimit._decision := ratelimit._decide(l, s, now, at_most, reserve);
+    fewest CONSTANT double precision := least(ceil(at_least), count);
+    tokens double precision := count;
+    d ratelimit._decision := ratelimit._decide(l, s, now, count, reserve);
 BEGIN
-    IF NOT d.ok AND (fewest < at_most OR fewest = 0) THEN
+    IF NOT d.ok AND (fewest < count OR fewest = 0) THEN
         -- What a take is compared with; floats may miss it by their last bit.
-        tokens := floor(least(d.remaining + l.tolerance, at_most));
+        tokens := floor(least(d.remaining + l.tolerance, count));
         FOR i IN 1..2 LOOP
             EXIT WHEN tokens <= fewest;
             d := ratelimit._decide(l, s, now, tokens, false);

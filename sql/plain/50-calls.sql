@@ -23,8 +23,13 @@ BEGIN
                    ratelimit._literal(name)));
     END IF;
     IF config IS NOT NULL THEN l := ratelimit._parse(config); END IF;
-    IF key = '' AND (l.keyed OR defined.keyed) AND function NOT IN ('rl_extend', 'rl_release', 'rl_headers') THEN
-        PERFORM ratelimit._keyed(name, l.kind);
+    IF function NOT IN ('rl_extend', 'rl_release', 'rl_headers') THEN
+        IF key = '' AND (l.keyed OR defined.keyed) THEN
+            PERFORM ratelimit._keyed(name, l.kind, true);
+        ELSIF key <> '' AND NOT (coalesce(l.keyed, true) AND coalesce(defined.keyed, true))
+            AND function <> 'rl_value' THEN
+            PERFORM ratelimit._keyed(name, l.kind, false);
+        END IF;
     END IF;
     RETURN l;
 END
@@ -40,14 +45,21 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._keyed(name text, kind text) RETURNS void LANGUAGE plpgsql AS $$
+-- Refuses a call without a key, or with one, where the config has this "keyed".
+CREATE OR REPLACE FUNCTION ratelimit._keyed(name text, kind text, keyed boolean) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    function CONSTANT text := CASE kind WHEN 'concurrency' THEN 'acquire' ELSE 'limit' END;
 BEGIN
+    IF NOT keyed THEN
+        PERFORM ratelimit._raise('22023', format('rate limit "%s" takes no key', name),
+            'Its config has "keyed": false: all calls share one limit, and a key would have a second one.',
+            format('Omit the key: SELECT * FROM ratelimit.rl_%s(%s);', function, ratelimit._literal(name)));
+    END IF;
     PERFORM ratelimit._raise('22004', format('rate limit "%s" requires a key', name),
         'Its config has "keyed": true, so that a call without a key fails instead of taking from a limit that '
         'everybody shares.',
         format('For example: SELECT * FROM ratelimit.rl_%s(%s, ''user-1''); in a list "key": "user-1", in a trigger '
-               '''key=author''.', CASE kind WHEN 'concurrency' THEN 'acquire' ELSE 'limit' END,
-               ratelimit._literal(name)));
+               '''key=author''.', function, ratelimit._literal(name)));
 END
 $$;
 
@@ -399,7 +411,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_take(name text, key text DEFAULT '', at_most double precision DEFAULT 1,
+CREATE OR REPLACE FUNCTION ratelimit.rl_take(name text, key text DEFAULT '', count double precision DEFAULT 1,
     at_least double precision DEFAULT 1, throws boolean DEFAULT false, config jsonb DEFAULT NULL)
 RETURNS ratelimit.rl_take_result LANGUAGE plpgsql AS $$
 DECLARE
@@ -408,19 +420,19 @@ DECLARE
     r ratelimit.rl_take_result;
 BEGIN
     PERFORM ratelimit._check(name, key);
-    IF at_most IS NULL THEN
-        PERFORM ratelimit._null('at_most');
+    IF count IS NULL THEN
+        PERFORM ratelimit._null('count');
     ELSIF at_least IS NULL THEN
         PERFORM ratelimit._null('at_least');
     ELSIF throws IS NULL THEN
         PERFORM ratelimit._null('throws');
     END IF;
-    d := ratelimit._change('rl_take', name, key, at_most, false, config, NULL, NULL, at_least);
+    d := ratelimit._change('rl_take', name, key, count, false, config, NULL, NULL, at_least);
     IF throws AND NOT d.ok THEN PERFORM ratelimit._denied(name, d); END IF;
     a := ratelimit._answer(d);
     r.ok := a.ok;
     -- A dry run lets all pass, whatever the limit has.
-    r.taken := CASE WHEN d.enforced THEN d.taken ELSE at_most END;
+    r.taken := CASE WHEN d.enforced THEN d.taken ELSE count END;
     r.retry_after := a.retry_after; r.retry_at := a.retry_at; r.remaining := a.remaining; r.capacity := a.capacity;
     r.reset_at := a.reset_at; r.limited_by := a.limited_by;
     RETURN r;
@@ -495,7 +507,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_credit(name text, key text, count double precision,
+CREATE OR REPLACE FUNCTION ratelimit.rl_credit(name text, key text DEFAULT '', count double precision DEFAULT 1,
     taken_at timestamptz DEFAULT NULL, config jsonb DEFAULT NULL)
 RETURNS ratelimit.rl_result LANGUAGE plpgsql AS $$
 BEGIN
@@ -588,7 +600,7 @@ DECLARE
 BEGIN
     PERFORM ratelimit._check(name, key), ratelimit._attend();
     l := ratelimit._defined(name, key, true);
-    IF l.keyed AND key = '' THEN PERFORM ratelimit._keyed(name, l.kind); END IF;
+    IF l.keyed AND key = '' THEN PERFORM ratelimit._keyed(name, l.kind, true); END IF;
     PERFORM ratelimit._writable('rl_reset');
     FOR try IN 1..100 LOOP
         PERFORM FROM ONLY ratelimit.rateLimits r
@@ -610,13 +622,13 @@ END
 $$;
 
 -- Key by key, in the order in which all calls lock rows.
-CREATE OR REPLACE FUNCTION ratelimit.rl_reset_all(name text) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit.rl_reset_keys(name text) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     found_key text;
     count bigint := 0;
 BEGIN
     PERFORM ratelimit._check(name, '');
-    PERFORM ratelimit._writable('rl_reset_all');
+    PERFORM ratelimit._writable('rl_reset_keys');
     FOR found_key IN SELECT r.key FROM ONLY ratelimit.rateLimits r WHERE r.name = $1
                      UNION SELECT h.key FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 ORDER BY 1 LOOP
         IF ratelimit._delete_key(name, found_key) THEN count := count + 1; END IF;

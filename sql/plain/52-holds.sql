@@ -485,7 +485,7 @@ BEGIN
         PERFORM ratelimit._no_hold();
     END IF;
     IF d.ok THEN RETURN ratelimit._answer(d); END IF;
-    r.ok := false;
+    r.ok := hold IS NULL; -- that of an exempt key: there is nothing to settle
     RETURN r;
 END
 $$;

@@ -4,32 +4,46 @@ CREATE OR REPLACE FUNCTION ratelimit.rl_define(name text, config jsonb, key text
 LANGUAGE plpgsql AS $$
 DECLARE
     plan text;
+    meaning text;
     is_same boolean;
     written boolean;
+    other record;
+    l ratelimit._limit;
 BEGIN
     PERFORM ratelimit._writable('rl_define'), ratelimit._check(name, '');
     IF config IS NULL THEN PERFORM ratelimit._null('config'); END IF;
     PERFORM ratelimit._check(name, key);
+    meaning := ratelimit._written(name, key, config);
     plan := ratelimit._plan_name(config, key);
     -- As the INSERT locks, before FOR SHARE does: REINDEX waits between the two.
     IF plan IS NOT NULL THEN LOCK TABLE ONLY ratelimit.rl_config IN ROW EXCLUSIVE MODE; END IF;
-    is_same := EXISTS (SELECT FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $3 AND c.config = $2);
-    IF plan IS NULL THEN
-        PERFORM ratelimit._parse(config);
-    ELSIF is_same THEN
+    is_same := EXISTS (SELECT FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $3
+                       AND (c.config = $2 OR c.parsed = meaning));
+    IF is_same AND plan IS NOT NULL THEN
         PERFORM FROM ONLY ratelimit.rl_config c WHERE c.name = plan AND c.key = '';
-    ELSE
+    ELSIF plan IS NOT NULL THEN
         -- Locked, so that no change of the plan commits before the key has it.
         PERFORM FROM ONLY ratelimit.rl_config c WHERE c.name = plan AND c.key = '' FOR SHARE;
     END IF;
     IF plan IS NOT NULL AND NOT FOUND THEN PERFORM ratelimit._undefined_plan(name, plan); END IF;
-    IF is_same THEN RETURN false; END IF;
-    INSERT INTO ratelimit.rl_config AS c (name, config, key) VALUES ($1, $2, $3)
-    ON CONFLICT ON CONSTRAINT rl_config_pkey DO UPDATE SET config = excluded.config WHERE c.config <> excluded.config
-    RETURNING true INTO written;
-    IF NOT FOUND AND NOT EXISTS (SELECT FROM ONLY ratelimit.rl_config c
-                                 WHERE c.name = $1 AND c.key = $3 AND c.config = $2) THEN
-        PERFORM ratelimit._not_written('rl_config');
+    IF NOT is_same THEN
+        INSERT INTO ratelimit.rl_config AS c (name, config, key) VALUES ($1, $2, $3)
+        ON CONFLICT ON CONSTRAINT rl_config_pkey
+            DO UPDATE SET config = excluded.config WHERE c.config <> excluded.config
+        RETURNING true INTO written;
+        IF NOT FOUND AND NOT EXISTS (SELECT FROM ONLY ratelimit.rl_config c
+                                     WHERE c.name = $1 AND c.key = $3 AND c.config = $2) THEN
+            PERFORM ratelimit._not_written('rl_config');
+        END IF;
+    END IF;
+    -- After the row is written, as a block is: the definition of the name, the key or its plan may take no key.
+    IF key <> '' THEN
+        FOR other IN SELECT c.parsed FROM ONLY ratelimit.rl_config c
+                     WHERE c.name = $1 AND c.key IN ('', $3) OR c.name = plan AND c.key = ''
+                     ORDER BY c.name = $1 DESC, c.key LOOP
+            l := other.parsed::ratelimit._limit;
+            IF NOT l.keyed THEN PERFORM ratelimit._keyed(name, l.kind, false); END IF;
+        END LOOP;
     END IF;
     RETURN coalesce(written, false);
 END
@@ -102,8 +116,8 @@ BEGIN
         END IF;
         RAISE NOTICE 'rate limit "%" is not defined: the block applies to calls that pass a config, and to all calls '
             'once it is defined', name;
-    ELSIF l.keyed AND key = '' THEN
-        PERFORM ratelimit._keyed(name, l.kind);
+    ELSIF l.keyed = (key = '') THEN
+        PERFORM ratelimit._keyed(name, l.kind, l.keyed);
     END IF;
     RETURN ratelimit._shown(ratelimit._us(ends));
 END

@@ -112,15 +112,15 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit.rl_extend(lease text, config jsonb DEFAULT NULL) RETURNS timestamptz
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF lease IS NULL THEN RETURN NULL; END IF;
-    RETURN ratelimit._shown(ratelimit._us(ratelimit._change_lease('rl_extend', lease, config)));
+    -- That of an exempt key: there is nothing to extend.
+    RETURN ratelimit._shown(ratelimit._us(CASE WHEN lease IS NULL THEN timestamptz 'infinity'
+                                          ELSE ratelimit._change_lease('rl_extend', lease, config) END));
 END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_release(lease text, config jsonb DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF lease IS NULL THEN RETURN false; END IF;
-    RETURN ratelimit._change_lease('rl_release', lease, config) IS NOT NULL;
+    RETURN lease IS NULL OR ratelimit._change_lease('rl_release', lease, config) IS NOT NULL;
 END
 $$;

@@ -115,6 +115,8 @@ BEGIN
     d := ratelimit._decide(l, s, now, count, reserve);
     r.ok := d.ok;
     r.remaining := d.remaining;
+    r.capacity := l.capacity;
+    r.reset_at := ratelimit._shown(d.reset_at);
     r.retry_at := ratelimit._shown(ratelimit._plus(now, d.wait));
     IF r.retry_at IS NOT NULL THEN r.retry_after := d.wait::float8 / 1e6; END IF;
     IF d.changed THEN r.state := ratelimit._state_json(ROW(d.value, d.ts, d.prior, d.log, NULL), l.kind); END IF;
@@ -142,7 +144,7 @@ LANGUAGE sql AS $$
             WHEN l.first_request THEN to_jsonb('first request'::text)
             ELSE to_jsonb(ratelimit._millis(coalesce(l.start, phase - ratelimit._floor(phase, l.period)))) END,
         'timezone', l.zone, 'overage', CASE WHEN l.overage THEN true END,
-        'enforce', CASE WHEN NOT l.enforce THEN false END, 'keyed', CASE WHEN l.keyed THEN true END))
+        'enforce', CASE WHEN NOT l.enforce THEN false END, 'keyed', l.keyed))
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_value(name text, key text DEFAULT '', config jsonb DEFAULT NULL)

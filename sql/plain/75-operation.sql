@@ -1,10 +1,58 @@
--- rl_status and rl_prune.
+-- rl_status, rl_forget, rl_prune and rl_version.
 
-CREATE OR REPLACE FUNCTION ratelimit._standing(of_name text, of_key text)
-RETURNS SETOF ratelimit.rl_status_result STABLE LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._check_page(limited boolean, max_rows int, after_name text, after_key text)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF limited IS NULL THEN
+        PERFORM ratelimit._null('limited');
+    ELSIF max_rows < 1 THEN
+        PERFORM ratelimit._bad('max_rows', max_rows::text, 'a whole number from 1');
+    ELSIF after_name IS NULL AND after_key IS NOT NULL THEN
+        PERFORM ratelimit._null('after_name');
+    ELSIF after_key IS NULL AND after_name IS NOT NULL THEN
+        PERFORM ratelimit._null('after_key');
+    END IF;
+END
+$$;
+
+-- The first keys from a name and key on, or after them unless is_first, that have a row, are blocked or exempt:
+-- `page` of them, or all where it is NULL.
+CREATE OR REPLACE FUNCTION ratelimit._listed(of_name text, of_key text, from_name text, from_key text,
+    is_first boolean, page int, now bigint) RETURNS TABLE (name text, key text) STABLE LANGUAGE sql AS $$
+    SELECT u.* FROM (
+        (SELECT x.name, x.key FROM ONLY ratelimit.rateLimits x
+         WHERE (x.name, x.key) >= ($3, $4) AND ($5 OR (x.name, x.key) <> ($3, $4))
+         AND (x.name = $1 OR $1 IS NULL) AND (x.key = $2 OR $2 IS NULL) ORDER BY x.name, x.key LIMIT $6)
+        UNION
+        (SELECT x.name, x.key FROM ONLY ratelimit.rl_blocks x
+         WHERE (x.name, x.key) >= ($3, $4) AND ($5 OR (x.name, x.key) <> ($3, $4))
+         AND (x.name = $1 OR $1 IS NULL) AND (x.key = $2 OR $2 IS NULL) AND x.until > ratelimit._instant($7)
+         ORDER BY x.name, x.key LIMIT $6)
+        UNION
+        (SELECT x.name, x.key FROM ONLY ratelimit.rl_config x
+         WHERE (x.name, x.key) >= ($3, $4) AND ($5 OR (x.name, x.key) <> ($3, $4)) AND x.key > ''
+         AND coalesce(x.config ->> 'kind', (SELECT p.config ->> 'kind' FROM ONLY ratelimit.rl_config p
+             WHERE p.name = x.config ->> 'plan' AND p.key = '')) = 'unlimited'
+         AND (x.name = $1 OR $1 IS NULL) AND (x.key = $2 OR $2 IS NULL) ORDER BY x.name, x.key LIMIT $6)
+        UNION
+        SELECT $1, $2 WHERE $1 IS NOT NULL AND $2 IS NOT NULL
+        AND ($1 COLLATE "C", $2 COLLATE "C") >= ($3, $4) AND ($5 OR ($1, $2) <> ($3, $4))
+        AND (ratelimit._defined($1, $2)).kind = 'unlimited'
+    ) u ORDER BY u.name COLLATE "C", u.key COLLATE "C" LIMIT $6
+$$;
+
+-- The keys are read by pages of the primary key where max_rows bounds the rows, and all at once where it is NULL.
+CREATE OR REPLACE FUNCTION ratelimit._standing(of_name text, of_key text, only_limited boolean, max_rows int,
+    after_name text, after_key text) RETURNS SETOF ratelimit.rl_status_result STABLE LANGUAGE plpgsql AS $$
 DECLARE
     shown ratelimit.rl_status_result;
     nothing ratelimit.rl_status_result;
+    page CONSTANT int := CASE WHEN max_rows IS NOT NULL THEN greatest(max_rows, 100) END;
+    last_name text := after_name;
+    last_key text := after_key;
+    is_first boolean := false; -- whether last_name and last_key are of no row that was listed before
+    on_page int;
+    listed bigint := 0;
     seen record;
     l ratelimit._limit;
     s ratelimit._state;
@@ -13,92 +61,93 @@ DECLARE
     retry bigint;
     parsed text;
 BEGIN
-    PERFORM ratelimit._check(coalesce(of_name, 'any'), coalesce(of_key, ''));
-    FOR seen IN
-        SELECT k.*, h.name IS NOT NULL AS has_holds, coalesce(own.parsed,
-                   CASE WHEN own.name IS NOT NULL THEN ratelimit._plan(own.config) END, whole.parsed)
-                   AS parsed
-        FROM (
-            SELECT coalesce(r.name, b.name, e.name) AS name, coalesce(r.key, b.key, e.key) AS key, r.value, r.ts,
-                   r.prior, r.log, r.added, r.expires, b.until, b.reason
-            FROM (SELECT * FROM ONLY ratelimit.rateLimits x WHERE (x.name = of_name OR of_name IS NULL)
-                  AND (x.key = of_key OR of_key IS NULL)) r
-            FULL JOIN (SELECT * FROM ONLY ratelimit.rl_blocks x WHERE (x.name = of_name OR of_name IS NULL)
-                       AND (x.key = of_key OR of_key IS NULL) AND x.until > ratelimit._instant(now)) b
-                ON b.name = r.name AND b.key = r.key
-            -- Exempt keys.
-            FULL JOIN (SELECT x.name, x.key FROM ONLY ratelimit.rl_config x WHERE x.key > ''
-                       AND coalesce(x.config ->> 'kind', (SELECT p.config ->> 'kind' FROM ONLY ratelimit.rl_config p
-                           WHERE p.name = x.config ->> 'plan' AND p.key = '')) = 'unlimited'
-                       AND (x.name = of_name OR of_name IS NULL) AND (x.key = of_key OR of_key IS NULL)
-                       UNION SELECT of_name, of_key WHERE of_name IS NOT NULL AND of_key IS NOT NULL
-                       AND (ratelimit._defined(of_name, of_key)).kind = 'unlimited') e
-                ON e.name = coalesce(r.name, b.name) AND e.key = coalesce(r.key, b.key)
-        ) k
-        LEFT JOIN ONLY ratelimit.rl_config own ON own.name = k.name AND own.key = k.key
-        LEFT JOIN ONLY ratelimit.rl_config whole ON whole.name = k.name AND whole.key = ''
-        LEFT JOIN (SELECT DISTINCT x.name, x.key FROM ONLY ratelimit.rl_holds x
-                   WHERE x.count > x.old AND (x.name = of_name OR of_name IS NULL)
-                   AND (x.key = of_key OR of_key IS NULL)) h ON h.name = k.name AND h.key = k.key
-        ORDER BY 1, 2
+    PERFORM ratelimit._check(coalesce(of_name, 'any'), coalesce(of_key, '')),
+        ratelimit._check_page(only_limited, max_rows, after_name, after_key);
+    IF after_name IS NULL OR after_name < of_name COLLATE "C" THEN
+        last_name := coalesce(of_name, ''); last_key := ''; is_first := true;
+    END IF;
     LOOP
-        shown := nothing;
-        shown.name := seen.name; shown.key := seen.key; shown.shards := 1;
-        now := ratelimit._now();
-        retry := ratelimit._us(seen.until);
-        -- Most keys of a name have the same.
-        IF seen.parsed IS DISTINCT FROM parsed THEN
-            parsed := seen.parsed;
-            l := parsed::ratelimit._limit;
-        END IF;
-        IF ratelimit._is_due(l, seen.prior, seen.log, seen.expires, now) THEN
-            SELECT x.value, x.ts, x.prior, x.log, x.added
-            INTO seen.value, seen.ts, seen.prior, seen.log, seen.added
-            FROM ratelimit._lapse(l, seen.name, seen.key, seen.expires, now, seen.value, seen.ts, seen.prior,
-                                  seen.log, seen.added) x;
-        END IF;
-        shown.held := CASE WHEN l.kind IS NOT NULL THEN 0 END;
-        IF seen.has_holds AND l.kind IS NOT NULL THEN
-            shown.held := ratelimit._held(l, seen.name, seen.key, now, seen.value, seen.ts, seen.prior, seen.log,
-                                          seen.added);
-        END IF;
-        s := NULL;
-        IF l.kind IS NOT NULL THEN
-            s := ratelimit._state_of(l, seen.name, seen.key, now, seen.value, seen.ts, seen.prior, seen.log,
-                                     seen.added);
-            d := ratelimit._look(l, s, now, seen.until, 1, false, false);
-            IF seen.expires IS NOT NULL AND NOT d.ok THEN
-                d := ratelimit._sooner(d, l, seen.name, seen.key, now, seen.until, 1, false, NULL, seen.value,
-                                       seen.ts, seen.prior, seen.log, seen.added);
+        on_page := 0;
+        FOR seen IN
+            SELECT k.name, k.key, r.value, r.ts, r.prior, r.log, r.added, r.expires, b.until, b.reason,
+                   EXISTS (SELECT FROM ONLY ratelimit.rl_holds h
+                           WHERE h.name = k.name AND h.key = k.key AND h.count > h.old) AS has_holds,
+                   coalesce(own.parsed, CASE WHEN own.name IS NOT NULL THEN ratelimit._plan(own.config) END,
+                            whole.parsed) AS parsed
+            FROM ratelimit._listed(of_name, of_key, last_name, last_key, is_first, page, now) k
+            LEFT JOIN ONLY ratelimit.rateLimits r ON r.name = k.name AND r.key = k.key
+            LEFT JOIN ONLY ratelimit.rl_blocks b
+                ON b.name = k.name AND b.key = k.key AND b.until > ratelimit._instant(now)
+            LEFT JOIN ONLY ratelimit.rl_config own ON own.name = k.name AND own.key = k.key
+            LEFT JOIN ONLY ratelimit.rl_config whole ON whole.name = k.name AND whole.key = ''
+            ORDER BY k.name COLLATE "C", k.key COLLATE "C"
+        LOOP
+            on_page := on_page + 1;
+            last_name := seen.name; last_key := seen.key;
+            shown := nothing;
+            shown.name := seen.name; shown.key := seen.key; shown.shards := 1;
+            now := ratelimit._now();
+            retry := ratelimit._us(seen.until);
+            -- Most keys of a name have the same.
+            IF seen.parsed IS DISTINCT FROM parsed THEN
+                parsed := seen.parsed;
+                l := parsed::ratelimit._limit;
             END IF;
-        END IF;
-        shown.as_of := ratelimit._shown(now);
-        IF l.kind IS NOT NULL THEN
-            shown.limited := NOT d.ok;
-            shown.limited_by := d.limited_by;
-            retry := ratelimit._plus(now, d.wait);
-            shown.kind := l.kind;
-            shown.remaining := d.remaining;
-            shown.capacity := l.capacity;
-            shown.as_of := ratelimit._shown(ratelimit._present(l, s, now));
-        ELSIF seen.until > shown.as_of THEN
-            shown.limited := true; shown.limited_by := 'block';
-            IF seen.until = 'infinity' THEN retry := NULL; END IF;
-        ELSE
-            retry := NULL;
-        END IF;
-        IF shown.limited_by = 'block' THEN shown.block_reason := seen.reason; END IF;
-        retry := ratelimit._ceil(retry, 1000);
-        shown.retry_at := ratelimit._shown(retry);
-        RETURN NEXT shown;
+            IF ratelimit._is_due(l, seen.prior, seen.log, seen.expires, now) THEN
+                SELECT x.value, x.ts, x.prior, x.log, x.added
+                INTO seen.value, seen.ts, seen.prior, seen.log, seen.added
+                FROM ratelimit._lapse(l, seen.name, seen.key, seen.expires, now, seen.value, seen.ts, seen.prior,
+                                      seen.log, seen.added) x;
+            END IF;
+            shown.held := CASE WHEN l.kind IS NOT NULL THEN 0 END;
+            IF seen.has_holds AND l.kind IS NOT NULL THEN
+                shown.held := ratelimit._held(l, seen.name, seen.key, now, seen.value, seen.ts, seen.prior, seen.log,
+                                              seen.added);
+            END IF;
+            s := NULL;
+            IF l.kind IS NOT NULL THEN
+                s := ratelimit._state_of(l, seen.name, seen.key, now, seen.value, seen.ts, seen.prior, seen.log,
+                                         seen.added);
+                d := ratelimit._look(l, s, now, seen.until, 1, false, false);
+                IF seen.expires IS NOT NULL AND NOT d.ok THEN
+                    d := ratelimit._sooner(d, l, seen.name, seen.key, now, seen.until, 1, false, NULL, seen.value,
+                                           seen.ts, seen.prior, seen.log, seen.added);
+                END IF;
+            END IF;
+            shown.as_of := ratelimit._shown(now);
+            IF l.kind IS NOT NULL THEN
+                shown.limited := NOT d.ok;
+                shown.limited_by := d.limited_by;
+                retry := ratelimit._plus(now, d.wait);
+                shown.kind := l.kind;
+                shown.remaining := d.remaining;
+                shown.capacity := l.capacity;
+                shown.as_of := ratelimit._shown(ratelimit._present(l, s, now));
+            ELSIF seen.until > shown.as_of THEN
+                shown.limited := true; shown.limited_by := 'block';
+                IF seen.until = 'infinity' THEN retry := NULL; END IF;
+            ELSE
+                retry := NULL;
+            END IF;
+            IF shown.limited_by = 'block' THEN shown.block_reason := seen.reason; END IF;
+            shown.retry_at := ratelimit._shown(ratelimit._ceil(retry, 1000));
+            CONTINUE WHEN only_limited AND shown.limited IS NOT TRUE;
+            RETURN NEXT shown;
+            listed := listed + 1;
+            IF listed = max_rows THEN RETURN; END IF;
+        END LOOP;
+        EXIT WHEN page IS NULL OR on_page < page;
+        is_first := false;
     END LOOP;
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_status(name text DEFAULT NULL, key text DEFAULT NULL)
+CREATE OR REPLACE FUNCTION ratelimit.rl_status(name text DEFAULT NULL, key text DEFAULT NULL,
+    limited boolean DEFAULT false, max_rows integer DEFAULT NULL, after_name text DEFAULT NULL,
+    after_key text DEFAULT NULL)
 RETURNS SETOF ratelimit.rl_status_result LANGUAGE sql AS $$
     SELECT ratelimit._attend();
-    SELECT * FROM ratelimit._standing($1, $2)
+    SELECT * FROM ratelimit._standing($1, $2, $3, $4, $5, $6)
 $$;
 
 -- Erases a key of all names, name by name, in the order in which all calls lock rows.
@@ -110,7 +159,7 @@ DECLARE
     count bigint := 0;
 BEGIN
     PERFORM ratelimit._writable('rl_forget'), ratelimit._check('any', key);
-    IF key = '' THEN PERFORM ratelimit._bad('key', 'empty', '1 to 1024 bytes'); END IF;
+    IF key = '' THEN PERFORM ratelimit._raise('22004', 'key must not be empty'); END IF;
     FOR found_name IN SELECT r.name FROM ONLY ratelimit.rateLimits r WHERE r.key = $1
                       UNION SELECT h.name FROM ONLY ratelimit.rl_holds h WHERE h.key = $1 ORDER BY 1 LOOP
         IF ratelimit._delete_key(found_name, key) THEN count := count + 1; END IF;
@@ -271,4 +320,8 @@ BEGIN
     END LOOP;
     RETURN deleted;
 END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_version() RETURNS text IMMUTABLE PARALLEL SAFE LANGUAGE sql AS $$
+    SELECT '1.0.0'::text
 $$;

@@ -42,13 +42,47 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._check_result(result ratelimit.rl_result, style text) RETURNS void
-LANGUAGE plpgsql AS $$
+-- Reads a row by the names of its columns, whose types must be those of a result.
+CREATE OR REPLACE FUNCTION ratelimit._result_of(result record) RETURNS ratelimit.rl_result STABLE LANGUAGE plpgsql
+SET extra_float_digits = 1 AS $$
+DECLARE
+    -- PL/pgSQL plans a field for the type that it has first. The binary form has a number of columns, and of each its
+    -- type, its length, which is -1 for NULL, and its bytes.
+    fields CONSTANT jsonb := to_jsonb(result);
+    sent CONSTANT bytea := record_send(result);
+    place int := 5;
+    column_name text;
+    types jsonb := jsonb '{}';
+    wanted record;
+    r ratelimit.rl_result;
+BEGIN
+    FOR column_name IN SELECT json_object_keys(row_to_json(result)) LOOP
+        types := jsonb_build_object(column_name, ('x' || encode(substr(sent, place, 4), 'hex'))::bit(32)::int) || types;
+        place := place + 8 + greatest(('x' || encode(substr(sent, place + 4, 4), 'hex'))::bit(32)::int, 0);
+    END LOOP;
+    FOR wanted IN SELECT * FROM (VALUES ('ok', 'boolean'), ('retry_after', 'double precision'),
+        ('retry_at', 'timestamptz'), ('remaining', 'double precision'), ('capacity', 'double precision'),
+        ('reset_at', 'timestamptz')) AS columns (name, type)
+    LOOP
+        IF types -> wanted.name IS DISTINCT FROM to_jsonb(wanted.type::regtype::oid::bigint) THEN
+            PERFORM ratelimit._bad('result', format('a row without a column %s %s', wanted.name, wanted.type),
+                'a row with ok, retry_after, retry_at, remaining, capacity and reset_at, as rl_limit() returns it');
+        END IF;
+    END LOOP;
+    r.ok := (fields ->> 'ok')::boolean;
+    r.retry_after := (fields ->> 'retry_after')::double precision;
+    r.retry_at := (fields ->> 'retry_at')::timestamptz;
+    r.remaining := (fields ->> 'remaining')::double precision;
+    r.capacity := (fields ->> 'capacity')::double precision;
+    r.reset_at := (fields ->> 'reset_at')::timestamptz;
+    RETURN r;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._check_result(result ratelimit.rl_result) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     wrong text[]; -- field, value, what is allowed
 BEGIN
-    IF result IS NOT DISTINCT FROM NULL THEN PERFORM ratelimit._null('result'); END IF;
-    PERFORM ratelimit._check_style(style);
     wrong := CASE
         WHEN result.ok IS NULL THEN ARRAY['ok']
         WHEN result.retry_after NOT BETWEEN 0 AND 1e13 THEN
@@ -139,28 +173,32 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_headers(name text, result ratelimit.rl_result, style text DEFAULT 'ietf',
-    config jsonb DEFAULT NULL, key text DEFAULT NULL) RETURNS jsonb LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit.rl_headers(name text, result record, key text DEFAULT '',
+    style text DEFAULT 'ietf', config jsonb DEFAULT NULL) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     l ratelimit._limit;
+    r ratelimit.rl_result;
     items record;
 BEGIN
-    PERFORM ratelimit._check(name, coalesce(key, '')), ratelimit._check_result(result, style);
+    PERFORM ratelimit._check(name, '');
+    IF result IS NOT DISTINCT FROM NULL THEN PERFORM ratelimit._null('result'); END IF;
+    PERFORM ratelimit._check(name, key), ratelimit._check_style(style);
+    r := ratelimit._result_of(result);
+    PERFORM ratelimit._check_result(r);
     IF config IS NOT NULL THEN
         l := ratelimit._parse(config);
     ELSE
         PERFORM ratelimit._attend();
-        l := ratelimit._resolve('rl_headers', name, coalesce(key, ''),
-            ratelimit._defined(name, coalesce(key, '')), NULL);
+        l := ratelimit._resolve('rl_headers', name, key, ratelimit._defined(name, key), NULL);
     END IF;
     IF style = 'github' THEN
-        RETURN ratelimit._github(name, result, ratelimit._wait(result));
-    ELSIF result.capacity IS NULL THEN
-        RETURN ratelimit._ietf(style, NULL, NULL, ratelimit._wait(result));
+        RETURN ratelimit._github(name, r, ratelimit._wait(r));
+    ELSIF r.capacity IS NULL THEN
+        RETURN ratelimit._ietf(style, NULL, NULL, ratelimit._wait(r));
     END IF;
-    items := ratelimit._items(name, l, result,
-        coalesce(ratelimit._time_of_call(result), ratelimit._ceil(ratelimit._now(), 1000)));
-    RETURN ratelimit._ietf(style, items.policy, items.current, ratelimit._wait(result));
+    items := ratelimit._items(name, l, r,
+        coalesce(ratelimit._time_of_call(r), ratelimit._ceil(ratelimit._now(), 1000)));
+    RETURN ratelimit._ietf(style, items.policy, items.current, ratelimit._wait(r));
 END
 $$;
 

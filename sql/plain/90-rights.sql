@@ -7,7 +7,7 @@ DECLARE
     entry CONSTANT jsonb := jsonb_build_object(
         'rl_limit', 'takes tokens from a rate limit, inside the caller''s transaction',
         'rl_check', 'reports whether rl_limit would succeed; locks and writes nothing',
-        'rl_take', 'takes as many tokens as a rate limit has, up to at_most, or none if it has fewer than at_least',
+        'rl_take', 'takes as many tokens as a rate limit has, up to count, or none if it has fewer than at_least',
         'rl_hold', 'takes tokens and holds them until they are settled or expire; the same id extends the hold',
         'rl_settle', 'settles a hold: gives back what was not used, takes what was used beyond; false if it is settled',
         'rl_hold_all', 'holds tokens of several rate limits, and slots of concurrency limits, all or nothing',
@@ -23,7 +23,7 @@ DECLARE
         'rl_block', 'blocks a key of a rate limit for a duration or until a time, for a reason; returns the end',
         'rl_unblock', 'ends the block of a key; false if it was not blocked',
         'rl_reset', 'makes a rate limit full again; false if there was nothing to reset',
-        'rl_reset_all', 'makes a rate limit full again for every key; returns how many were reset',
+        'rl_reset_keys', 'makes a rate limit full again for every key; returns how many were reset',
         'rl_forget', 'erases a key of all rate limits: state, leases, overrides and blocks; returns how many',
         'rl_prune', 'deletes a batch of expired blocks and idle rows; returns how many',
         'rl_status', 'current state of the rate limits in use, one row per name and key',
@@ -32,6 +32,7 @@ DECLARE
         'rl_headers', 'HTTP headers for the result of a call; style ietf, github or postgrest',
         'rl_headers_all', 'HTTP headers for the rows of rl_limit_all; style ietf, github or postgrest',
         'rl_trigger', 'trigger: takes tokens for the rows written; arguments: name, key=<column>, count=<column>',
+        'rl_version', 'version of the rate limiter',
         'rl_key', 'key made of several texts, as a JSON array: that of a trigger with several columns',
         'rl_address_key', 'key of a client''s address: IPv4, also where IPv6 maps it, as it is; of IPv6, '
             'the network of masklen bits');

@@ -34,7 +34,7 @@ DECLARE
     installed int;
     restored boolean := true;
 BEGIN
-    EXECUTE format('SELECT max(version) FROM ONLY %s.rl_version', home) INTO installed;
+    EXECUTE format('SELECT max(version) FROM ONLY %s.rl_installed', home) INTO installed;
     IF installed <> version THEN
         RAISE EXCEPTION 'version % of ratelimit.sql is installed, and this script is for version %',
             installed, version USING HINT = CASE WHEN installed > version THEN 'Run the newer script.'
@@ -65,7 +65,7 @@ BEGIN
         INSERT INTO rl_member
         SELECT CASE kind WHEN 'function' THEN 'pg_proc'::regclass WHEN 'table' THEN 'pg_class'::regclass
                          ELSE 'pg_type'::regclass END, objid,
-               name !~ '^(rl_[a-z]|ratelimits$)' OR name IN ('rl_version', 'rl_settings', 'rl_made')
+               name !~ '^(rl_[a-z]|ratelimits$)' OR name IN ('rl_installed', 'rl_settings', 'rl_made')
         FROM pg_temp.rl_made(of_file) WHERE kind <> 'schema';
     END IF;
     -- Their row types and tables, arrays, keys and defaults.

@@ -77,7 +77,7 @@ BEGIN
     ELSIF extension.extname IS NOT NULL THEN
         PERFORM pg_temp.rl_drop_old(extension.oid, home, aside);
         RETURN;
-    ELSIF to_regclass(home || '.rl_version') IS NULL THEN
+    ELSIF to_regclass(home || '.rl_installed') IS NULL THEN
         RAISE EXCEPTION 'there are no limits of ratelimit.sql in schema %', home;
     ELSIF to_regnamespace(aside) IS NOT NULL THEN
         RAISE EXCEPTION 'schema % exists already', aside USING HINT = 'Drop or rename it.';

@@ -159,6 +159,7 @@ pub fn inline(config: Jsonb) -> Result<Rc<Definition>> {
 }
 
 /// What a row of rl_config has.
+#[derive(PartialEq)]
 pub enum RowConfig {
     /// A config of its own.
     Own(Rc<Definition>),
@@ -354,7 +355,7 @@ pub fn default_of(catalog: &Catalog, name: &[u8]) -> Result<Option<Rc<Definition
     }
     let definition = spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
         spi.execute(&DEFAULT, &[Some(text_datum(name))])?;
-        spi.jsonb(0, 1).map(inline).transpose()
+        spi.jsonb(0, 1).map(inline).transpose().map_err(|error| error.of_stored_config(name))
     })?;
     // The row may lack a change that was announced while it was read.
     if invalidation::definition_changes() == changes {
@@ -513,7 +514,7 @@ pub fn overridden(catalog: &Catalog, key: &[u8]) -> Result<Vec<Vec<u8>>> {
     super::names_of(catalog, catalog.rl_config, &OVERRIDDEN, key)
 }
 
-/// Creates or replaces a definition; false if it is unchanged.
+/// Creates or replaces a definition; false if the one that is there has the same meaning, and then it stays.
 ///
 /// A plan's row stays locked, so that no change of the plan commits before the key has it; a change that is under way is
 /// waited for.
@@ -521,11 +522,11 @@ pub fn overridden(catalog: &Catalog, key: &[u8]) -> Result<Vec<Vec<u8>>> {
 /// # Errors
 /// 22023: an invalid config; 42704: a plan that is not defined; 55000: the row could not be written.
 pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Result<bool> {
-    const SAME: Statement = Statement {
-        sql: "SELECT FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
-              AND key OPERATOR(pg_catalog.=) $2 AND config OPERATOR(pg_catalog.=) $3",
-        parameters: &[TEXTOID, TEXTOID, JSONBOID],
-        results: &[],
+    const THERE: Statement = Statement {
+        sql: "SELECT config FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
+              AND key OPERATOR(pg_catalog.=) $2",
+        parameters: &[TEXTOID, TEXTOID],
+        results: &[JSONBOID],
         lock: TableLock::Read,
     };
     const PUT: Statement = Statement {
@@ -551,23 +552,29 @@ pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Resu
         lock: TableLock::LockRows,
         ..PLAN
     };
-    let row_config = of_row(config, key)?;
+    let row_config = of_row(config, key).map_err(|error| error.of_config(name))?;
     spi::with_owner(catalog, catalog.rl_config, TableLock::Write, |spi| {
         let row = [Some(text_datum(name)), Some(text_datum(key)), Some(config.datum)];
-        let is_same = spi.execute(&SAME, &row)? > 0;
+        let is_same = || {
+            spi.execute(&THERE, &row[..2])?;
+            // One that is no longer valid is another.
+            let there = spi.jsonb(0, 1).and_then(|there| of_row(there, key).ok());
+            Ok::<_, Error>(there.is_some_and(|there| there == row_config))
+        };
+        let is_same_now = is_same()?;
         if let RowConfig::Plan(plan) = &row_config
-            && spi.execute(if is_same { &PLAN } else { &LOCK_PLAN }, &row[2..])? == 0
+            && spi.execute(if is_same_now { &PLAN } else { &LOCK_PLAN }, &row[2..])? == 0
         {
             return Err(undefined(utf8(name), Some(&utf8(plan))).into());
         }
-        if is_same {
+        if is_same_now {
             return Ok(false);
         }
         if spi.execute(&PUT, &row)? > 0 {
             return Ok(true);
         }
         // Another session has just inserted the same; or a trigger or rule swallowed the row.
-        if spi.execute(&SAME, &row)? > 0 { Ok(false) } else { Err(spi.not_written()) }
+        if is_same()? { Ok(false) } else { Err(spi.not_written()) }
     })
 }
 

@@ -89,21 +89,18 @@ impl Checked<'_> for Idle {
     }
 }
 
-/// The name of a time zone, not longer than a config.
-pub struct LocalZone(pub String);
+/// The text of a config's field, not longer than a config.
+pub struct FieldText(pub String);
 
-impl<'a> Checked<'a> for LocalZone {
+impl<'a> Checked<'a> for FieldText {
     type Base = &'a [u8];
 
-    fn check(name: &'a [u8], argument: &'static str) -> Result<LocalZone> {
-        if name.len() <= config::MAX_BYTES {
-            return Ok(LocalZone(utf8(name).into_owned()));
+    fn check(text: &'a [u8], argument: &'static str) -> Result<FieldText> {
+        if text.len() <= config::MAX_BYTES {
+            return Ok(FieldText(utf8(text).into_owned()));
         }
-        Err(ArgumentError::invalid(
-            argument,
-            format!("{} bytes long", name.len()),
-            "the IANA name of a time zone",
-        ))
+        let allowed = format!("at most {} bytes", config::MAX_BYTES);
+        Err(ArgumentError::invalid(argument, format!("{} bytes long", text.len()), allowed))
     }
 }
 

@@ -4,7 +4,7 @@ use ratelimit_core::state::{self, StateError};
 use ratelimit_core::{Micros, decide};
 use ratelimit_limiter::target::check_count;
 
-use super::answers::{finite, retry};
+use super::answers::{finite, retry, time};
 use crate::cache::definitions;
 use crate::declaration::{One, sql_function};
 use crate::schema::error::Error;
@@ -20,6 +20,8 @@ sql_row! {
         retry_after: Option<f64>,
         retry_at: Option<Timestamptz>,
         remaining: Option<f64>,
+        capacity: Option<f64>,
+        reset_at: Option<Timestamptz>,
         state: Option<Json>,
     }
 }
@@ -59,6 +61,8 @@ sql_function! {
             retry_after,
             retry_at,
             remaining: finite(decision.level.remaining),
+            capacity: finite(limit.capacity()),
+            reset_at: decision.level.reset_at.and_then(time),
             state: match decision.state {
                 Some(state) => Some(Json::new(state::to_json(&state))),
                 None => given.map(Json::from),

@@ -1,23 +1,51 @@
 //! Defines and undefines limits, and checks what is written to `rl_config`.
 
+use ratelimit_limiter::error::LimiterError;
+use ratelimit_limiter::target::check_key;
+
 use super::arguments::{LimitKey, LimitName, valid_key, valid_name};
 use crate::cache::definitions::{self, RowConfig};
 use crate::declaration::{Proceed, sql_function};
+use crate::host::Session;
 use crate::redefined::{self, Change};
-use crate::schema::catalog::{self, TableLock};
-use crate::schema::error::Error;
+use crate::schema::catalog::{self, Catalog, TableLock};
+use crate::schema::error::{Error, Result};
 use ratelimit_pg::call::Call;
 use ratelimit_pg::call::trigger_data::{Event, Timing};
 use ratelimit_pg::values::Jsonb;
 
 sql_function! {
-    /// 22023: a bad config; 42704: a plan that is not defined; 25006 in a read-only transaction.
+    /// 22023: a bad config, or one for a key of a limit that takes no key; 42704: a plan that is not defined; 25006 in a
+    /// read-only transaction.
     #[effect(Writes)]
     fn rl_define(call: &Call, name: LimitName, config: Jsonb, key: LimitKey) -> bool {
         catalog::with(call.function(), TableLock::Read, |catalog| {
-            definitions::define(catalog, name.0, key.0, config)
+            // Written first: a call that has read a table which REINDEX holds deadlocks with it when it writes.
+            let is_new = definitions::define(catalog, name.0, key.0, config)?;
+            refuse_key(catalog, name.0, key.0, config)?;
+            Ok(is_new)
         })
     }
+}
+
+/// Refuses the definition of a key where that of the name, it or its plan says that the limit takes no key: 22023.
+fn refuse_key(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Result<()> {
+    if key.is_empty() {
+        return Ok(());
+    }
+    let of_all = |name: &[u8]| match definitions::look_up(catalog, name, b"") {
+        Err(Error::Limiter(LimiterError::StoredConfig { .. })) => Ok(None),
+        found => Ok::<_, Error>(found?.definition),
+    };
+    let own = match definitions::of_row(config, key)? {
+        RowConfig::Own(definition) => Some(definition),
+        RowConfig::Plan(plan) => of_all(&plan)?,
+    };
+    for definition in [of_all(name)?, own].into_iter().flatten() {
+        let keyed = definition.keyed.filter(|keyed| !keyed);
+        check_key::<Session>(name, key, keyed, &definition.limit)?;
+    }
+    Ok(())
 }
 
 sql_function! {
@@ -41,7 +69,8 @@ sql_function! {
         let name = trigger.text(c"name")?.map(valid_name).transpose()?;
         let key = trigger.text(c"key")?.map(valid_key).transpose()?;
         let of_row = |config, key: Option<&[u8]>| definitions::of_row(config, key.unwrap_or_default());
-        let new = trigger.jsonb(c"config")?.map(|config| of_row(config, key)).transpose()?;
+        let new = trigger.jsonb(c"config")?.map(|config| of_row(config, key)).transpose();
+        let new = new.map_err(|error| error.of_config(name.unwrap_or_default()))?;
         match trigger.timing() {
             Timing::BeforeRow => catalog::announce(call.function(), trigger.relation())?,
             _ => catalog::announce_written(call.function(), trigger.relation())?,

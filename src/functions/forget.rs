@@ -14,13 +14,13 @@ use crate::{tally, writer};
 use ratelimit_pg::call::Call;
 
 sql_function! {
-    /// 22023: the empty key, which stands for all that have no definition of their own; 25006 in a read-only transaction;
+    /// 22004: the empty key, which stands for all that have no definition of their own; 25006 in a read-only transaction;
     /// 55000: a trigger keeps a row.
     #[effect(Writes)]
     fn rl_forget(call: &Call, key: LimitKey) -> i64 {
         let (function, key) = (call.function(), key.0);
         if key.is_empty() {
-            return Err(ArgumentError::invalid("key", "empty", "1 to 1024 bytes").into());
+            return Err(ArgumentError::Empty("key").into());
         }
         // Grows on if the table has changed and the work begins again.
         let mut forgotten = BTreeSet::new();

@@ -10,7 +10,6 @@ use ratelimit_core::text::float_text;
 use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_limiter::error::LimiterError;
 
-use super::answers::RlResult;
 use super::arguments::{
     HeaderStyle, LimitKey, LimitName, refuse_long_list, required, valid_key, valid_name,
 };
@@ -19,29 +18,28 @@ use crate::declaration::sql_function;
 use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::{Error, Result};
 use ratelimit_pg::call::Call;
-use ratelimit_pg::call::composite::Composite;
+use ratelimit_pg::call::composite::{Column, ColumnType, Composite};
 use ratelimit_pg::call::sql_types::{Json, finite};
 use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::larger_reserve;
 use ratelimit_pg::values::{Jsonb, jsonb_from_json, server_text, utf8_bytes};
 
 sql_function! {
-    /// 22004, 22023, 42704. Without a key, the definition is that of the name.
+    /// 22004; 22023, also for a row that lacks a column; 42704.
     #[effect(Reads)]
     fn rl_headers(
         call: &Call,
         name: LimitName,
-        result: Composite<RlResult>,
+        result: Composite,
+        key: LimitKey,
         style: HeaderStyle,
         config: Option<Jsonb>,
-        key: Option<LimitKey>,
     ) -> Json {
         let (outcome, now) = outcome(&result)?;
-        let key = key.map_or(&b""[..], |key| key.0);
         let definition = match config {
             Some(config) => definitions::inline(config)?,
             None => catalog::with(call.function(), TableLock::Read, |catalog| {
-                definitions::of_key(catalog, name.0, key)
+                definitions::of_key(catalog, name.0, key.0)
             })?,
         };
         let now = now.unwrap_or_else(current_time);
@@ -117,20 +115,33 @@ fn time_of_call(retry_at: Option<Micros>, retry_after: Option<Micros>) -> Option
     retry_at.filter(is_known).zip(retry_after).map(|(at, wait)| at.minus(wait))
 }
 
-/// Reads an rl_result, which may be hand-made, and the time of its call, if it has one. 22004, 22023; 42804: the type's
-/// columns were altered.
-fn outcome(result: &Composite<RlResult>) -> Result<(CallOutcome, Option<Micros>)> {
+/// The columns that are read of a result.
+const COLUMNS: &[Column] = &[
+    Column { name: c"ok", of: ColumnType::Bool },
+    Column { name: c"retry_after", of: ColumnType::Float },
+    Column { name: c"retry_at", of: ColumnType::Timestamptz },
+    Column { name: c"remaining", of: ColumnType::Float },
+    Column { name: c"capacity", of: ColumnType::Float },
+    Column { name: c"reset_at", of: ColumnType::Timestamptz },
+];
+
+/// Reads a result, which may be hand-made, and the time of its call, if it has one. 22004, 22023.
+fn outcome(result: &Composite) -> Result<(CallOutcome, Option<Micros>)> {
+    result.require(
+        COLUMNS,
+        "a row with ok, retry_after, retry_at, remaining, capacity and reset_at, as rl_limit() returns it",
+    )?;
     let number =
-        |column, argument, range: RangeInclusive<f64>, allowed: &str| match result.float(column)? {
+        |column, argument, range: RangeInclusive<f64>, allowed: &str| match result.float(column) {
             Some(value) if !range.contains(&value) => {
                 Err(Error::from(ArgumentError::invalid(argument, float_text(value), allowed)))
             }
             value => Ok(value),
         };
     let time = |column, argument| -> Result<Option<Micros>> {
-        Ok(result.timestamptz(column)?.map(|at| finite(at, argument)).transpose()?)
+        Ok(result.timestamptz(column).map(|at| finite(at, argument)).transpose()?)
     };
-    let ok = required(result.bool(c"ok")?, "result.ok")?;
+    let ok = required(result.bool(c"ok"), "result.ok")?;
     let retry_after =
         seconds(number(c"retry_after", "result.retry_after", 0.0..=1e13, RETRY_AFTER)?);
     let retry_at = time(c"retry_at", "result.retry_at")?;

@@ -127,7 +127,8 @@ sql_function! {
     #[effect(Takes)]
     fn rl_settle(call: &Call, hold: Option<&[u8]>, used: Option<f64>) -> One<RlResult> {
         let used = used.map(|used| checked("used", used)).transpose()?;
-        let Some(hold) = hold else { return Ok(One(unknown())) };
+        // That of an exempt key: there is nothing to settle.
+        let Some(hold) = hold else { return Ok(One(RlResult { ok: true, ..unknown() })) };
         let settle = |host: &Session| holds::settle(host, hold, used);
         let settled = Session::run(Use::Takes, call.function(), settle)?;
         Ok(One(settled.map_or_else(unknown, |settled| result(&settled))))

@@ -5,6 +5,7 @@ use ratelimit_core::kinds::Lease as Given;
 use ratelimit_core::lease::{self, LeaseName};
 use ratelimit_limiter::leases;
 use ratelimit_limiter::request::Request;
+use ratelimit_limiter::target::FOREVER;
 
 use super::answers::{RlResult, denied, time};
 use super::arguments::{LimitKey, LimitName};
@@ -30,7 +31,8 @@ sql_row! {
     }
 }
 
-/// A lease that `rl_acquire` returned; it returns NULL for an exempt key and in a dry run.
+/// A lease that `rl_acquire` returned; it returns NULL for an exempt key and in a dry run: then there is nothing to extend
+/// or release.
 pub struct GivenLease(LeaseName);
 
 impl<'a> Checked<'a> for GivenLease {
@@ -88,7 +90,7 @@ sql_function! {
         lease: Option<GivenLease>,
         config: Option<Jsonb>,
     ) -> Option<Timestamptz> {
-        let Some(lease) = lease else { return Ok(None) };
+        let Some(lease) = lease else { return Ok(time(FOREVER)) };
         let config = config.map(CallConfig);
         let request = lease.request(&config);
         let extend = |host: &Session| leases::extend(host, &request, lease.0.id);
@@ -100,7 +102,7 @@ sql_function! {
     /// As `rl_acquire`, but for PT429.
     #[effect(Takes)]
     fn rl_release(call: &Call, lease: Option<GivenLease>, config: Option<Jsonb>) -> bool {
-        let Some(lease) = lease else { return Ok(false) };
+        let Some(lease) = lease else { return Ok(true) };
         let config = config.map(CallConfig);
         let request = lease.request(&config);
         Session::run(Use::Takes, call.function(), |host| leases::release(host, &request, lease.0.id))

@@ -72,14 +72,14 @@ sql_function! {
         call: &Call,
         name: LimitName,
         key: LimitKey,
-        at_most: f64,
+        count: f64,
         at_least: f64,
         throws: bool,
         config: Option<Jsonb>,
     ) -> One<Taken> {
         let config = config.map(CallConfig);
         let config = inline(&config);
-        let request = Request { name: name.0, key: key.0, count: at_most, reserve: false, config };
+        let request = Request { name: name.0, key: key.0, count, reserve: false, config };
         let answer = Session::run(Use::Takes, call.function(), |host| single::take(host, &request, at_least))?;
         let One(result) = answered(&request, &answer, throws)?;
         let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at, limited_by } = result;

@@ -49,12 +49,12 @@ sql_function! {
 }
 
 sql_row! {
-    /// A key that was denied between `denied - error` and `denied` times.
+    /// A key that was denied between `denied - overcount` and `denied` times.
     pub struct DeniedRow as "@extschema@.rl_top_denied_result" {
         name: Text,
         key: Text,
         denied: i64,
-        error: i64,
+        overcount: i64,
     }
 }
 
@@ -73,7 +73,7 @@ sql_function! {
                 name: Text::new(&denied.name),
                 key: Text::new(&denied.key),
                 denied: denied.denied as i64,
-                error: denied.error as i64,
+                overcount: denied.error as i64,
             });
         }
         Ok(rows)

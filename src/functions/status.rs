@@ -1,10 +1,12 @@
 //! The tokens left of every limit in use.
 
+use std::ops::ControlFlow;
+
 use ratelimit_core::Micros;
-use ratelimit_limiter::status::{self, Status};
+use ratelimit_limiter::status::{self, Listing, Status};
 
 use super::answers::{finite, retry, time, word};
-use super::arguments::{LimitKey, LimitName};
+use super::arguments::{LimitKey, LimitName, MaxRows, required};
 use crate::declaration::sql_function;
 use crate::host::{Session, Use};
 use ratelimit_pg::call::sql_types::{Constant, Text, Timestamptz, sql_row};
@@ -29,16 +31,29 @@ sql_row! {
 }
 
 sql_function! {
-    /// 22023, and those of `rl_check` for a bad stored config or state.
+    /// 22004 for one of `after_name` and `after_key` without the other; 22023; and those of `rl_check` for a bad stored
+    /// config or state.
     #[effect(Reads)]
     fn rl_status(
         call: &Call,
         name: Option<LimitName>,
         key: Option<LimitKey>,
+        limited: bool,
+        max_rows: Option<MaxRows>,
+        after_name: Option<&[u8]>,
+        after_key: Option<&[u8]>,
     ) -> Rows<StatusRow> {
+        let after = match (after_name, after_key) {
+            (None, None) => None,
+            _ => Some((required(after_name, "after_name")?, required(after_key, "after_key")?)),
+        };
         let rows = call.rows()?;
-        let (name, key) = (name.map(|name| name.0), key.map(|key| key.0));
+        let listing = Listing { name: name.map(|name| name.0), key: key.map(|key| key.0), after };
+        let mut left = max_rows.map_or(i64::MAX, |max_rows| max_rows.0);
         let mut put = |status: Status| {
+            if limited && status.limited != Some(true) {
+                return ControlFlow::Continue(());
+            }
             let standing = status.limit.as_ref();
             let (_, retry_at) = retry(status.now, status.retry_after, Micros::ceil_to_millis);
             rows.put(StatusRow {
@@ -55,8 +70,10 @@ sql_function! {
                 block_reason: status.block_reason.as_deref().map(Text::new),
                 held: status.held,
             });
+            left -= 1;
+            if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        Session::run(Use::Reads, call.function(), |host| status::each(host, name, key, &mut put))?;
+        Session::run(Use::Reads, call.function(), |host| status::each(host, listing, &mut put))?;
         Ok(rows)
     }
 }

@@ -265,12 +265,12 @@ mod tests {
             assert_eq!(state(&declared, "pg_temp.other('some', '', 1)"), "42P13", "{returned}");
             run("DROP FUNCTION pg_temp.other(text, text, float8)");
         }
-        for returned in ["TABLE (name text, key int)", "TABLE (n text)", "SETOF text"] {
+        for returned in ["TABLE (name text, allowed int)", "TABLE (n text)", "SETOF text"] {
             let declared = format!(
-                "CREATE FUNCTION pg_temp.rows(name text) RETURNS {returned} LANGUAGE c AS 'ratelimit', 'rl_status'"
+                "CREATE FUNCTION pg_temp.rows() RETURNS {returned} LANGUAGE c AS 'ratelimit', 'rl_stats'"
             );
-            assert_eq!(state(&declared, "pg_temp.rows(NULL)"), "42P13", "{returned}");
-            run("DROP FUNCTION pg_temp.rows(text)");
+            assert_eq!(state(&declared, "pg_temp.rows()"), "42P13", "{returned}");
+            run("DROP FUNCTION pg_temp.rows()");
         }
     }
 

@@ -10,6 +10,7 @@ use ratelimit_core::text::float_text;
 use ratelimit_core::{ArgumentError, Kind, Micros};
 use ratelimit_limiter::error::{LimiterError, NoHolds};
 use ratelimit_pg::error::{PgError, Qualifier, Raised, Report};
+use ratelimit_pg::values::utf8;
 use serde_json::json;
 
 use crate::schema::settings::{self, ErrorStyle};
@@ -182,9 +183,11 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
         LimiterError::Config(error) => report(b"22023")
             .detail(only(&error.allowed))
             .hint(format!("For example: {}", example(error, &schema()))),
-        LimiterError::StoredConfig { error: stored, .. } => report(b"22023")
-            .detail(only(&stored.allowed))
-            .hint(format!("For example: {}", example(stored, &schema()))),
+        LimiterError::ConfigOf { error: config, .. } | LimiterError::StoredConfig { error: config, .. } => {
+            report(b"22023")
+                .detail(only(&config.allowed))
+                .hint(format!("For example: {}", example(config, &schema())))
+        }
         LimiterError::Undefined { name, kind } => {
             report(b"42704").hint(format!("Define it: {}", definition(name, *kind, kind.example(false), &schema())))
         }
@@ -200,6 +203,16 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
             .hint(format!(
                 "For example: SELECT * FROM {}{}({}, 'user-1'); in a list \"key\": \"user-1\", \
                  in a trigger 'key=author'.",
+                schema(),
+                if kind.has_leases() { "rl_acquire" } else { "rl_limit" },
+                literal(name)
+            )),
+        LimiterError::NotKeyed { name, kind } => report(b"22023")
+            .detail(
+                "Its config has \"keyed\": false: all calls share one limit, and a key would have a second one.",
+            )
+            .hint(format!(
+                "Omit the key: SELECT * FROM {}{}({});",
                 schema(),
                 if kind.has_leases() { "rl_acquire" } else { "rl_limit" },
                 literal(name)
@@ -316,7 +329,7 @@ fn of_argument(error: &ArgumentError) -> Report {
     let report = |sqlstate| Report::new(sqlstate, error);
     match error {
         ArgumentError::Null("key") => report(b"22004").hint(NULL_KEY),
-        ArgumentError::Null(_) => report(b"22004"),
+        ArgumentError::Null(_) | ArgumentError::Empty(_) => report(b"22004"),
         ArgumentError::Invalid { allowed, .. } => report(b"22023").detail(only(allowed)),
     }
 }
@@ -388,6 +401,28 @@ fn definition(name: &str, kind: Kind, arguments: &str, schema: &str) -> String {
 /// A text as an SQL literal, for hints that can be typed as they stand.
 pub fn literal(name: &str) -> String {
     format!("'{}'", name.replace('\'', "''"))
+}
+
+impl Error {
+    /// The same error, of a config for a limit: it says which.
+    pub fn of_config(self, name: &[u8]) -> Error {
+        match self {
+            Error::Limiter(LimiterError::Config(error)) => {
+                LimiterError::ConfigOf { name: utf8(name).into_owned(), error }.into()
+            }
+            other => other,
+        }
+    }
+
+    /// The same error, of a config that is stored for a limit.
+    pub fn of_stored_config(self, name: &[u8]) -> Error {
+        match self {
+            Error::Limiter(LimiterError::Config(error)) => {
+                LimiterError::StoredConfig { name: utf8(name).into_owned(), error }.into()
+            }
+            other => other,
+        }
+    }
 }
 
 impl From<ConfigError> for Error {

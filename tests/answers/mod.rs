@@ -97,7 +97,7 @@ fn moving(schema: &str, defined: &str) -> String {
 
 /// Leaves nothing of a case. Citus wants each statement alone.
 const END: [&str; 6] = [
-    "DO $$ BEGIN PERFORM rl_reset_all(c.name) FROM (SELECT DISTINCT name FROM rl_config) c; END $$",
+    "DO $$ BEGIN PERFORM rl_reset_keys(c.name) FROM (SELECT DISTINCT name FROM rl_config) c; END $$",
     "DELETE FROM rl_holds",
     "DELETE FROM rateLimits",
     "DELETE FROM rl_blocks",

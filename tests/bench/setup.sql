@@ -5,11 +5,11 @@
 CREATE EXTENSION ratelimit;
 SELECT rl_define('allowed', rl_token_bucket(rate => 1000000, period => '1 second')),
        rl_define('denied', rl_token_bucket(rate => 1, period => '1 day')),
-       rl_define('memory allowed', rl_token_bucket(rate => 1000000, period => '1 second') || '{"store": "memory"}'),
-       rl_define('memory denied', rl_token_bucket(rate => 1, period => '1 day') || '{"store": "memory"}'),
-       rl_define('saved allowed', rl_token_bucket(rate => 1000000, period => '1 second') || '{"store": "memory", "save": "1 second"}'),
-       rl_define('saved denied', rl_token_bucket(rate => 1, period => '1 day') || '{"store": "memory", "save": "1 second"}'),
-       rl_define('saved later', rl_token_bucket(rate => 1000000, period => '1 second') || '{"store": "memory", "save": "1 hour"}'),
+       rl_define('memory allowed', rl_token_bucket(rate => 1000000, period => '1 second', store => 'memory')),
+       rl_define('memory denied', rl_token_bucket(rate => 1, period => '1 day', store => 'memory')),
+       rl_define('saved allowed', rl_token_bucket(rate => 1000000, period => '1 second', store => 'memory', save => '1 second')),
+       rl_define('saved denied', rl_token_bucket(rate => 1, period => '1 day', store => 'memory', save => '1 second')),
+       rl_define('saved later', rl_token_bucket(rate => 1000000, period => '1 second', store => 'memory', save => '1 hour')),
        rl_define('sharded', rl_token_bucket(rate => 1000000, period => '1 second', shards => 16));
 
 -- The SQL file, in its own schema next to the extension.

@@ -40,6 +40,6 @@ for key in keys:
         assert any(f"host={host} " in line for (line,) in plan), (key, host, plan)
 assert len(pools) > 1, pools
 with any_node.connection() as conn:
-    conn.execute("SELECT rl_reset_all('pools'), rl_undefine('pools')")
+    conn.execute("SELECT rl_reset_keys('pools'), rl_undefine('pools')")
 for each in [any_node, *pools.values()]:
     each.close()

@@ -90,7 +90,7 @@ define = "SELECT rl_define('pooled', rl_fixed_window(%s, '1 day', first_request 
 assert value(owner, define, 100)
 owner.execute("""SELECT
     rl_define('pooledShards', rl_fixed_window(100, '36500 days', start => '2000-01-01 00:00:00Z', shards => 4)),
-    rl_define('pooledMemory', rl_fixed_window(100, '1 day', first_request => true) || '{"store": "memory"}')""")
+    rl_define('pooledMemory', rl_fixed_window(100, '1 day', first_request => true, store => 'memory'))""")
 
 # 1. Exactly 100 pass: of one row, of four, and in memory, where a rollback gives nothing back.
 assert take_all(clients, "pooled") == 100

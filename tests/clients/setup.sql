@@ -4,12 +4,12 @@
 CREATE EXTENSION ratelimit;
 
 -- 3 messages a day for each user; the day begins with the first of them. A call without a user fails.
-SELECT rl_define('sendMessage', rl_fixed_window(rate => 3, period => '1 day', first_request => true) || '{"keyed": true}');
+SELECT rl_define('sendMessage', rl_fixed_window(rate => 3, period => '1 day', first_request => true, keyed => true));
 -- 1,000 tokens a day, and as many ahead of time for work that is done later.
 SELECT rl_define('llmTokens',
-    rl_fixed_window(rate => 1000, period => '1 day', max_reserved => 1000, first_request => true) || '{"keyed": true}');
+    rl_fixed_window(rate => 1000, period => '1 day', max_reserved => 1000, first_request => true, keyed => true));
 -- 100 for each key, for many sessions at once.
-SELECT rl_define('quota', rl_fixed_window(rate => 100, period => '1 day', first_request => true) || '{"keyed": true}');
+SELECT rl_define('quota', rl_fixed_window(rate => 100, period => '1 day', first_request => true, keyed => true));
 
 CREATE TABLE users (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL);
 CREATE TABLE messages (author bigint REFERENCES users, body text NOT NULL CHECK (body <> ''));
@@ -37,5 +37,5 @@ GRANT USAGE ON SCHEMA blog TO client;
 GRANT SELECT, INSERT ON blog.posts TO client;
 -- For what docs/testing.md says of tests without the fixtures.
 GRANT SET ON PARAMETER ratelimit.clock TO client;
-GRANT EXECUTE ON FUNCTION rl_reset_all TO client;
+GRANT EXECUTE ON FUNCTION rl_reset_keys TO client;
 GRANT SELECT ON rl_config TO client;

@@ -1,7 +1,7 @@
 """ratelimit with psycopg 3 and asyncio, as under FastAPI, on what setup.sql prepares: a pool, requests that end in an
 exception, and the connection of a test.
 
-Connects with libpq's variables, as a role that has EXECUTE on rl_limit, rl_check and rl_reset_all, reads rl_config and
+Connects with libpq's variables, as a role that has EXECUTE on rl_limit, rl_check and rl_reset_keys, reads rl_config and
 may set the clock.
 """
 
@@ -41,7 +41,7 @@ async def database():
     try:
         await conn.execute("SELECT pg_advisory_xact_lock(hashtext('ratelimit.clock'))")
         await conn.execute("SET LOCAL ratelimit.clock = '2027-01-01 12:00:00+00'")
-        await conn.execute("SELECT rl_reset_all(name) FROM (SELECT DISTINCT name FROM rl_config) AS names")
+        await conn.execute("SELECT rl_reset_keys(name) FROM (SELECT DISTINCT name FROM rl_config) AS names")
         yield conn  # conn.transaction() is a savepoint
     finally:
         await conn.rollback()

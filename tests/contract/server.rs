@@ -165,7 +165,7 @@ impl Call {
             "extend" => format!("SELECT rl_extend('{lease}') IS NOT NULL AS yes"),
             "release" => format!("SELECT rl_release('{lease}') AS yes"),
             "reset" => format!("SELECT rl_reset('{name}', '{key}') AS yes"),
-            "reset_all" => format!("SELECT rl_reset_all('{name}') > 0 AS yes"),
+            "reset_all" => format!("SELECT rl_reset_keys('{name}') > 0 AS yes"),
             "prune" => "SELECT rl_prune()".into(),
             "define" => {
                 let config = &self.configs[rest.parse::<usize>().unwrap()];

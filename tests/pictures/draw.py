@@ -176,7 +176,7 @@ def four_kinds(server):
 
 def overage(server):
     legend = {"passed": "request allowed", "over": "allowed, over the quota"}
-    config = FIXED_WINDOW + """ || '{"overage": true}'"""
+    config = FIXED_WINDOW.removesuffix(")") + ", overage => true)"
     picture, chart, replay, tell = one_kind(server, "Soft quota", config, turns=True, least=-8, legend=legend)
     for burst in FIRST_BURST, SECOND_BURST:
         answers = during(replay, burst)

@@ -213,12 +213,12 @@ impl Calls {
 
     /// A take of as many tokens as there are.
     fn take(&mut self, n: usize, name: &str, key: &str) -> String {
-        let (at_most, mut at_least) = (self.count(), self.count());
+        let (count, mut at_least) = (self.count(), self.count());
         if self.random.u8(..4) > 0 {
             at_least = one(&mut self.random, &["0", "1", "1", "0.5", "2"]).into();
         }
         let options = self.options(n).replace(", reserve => true", "");
-        format!("SELECT * FROM rl_take({name}, {key}, {at_most}, {at_least}{options})")
+        format!("SELECT * FROM rl_take({name}, {key}, {count}, {at_least}{options})")
     }
 
     fn request(&mut self, n: usize, names: &mut Vec<String>) -> String {
@@ -448,7 +448,7 @@ impl Calls {
             6 => format!("SELECT rl_block({name}, {key}, '1 s', '2100-01-01+00')"),
             7 => format!("SELECT rl_block({name}, {key})"),
             8..13 => format!("SELECT rl_unblock({name}, {key})"),
-            13 if random.bool() => format!("SELECT rl_reset_all({name})"),
+            13 if random.bool() => format!("SELECT rl_reset_keys({name})"),
             13 => format!("SELECT rl_forget({key})"),
             14 if random.u8(..3) == 0 => "SELECT rl_prune(1000000)".into(),
             14 => "SELECT rl_prune(undefined_idle => '1 day')".into(),
@@ -469,7 +469,17 @@ impl Calls {
         };
         match random.u8(..5) {
             0 => format!("SELECT * FROM rl_status({name}, {key})"),
-            1 => format!("SELECT * FROM rl_status({name})"),
+            1 => {
+                let limited = random.bool();
+                let rows = one(random, &["NULL", "NULL", "1", "2", "0"]);
+                let after = match random.u8(..4) {
+                    0 => format!(", {name}, {key}"),
+                    1 => format!(", 'a', {key}"),
+                    2 if random.bool() => format!(", {name}"),
+                    _ => String::new(),
+                };
+                format!("SELECT * FROM rl_status({name}, NULL, {limited}, {rows}{after})")
+            }
             2 if random.u8(..10) == 0 => "SELECT * FROM rl_status()".into(),
             _ => format!(
                 "SELECT regexp_replace(rl_value({name}, {key}{config})::text, '[[][0-9.]+, ', '[', 'g')"
@@ -566,10 +576,12 @@ impl Calls {
                         "(t,,,1e300,1e300,,)",
                     ],
                 );
-                format!("SELECT rl_headers({name}, '{result}', '{style}')")
+                format!("SELECT rl_headers({name}, '{result}'::rl_result, style => '{style}')")
             }
             1 => format!("SELECT rl_headers({name}, rl_check({name}, {key}, {count}))"),
-            _ => format!("SELECT rl_headers({name}, rl_check({name}, {key}, {count}), '{style}')"),
+            _ => format!(
+                "SELECT rl_headers({name}, rl_check({name}, {key}, {count}), {key}, '{style}')"
+            ),
         }
     }
 
@@ -763,6 +775,7 @@ fn extras(random: &mut Rng) -> &'static str {
         0 => r#", "enforce": false"#,
         1 => r#", "keyed": true"#,
         2 => r#", "store": "table", "enforce": true"#,
+        3 => r#", "keyed": false"#,
         _ => "",
     }
 }

@@ -543,9 +543,8 @@ fn shards_and_limits_in_memory_come_back_as_rows() {
             r#"SET search_path = ratelimit, public;
                SELECT rl_define('wide', rl_token_bucket(rate => 100, period => '1000 days', shards => 4)),
                       rl_define('spread', rl_fixed_window(rate => 100, period => '1000 days', shards => 4)),
-                      rl_define('saved', rl_fixed_window(rate => 100, period => '1000 days')
-                                         || '{"store": "memory", "save": "1 hour"}'),
-                      rl_define('memory', rl_token_bucket(rate => 100, period => '1000 days') || '{"store": "memory"}');
+                      rl_define('saved', rl_fixed_window(rate => 100, period => '1000 days', store => 'memory', save => '1 hour')),
+                      rl_define('memory', rl_token_bucket(rate => 100, period => '1000 days', store => 'memory'));
                SELECT rl_define('planned', jsonb_build_object('plan', plan), plan), rl_limit('planned', plan, 20)
                FROM unnest('{wide,saved,memory}'::text[]) AS plan;
                SELECT rl_limit('wide', 'k', 7), rl_limit('wide', 'k', 30), rl_limit('wide', 'k', 8);
@@ -584,7 +583,7 @@ fn a_move_takes_what_the_present_file_has_made() {
     run("move_made", FILE).unwrap();
     client
         .batch_execute(
-            "UPDATE ratelimit.rl_version SET version = 0;
+            "UPDATE ratelimit.rl_installed SET version = 0;
              SELECT rl_define('l', rl_token_bucket(5, '1 day')), rl_limit('l', 'k', 2);
              CREATE FUNCTION ratelimit.rl_mine() RETURNS int LANGUAGE sql AS 'SELECT 1';
              CREATE FUNCTION ratelimit._mine() RETURNS int LANGUAGE sql AS 'SELECT 1';
@@ -604,11 +603,13 @@ fn a_move_takes_what_the_present_file_has_made() {
         assert_eq!(text(&mut client, mine), "(3)\n", "{way}");
         assert_eq!(text(&mut client, "SELECT remaining FROM rl_check('l', 'k')"), "(3)\n", "{way}");
     }
-    client.batch_execute("UPDATE ratelimit.rl_version SET version = 7").unwrap();
+    client.batch_execute("UPDATE ratelimit.rl_installed SET version = 7").unwrap();
     let refused = run("move_made", UP).unwrap_err();
     assert!(refused.contains("Run the newer script."), "{refused}");
     client
-        .batch_execute("UPDATE ratelimit.rl_version SET version = 1; DELETE FROM ratelimit.rl_made")
+        .batch_execute(
+            "UPDATE ratelimit.rl_installed SET version = 1; DELETE FROM ratelimit.rl_made",
+        )
         .unwrap();
     let refused = run("move_made", UP).unwrap_err();
     assert!(refused.contains("has not run to its end here"), "{refused}");

@@ -61,7 +61,7 @@ const OPEN: &str = "
                   CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END)
     FROM (SELECT p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner)) FROM pg_proc p
           WHERE p.pronamespace = to_regnamespace('ratelimit') AND p.prosecdef
-            AND p.proname !~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate|key|address_key)|_parse|_plan_name|_written|_valid)$'
+            AND p.proname !~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate|key|address_key|version)|_parse|_plan_name|_written|_valid)$'
           UNION ALL
           SELECT c.oid::regclass::text, c.relowner, c.relacl FROM pg_class c
           WHERE c.relnamespace = to_regnamespace('ratelimit') AND c.relkind IN ('r', 'p', 'v', 'm', 'S')
@@ -102,7 +102,7 @@ const CALLS: [&str; 12] = [
     "SELECT ratelimit.rl_define('l', '{\"kind\": \"unlimited\"}')",
     "SELECT ratelimit.rl_block('l', 'k', '1 s')",
     "SELECT ratelimit.rl_reset('l')",
-    "SELECT ratelimit.rl_reset_all('l')",
+    "SELECT ratelimit.rl_reset_keys('l')",
     "SELECT ratelimit.rl_prune()",
     "SELECT ratelimit.rl_status()",
     "SELECT ratelimit.rl_acquire('l', config => '{\"kind\": \"concurrency\", \"slots\": 1, \"ttl\": 1000}')",
@@ -604,7 +604,7 @@ const EVERY_CALL: &str = "'SELECT ok, remaining FROM rl_limit(''s'', ''k'')',
     'SELECT rl_undefine(''of a child'')',
     'SELECT rl_reset(''s'', ''k'')',
     'SELECT rl_reset(''s'', ''of a child'')',
-    'SELECT rl_reset_all(''s'')',
+    'SELECT rl_reset_keys(''s'')',
     'SELECT rl_prune() FROM set_config(''ratelimit.clock'', ''2027-01-02 12:00:00+00'', true)'";
 
 /// Inheriting tables, empty or with rows of the same keys, change no answer; no call locks them or changes their rows.

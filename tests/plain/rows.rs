@@ -71,7 +71,7 @@ fn a_trigger_compares_the_bytes_of_keys_and_reads_generated_columns_of_deleted_r
     made.unwrap();
     owner
         .batch_execute(
-            "SELECT rl_reset_all('n');
+            "SELECT rl_reset_keys('n');
              CREATE TABLE public.written (author text COLLATE public.any_case);
              CREATE TRIGGER limited AFTER INSERT ON public.written REFERENCING NEW TABLE AS new FOR EACH STATEMENT
                  EXECUTE FUNCTION rl_trigger('n', 'key=author');

@@ -27,7 +27,7 @@ const DEFINED: &str = "
     SET ratelimit.clock = '2027-01-01 12:00:00+00';
     SELECT rl_define('log-one', rl_token_bucket(2, '1 minute')),
            rl_define('log-many', rl_sliding_window(1, '1 minute')),
-           rl_define('log-dry', rl_sliding_window(1, '1 minute') || '{\"enforce\": false}'),
+           rl_define('log-dry', rl_sliding_window(1, '1 minute', enforce => false)),
            rl_define('log-slots', rl_concurrency(1, ttl => '1 minute'));
     CREATE TABLE rows (author text);
     CREATE TRIGGER limits BEFORE INSERT ON rows FOR EACH ROW EXECUTE FUNCTION rl_trigger('log-one', 'key=author');

@@ -38,7 +38,7 @@ const ON_BOTH: [&str; 10] = [
     "several-limits.md",
     "triggers.md",
 ];
-const IN_MEMORY: &str = r#""store": "memory""#;
+const IN_MEMORY: &str = "store => 'memory'";
 const CONTEXT: &str = "CONTEXT:";
 
 /// What psql prints, both streams in the order in which it prints them.

@@ -182,7 +182,7 @@ fn no_config_and_no_state_makes_the_algorithm_panic() {
             let parts = Shards::new(&limit, vec![state; limit.shards() as usize]);
             parts.decide(now, count, random.bool());
             let at_least = float(&mut random).abs();
-            let (decision, taken) = parts.decide_as_many(now, AsMany { at_most: count, at_least });
+            let (decision, taken) = parts.decide_as_many(now, AsMany { count, at_least });
             assert!(decision.ok || taken == 0.0, "{text}");
         }
     }
@@ -286,21 +286,24 @@ fn argument(random: &mut Rng, r#type: &str) -> String {
             random,
             &["192.0.2.7", "192.0.2.0/24", "::ffff:192.0.2.7", "2001:db8::1", "::/0", "fe80::1/10"],
         )),
-        "rl_result" => match random.u8(..2) {
+        "record" => match random.u8(..4) {
             0 => "rl_check('a')".into(),
+            1 => "rl_take('a')".into(),
+            2 => "(SELECT r FROM (SELECT true AS ok, 1 AS remaining) r)".into(),
             _ => {
                 let mut column = |r#type| argument(random, r#type);
                 let (number, time) = ("double precision", "timestamp with time zone");
                 let columns = [
-                    column("boolean"),
-                    column(number),
-                    column(time),
-                    column(number),
-                    column(number),
-                    column(time),
-                    column("text"),
+                    ("ok", "boolean"),
+                    ("retry_after", number),
+                    ("retry_at", time),
+                    ("remaining", number),
+                    ("capacity", number),
+                    ("reset_at", time),
+                    ("limited_by", "text"),
                 ];
-                format!("ROW({})::rl_result", columns.join(", "))
+                let columns = columns.map(|(name, of)| format!("({})::{of} AS {name}", column(of)));
+                format!("(SELECT r FROM (SELECT {}) r)", columns.join(", "))
             }
         },
         "regclass" => ["'rateLimits'::regclass", "'pg_class'::regclass", "0::regclass"]
@@ -357,10 +360,10 @@ fn whatever_is_passed_there_is_an_answer_or_an_error_that_says_why() {
         .batch_execute(
             "SELECT rl_define(name, rl_token_bucket(100, '1 second', max_reserved => 50)) FROM unnest(ARRAY['a', 'b', 'c']) name;
              SELECT rl_define('b', rl_sliding_log(5, '1 second'), 'k');
-             SELECT rl_define('c', rl_token_bucket(5, '1 second') || '{\"store\": \"memory\"}');
+             SELECT rl_define('c', rl_token_bucket(5, '1 second', store => 'memory'));
              SELECT rl_define('d', rl_concurrency(5, '1 second'));
-             SELECT rl_define('ab', rl_token_bucket(5, '1 second') || '{\"store\": \"memory\", \"save\": 100}');
-             SELECT rl_define('é', rl_concurrency(5, '1 second') || '{\"store\": \"memory\", \"save\": 100}');
+             SELECT rl_define('ab', rl_token_bucket(5, '1 second', store => 'memory', save => '100 ms'));
+             SELECT rl_define('é', rl_concurrency(5, '1 second', store => 'memory', save => '100 ms'));
              CREATE TABLE written (author text, number int, amount float8, at timestamptz);
              SET client_min_messages = error; SET statement_timeout = '20s'",
         )
@@ -483,7 +486,7 @@ fn calls_leave_no_memory_behind() {
         .batch_execute(
             "SELECT rl_define('a', rl_token_bucket(1000, '1 second')), rl_define('full', rl_sliding_log(10, '1 day')),
                     rl_define('shards', rl_token_bucket(1000000, '1 second', shards => 8)),
-                    rl_define('memory', rl_token_bucket(10, '1 second') || '{\"store\": \"memory\"}');
+                    rl_define('memory', rl_token_bucket(10, '1 second', store => 'memory'));
              SET jit = off",
         )
         .unwrap();

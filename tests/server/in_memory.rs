@@ -63,7 +63,7 @@ impl Twins<'_> {
 
     fn forget(&mut self) {
         // Undefined: what is in the table and what is in memory.
-        self.client.batch_execute(&format!("SELECT rl_reset_all('{}')", self.name)).unwrap();
+        self.client.batch_execute(&format!("SELECT rl_reset_keys('{}')", self.name)).unwrap();
     }
 }
 
@@ -222,7 +222,7 @@ fn a_lease_in_memory_is_as_its_twin_in_the_table() {
                 }
                 10 if random.u8(..4) == 0 => {
                     let forget = random
-                        .choice(["rl_reset('NAME', 'k')", "rl_reset_all('NAME')", "rl_prune()"])
+                        .choice(["rl_reset('NAME', 'k')", "rl_reset_keys('NAME')", "rl_prune()"])
                         .unwrap();
                     twins
                         .client
@@ -302,7 +302,7 @@ fn sixteen_sessions_take_what_there_is_and_no_more() {
         .unwrap();
     assert_eq!((row.get(0), row.get(1), row.get(2)), (5000i64, 11_000i64, 5000.0), "of 16,000");
     let row = client
-        .query_one("SELECT denied - error, denied, key FROM rl_top_denied('bucket')", &[])
+        .query_one("SELECT denied - overcount, denied, key FROM rl_top_denied('bucket')", &[])
         .unwrap();
     assert!(row.get::<_, i64>(0) <= 11_000 && row.get::<_, i64>(1) >= 11_000, "{row:?}");
     assert_eq!(row.get::<_, &str>(2), "key");
@@ -377,7 +377,7 @@ fn several_limits_are_taken_together_or_not_at_all() {
     let mut client = database.connect();
     client
         .batch_execute(
-            "SELECT rl_define('m', rl_token_bucket(1e-300, '1 day', capacity => 2000) || '{\"store\": \"memory\"}'),
+            "SELECT rl_define('m', rl_token_bucket(1e-300, '1 day', capacity => 2000, store => 'memory')),
                     rl_define('t', rl_token_bucket(1e-300, '1 day', capacity => 2000))",
         )
         .unwrap();
@@ -416,12 +416,12 @@ fn long_lists_take_from_every_limit_or_from_none() {
     let mut client = database.connect();
     client
         .batch_execute(
-            "SELECT rl_define('m', rl_token_bucket(1e-300, '1 day', capacity => 1000) || '{\"store\": \"memory\"}'),
-                    rl_define('d', rl_fixed_window(1000, '10 years', timezone => 'Europe/Berlin') || '{\"store\": \"memory\"}')",
+            "SELECT rl_define('m', rl_token_bucket(1e-300, '1 day', capacity => 1000, store => 'memory')),
+                    rl_define('d', rl_fixed_window(1000, '10 years', timezone => 'Europe/Berlin', store => 'memory'))",
         )
         .unwrap();
     for (name, length, calls) in [("m", 10, 300), ("d", 100, 60), ("m", KEYS, 20)] {
-        client.batch_execute("SELECT rl_reset_all('m'), rl_reset_all('d')").unwrap();
+        client.batch_execute("SELECT rl_reset_keys('m'), rl_reset_keys('d')").unwrap();
         // Uncounted: its denials would crowd out those that the documents' examples show.
         let taken = at_once(&database, "SET ratelimit.track = off", |client, session| {
             let mut random = Rng::with_seed(session as u64);
@@ -460,7 +460,8 @@ fn a_database_and_an_extension_have_states_of_their_own() {
         let row = client.query_one("SELECT ok, remaining FROM rl_limit('m', 'k')", &[]).unwrap();
         (row.get::<_, bool>(0), row.get::<_, f64>(1))
     };
-    let define = "SELECT rl_define('m', rl_token_bucket(1e-300, '1 day', capacity => 3) || '{\"store\": \"memory\"}')";
+    let define =
+        "SELECT rl_define('m', rl_token_bucket(1e-300, '1 day', capacity => 3, store => 'memory'))";
     let stats = |client: &mut Client| -> Vec<i64> {
         let rows = client.query("SELECT allowed FROM rl_stats()", &[]).unwrap();
         rows.iter().map(|row| row.get(0)).collect()
@@ -501,8 +502,8 @@ fn a_database_has_no_states_of_another_that_had_its_number() {
     let mut template = database.connect();
     template
         .batch_execute(
-            "SELECT rl_define('m', rl_token_bucket(1e-300, '1 day', capacity => 10) || '{\"store\": \"memory\"}'),
-                    rl_define('s', rl_token_bucket(1e-300, '1 day', capacity => 10) || '{\"store\": \"memory\", \"save\": \"3 seconds\"}');
+            "SELECT rl_define('m', rl_token_bucket(1e-300, '1 day', capacity => 10, store => 'memory')),
+                    rl_define('s', rl_token_bucket(1e-300, '1 day', capacity => 10, store => 'memory', save => '3 seconds'));
              SELECT rl_limit('m', 'k', 9)",
         )
         .unwrap();
@@ -592,7 +593,7 @@ fn a_cancel_stops_the_statement_and_keeps_what_was_taken() {
     let mut client = database.connect();
     client
         .batch_execute(
-            "SELECT rl_define('m', rl_token_bucket(1e-300, '1 day', capacity => 1e12) || '{\"store\": \"memory\"}')",
+            "SELECT rl_define('m', rl_token_bucket(1e-300, '1 day', capacity => 1e12, store => 'memory'))",
         )
         .unwrap();
     let cancelled = at_once(&database, "SET statement_timeout = '40ms'", |client, _| {
@@ -622,9 +623,9 @@ fn a_dry_run_that_passes_after_a_wait_takes_its_row_with_the_others() {
     let mut holder = database.connect();
     holder
         .batch_execute(
-            "SELECT rl_define('dry', rl_token_bucket(1, '50 ms') || '{\"enforce\": false}'),
+            "SELECT rl_define('dry', rl_token_bucket(1, '50 ms', enforce => false)),
                     rl_define('held', rl_token_bucket(100, '1 day')),
-                    rl_define('memory', rl_token_bucket(1e-300, '1 day', capacity => 100) || '{\"store\": \"memory\"}');
+                    rl_define('memory', rl_token_bucket(1e-300, '1 day', capacity => 100, store => 'memory'));
              SELECT rl_limit('held')",
         )
         .unwrap();

@@ -223,7 +223,7 @@ fn a_reset_forgets_a_lease_as_a_whole() {
     database
         .connect()
         .batch_execute(
-            r#"SELECT rl_define('job', rl_concurrency(64, '1 hour') || '{"store": "memory"}')"#,
+            r#"SELECT rl_define('job', rl_concurrency(64, '1 hour', store => 'memory'))"#,
         )
         .unwrap();
     let rounds = |sql: &'static str, check: fn(f64) -> bool| {
@@ -239,7 +239,7 @@ fn a_reset_forgets_a_lease_as_a_whole() {
     let whole = |left: f64| left == 0.0 || left == 64.0;
     for reset in [
         "SELECT sum(rl_reset('job', 'k')::int)::float8 FROM generate_series(1, 20)",
-        "SELECT sum(rl_reset_all('job'))::float8 FROM generate_series(1, 20)",
+        "SELECT sum(rl_reset_keys('job'))::float8 FROM generate_series(1, 20)",
     ] {
         thread::scope(|scope| {
             let acquire = "SELECT min(remaining) FROM generate_series(1, 20) n, rl_acquire('job', substr('k', 1, n), 64)";

@@ -81,7 +81,8 @@ fn the_extension_is_not_preloaded_and_has_no_object_on_tables_of_others() {
             "rl_address_key: sql",
             "rl_distribute: plpgsql",
             "rl_node: plpgsql",
-            "rl_undistribute: plpgsql"
+            "rl_undistribute: plpgsql",
+            "rl_version: sql"
         ]
     );
 }
@@ -96,7 +97,7 @@ fn a_drop_leaves_the_settings_and_the_shared_memory() {
     let segments = "SELECT name FROM pg_shmem_allocations WHERE name LIKE 'ratelimit %' ORDER BY 1";
     client
         .batch_execute(
-            "SELECT rl_define('m', rl_token_bucket(1e-300, '1 day', capacity => 10) || '{\"store\": \"memory\"}');
+            "SELECT rl_define('m', rl_token_bucket(1e-300, '1 day', capacity => 10, store => 'memory'));
              SELECT rl_limit('m', 'k', 9);
              ALTER DATABASE library_dropped SET ratelimit.log_denials = 0.5",
         )
@@ -114,7 +115,7 @@ fn a_drop_leaves_the_settings_and_the_shared_memory() {
     client
         .batch_execute(
             "CREATE EXTENSION ratelimit;
-             SELECT rl_define('m', rl_token_bucket(1e-300, '1 day', capacity => 10) || '{\"store\": \"memory\"}')",
+             SELECT rl_define('m', rl_token_bucket(1e-300, '1 day', capacity => 10, store => 'memory'))",
         )
         .unwrap();
     let remaining = "SELECT remaining FROM rl_check('m', 'k')";
@@ -147,7 +148,7 @@ fn the_writer_runs_the_owner_s_trigger_as_the_owner() {
              END $$;
              CREATE TRIGGER see BEFORE INSERT OR UPDATE ON rateLimits FOR EACH ROW EXECUTE FUNCTION see();
              RESET ROLE;
-             SELECT rl_define('s', rl_token_bucket(9, '1 day') || '{\"store\": \"memory\", \"save\": \"1 hour\"}')",
+             SELECT rl_define('s', rl_token_bucket(9, '1 day', store => 'memory', save => '1 hour'))",
         )
         .unwrap();
     // In another transaction: the one that defines a limit counts in the row.

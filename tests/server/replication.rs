@@ -155,7 +155,7 @@ fn limits_are_replicated_with_all_tables() {
     });
     publisher
         .batch_execute(
-            "SELECT rl_reset('bucket', '1'), rl_reset_all('window'), rl_undefine('window'),
+            "SELECT rl_reset('bucket', '1'), rl_reset_keys('window'), rl_undefine('window'),
                     rl_define('log', rl_sliding_log(2000, '10000 days'))",
         )
         .unwrap();

@@ -113,7 +113,7 @@ impl Things {
             17..20 => format!("SELECT * FROM rl_check({name}, {key}, {count})"),
             20..22 => format!("SELECT * FROM rl_credit({name}, {key}, {count})"),
             22 => format!("SELECT rl_reset({name}, {key})"),
-            23 if random.u8(..4) == 0 => format!("SELECT rl_reset_all({name})"),
+            23 if random.u8(..4) == 0 => format!("SELECT rl_reset_keys({name})"),
             23 if random.u8(..4) == 0 => format!("SELECT rl_forget({key})"),
             24 if yes => "SELECT * FROM rl_status()".into(),
             24 => format!("SELECT * FROM rl_status({name})"),
@@ -212,7 +212,7 @@ fn config(random: &mut Rng) -> String {
             "rl_fixed_window({rate}, '{s} s', start => '2027-01-15 10:00:00+00')",
             "rl_sliding_window({rate}, '{s} s')",
             "rl_sliding_log({rate}, '{s} s')",
-            "rl_fixed_window({rate}, '{s} s', start => '2027-01-15 10:00:00+00') || '{\"overage\": true}'",
+            "rl_fixed_window({rate}, '{s} s', start => '2027-01-15 10:00:00+00', overage => true)",
             "rl_unlimited()",
         ])
         .unwrap();

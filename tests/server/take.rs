@@ -16,7 +16,7 @@ const CAPACITY: f64 = 20_000.0;
 
 /// A batch: what is wanted, and the answer.
 struct Batch {
-    at_most: f64,
+    count: f64,
     at_least: f64,
     ok: bool,
     taken: f64,
@@ -25,28 +25,25 @@ struct Batch {
 
 impl Batch {
     fn take(client: &mut impl GenericClient, name: &str, random: &mut Rng) -> Result<Batch, Error> {
-        let at_most = f64::from(random.u32(1..=60));
-        let at_least = if random.bool() { 1.0 } else { (at_most / 2.0).max(1.0) };
+        let count = f64::from(random.u32(1..=60));
+        let at_least = if random.bool() { 1.0 } else { (count / 2.0).max(1.0) };
         let take = "SELECT ok, taken, remaining FROM rl_take($1, 'k', $2, $3)";
-        let row = client.query_one(take, &[&name, &at_most, &at_least])?;
+        let row = client.query_one(take, &[&name, &count, &at_least])?;
         let (ok, taken, remaining) = (row.get(0), row.get(1), row.get(2));
-        Ok(Batch { at_most, at_least, ok, taken, remaining })
+        Ok(Batch { count, at_least, ok, taken, remaining })
     }
 
     /// Checks the answer on its own: of a limit in rows, `remaining` is what its transaction sees.
     fn check(&self) {
-        let &Batch { at_most, at_least, ok, taken, remaining } = self;
+        let &Batch { count, at_least, ok, taken, remaining } = self;
         assert_eq!(taken.fract(), 0.0);
         match ok {
             false => assert_eq!(taken, 0.0),
             true => {
-                assert!((at_least..=at_most).contains(&taken), "{taken}: {at_least}..{at_most}")
+                assert!((at_least..=count).contains(&taken), "{taken}: {at_least}..{count}")
             }
         }
-        assert!(
-            !ok || taken == at_most || remaining < 1.0,
-            "{taken} of {at_most}, {remaining} left"
-        );
+        assert!(!ok || taken == count || remaining < 1.0, "{taken} of {count}, {remaining} left");
     }
 
     /// The take of a count that it is, for the judge.

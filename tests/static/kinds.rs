@@ -1,4 +1,4 @@
-//! The documents list the kinds and fields that the core has.
+//! The documents list the kinds and fields that the core has, and the SQL says the version of the crates.
 
 use ratelimit_core::Kind;
 
@@ -16,4 +16,15 @@ fn every_kind_and_field_is_documented() {
         assert!(page.contains(&format!("\n| `{field}` |")), "{field}");
         assert!(head.contains(&format!("\n//! - `{field}` (")), "{field}");
     }
+}
+
+#[test]
+fn rl_version_says_the_version() {
+    let manifest = include_str!("../../Cargo.toml");
+    let version = manifest.split("[workspace.package]\nversion = \"").nth(1).unwrap_or_default();
+    let version = version.split('"').next().unwrap_or_default();
+    let sql = include_str!("../../sql/functions.sql");
+    assert!(sql.contains(&format!("\n    RETURN '{version}';\n")), "{version}");
+    let file = include_str!("../../sql/plain/75-operation.sql");
+    assert!(file.contains(&format!("\n    SELECT '{version}'::text\n")), "{version}");
 }

@@ -7,7 +7,7 @@ const CONFIG = (n: number) => `config => $${n}::text::jsonb`;
 const EXPIRES = `date_part('epoch', expires_at) AS expires`;
 const TTL = (n: number) => `ttl => coalesce($${n}::text::interval, '10 minutes')`;
 const ON_EXPIRY = (n: number) => `on_expiry => coalesce($${n}::text, 'refund')`;
-const MANY = 'n, name, key, ok, allows';
+const MANY = 'n, name, key, ok, limited_by IS NULL AS allows';
 const OF_ONE = `($1::text, $2::text, $3::float8, $4::boolean, ${CONFIG(5)})`;
 // The rows with their configs, which rl_headers_all needs of limits that aren't defined.
 const ROWS = 'SELECT jsonb_agg(to_jsonb(r) || ($1::text::jsonb -> (n - 1)) ORDER BY n) FROM r';
@@ -18,7 +18,7 @@ const SQL = {
     check: `SELECT ok, ${RESULT} FROM $rl_check${OF_ONE}`,
     // The kind is that of the key: an override may be of another one. Its time is later than that of the take.
     take: `SELECT ok, taken, ${RESULT}, $rl_value($1::text, $2::text, $4::text::jsonb)::text AS value
-        FROM $rl_take($1::text, $2::text, at_least => $3::float8, ${CONFIG(4)}, at_most => $5::float8)`,
+        FROM $rl_take($1::text, $2::text, at_least => $3::float8, ${CONFIG(4)}, count => $5::float8)`,
     credit: `SELECT ok, ${RESULT} FROM $rl_credit($1::text, $2::text, $3::float8, $4::text::timestamptz, ${CONFIG(5)})`,
     reset: 'SELECT $rl_reset($1::text, $2::text) AS ok',
     value: 'SELECT $rl_value($1::text, $2::text, $3::text::jsonb)::text AS value',

@@ -58,7 +58,7 @@ const SQL = {
             rl_value($1::text, $2::text, $3::jsonb) AS value`,
     give_back: 'SELECT FROM rl_credit($1::text, $2::text, $4::float8, config => $3::jsonb)',
     reset: 'SELECT rl_reset($1::text, $2::text) AS was',
-    reset_all: 'SELECT rl_reset_all($1::text)',
+    reset_keys: 'SELECT rl_reset_keys($1::text)',
     // Its third is milliseconds; 0: without an end.
     block: `
         SELECT rl_block($1::text, $2::text, CASE WHEN $3::float8 > 0 THEN $3::float8 * interval '1 millisecond' END,
@@ -67,7 +67,7 @@ const SQL = {
 };
 
 export type Statement = keyof typeof SQL;
-const GIVES_BACK: Statement[] = ['reset', 'reset_all', 'give_back', 'unblock'];
+const GIVES_BACK: Statement[] = ['reset', 'reset_keys', 'give_back', 'unblock'];
 
 const warn = ({ message }: Error) => console.warn(`postgres-rate-limit: a request passes unchecked: ${message}`);
 
@@ -116,7 +116,7 @@ export class Database {
     async row(statement: Statement, values: string[]): Promise<any> {
         const run = () => this.#run(statement, values);
         if (!this.#denials || !GIVES_BACK.includes(statement)) return run();
-        return this.#denials.forgetting(statement === 'reset_all' ? undefined : idOf(values[0], values[1]), run);
+        return this.#denials.forgetting(statement === 'reset_keys' ? undefined : idOf(values[0], values[1]), run);
     }
     async #run(statement: Statement, values: string[]): Promise<any> {
         const name = this.#prepare ? `ratelimit_store_${statement}` : undefined;

@@ -76,7 +76,7 @@ allowed: a store with a name of its own for each`,
     }
 
     async resetAll(): Promise<void> {
-        await this.#database.row('reset_all', [this.prefix]);
+        await this.#database.row('reset_keys', [this.prefix]);
     }
 
     #values(key: string): string[] {

@@ -6,7 +6,7 @@
 // too. Its limits see a clock that stands still until the test moves it, and all that are defined are full when the test
 // begins, in memory too. Tests on one database take turns, whatever worker runs them.
 //
-// The role needs what the application calls, rl_check, rl_reset_all, SELECT on rl_config, and the right to set the clock.
+// The role needs what the application calls, rl_check, rl_reset_keys, SELECT on rl_config, and the right to set the clock.
 import pg, { type Pool, type PoolConfig } from 'pg';
 import { test as base, type TestAPI } from 'vitest';
 
@@ -178,7 +178,7 @@ class Client extends (pg.Client as any) {
                 `the limiter's clock shows ${new Date(Number(time)).toISOString()} after it was set to ${new Date(START).toISOString()}`,
             );
         const reset =
-            'SELECT rl_reset_all(name) FROM (SELECT name FROM rl_config UNION SELECT unnest($1::text[])) AS names';
+            'SELECT rl_reset_keys(name) FROM (SELECT name FROM rl_config UNION SELECT unnest($1::text[])) AS names';
         await this.#send(reset, [names]);
         await this.#send('SAVEPOINT test');
         this.#begun = true;

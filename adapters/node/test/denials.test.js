@@ -453,7 +453,7 @@ test('a denial of before a reset is not learned meanwhile, nor after it', async 
 test('nor by a store', async () => {
     const calls = { decrement: 'k', resetKey: 'k', resetAll: undefined };
     for (const [call, key] of Object.entries(calls)) {
-        const db = gated(/rl_(reset|reset_all|credit)\(/, 'before');
+        const db = gated(/rl_(reset|reset_keys|credit)\(/, 'before');
         const store = new RateLimitStore({ pool: db, name: `meanwhile ${call}`, rememberDenials: { atMost: HOUR } });
         store.init({ limit: 1, windowMs: HOUR });
         await store.increment('k');

@@ -16,7 +16,7 @@ const source = fileURLToPath(new URL('..', import.meta.url));
 const NAME = `testing_node_${process.pid}`;
 const OTHER = `other_${NAME}`;
 const FIXTURES = 'postgres-rate-limit/testing';
-const IN_MEMORY = `rl_token_bucket(rate => 1, period => '1 day') || '{"store": "memory"}'`;
+const IN_MEMORY = `rl_token_bucket(rate => 1, period => '1 day', store => 'memory')`;
 
 /** Runs each of these on a connection of its own. */
 async function run(user, database, ...commands) {
@@ -49,11 +49,11 @@ before(async () => {
         NAME,
         NAME,
         onFile ? install : 'CREATE EXTENSION ratelimit SCHEMA public',
-        `SELECT rl_define('sendMessage', rl_token_bucket(rate => 10, period => '1 minute') || '{"keyed": true}')`,
+        `SELECT rl_define('sendMessage', rl_token_bucket(rate => 10, period => '1 minute', keyed => true))`,
         ...defined,
         'CREATE TABLE messages (author text, body text)',
         `GRANT USAGE ON SCHEMA ${onFile ? 'ratelimit' : 'public'} TO ${OTHER}`,
-        `GRANT EXECUTE ON FUNCTION rl_limit, rl_check, rl_reset_all TO ${OTHER}`,
+        `GRANT EXECUTE ON FUNCTION rl_limit, rl_check, rl_reset_keys TO ${OTHER}`,
         `GRANT SELECT ON rl_config TO ${OTHER}`,
     );
 });
@@ -232,7 +232,7 @@ const BROKEN = {
     "a savepoint's rollback moves the clock back": ['await this.#show(); // to a savepoint', '// to a savepoint', 'transactions'],
     'a rollback keeps what was written': ["'ROLLBACK TO SAVEPOINT application'", "'SELECT'", 'transactions'],
     'a failed statement ends the rest': ['            await this.#undo();\n            throw error;', '            throw error;', 'statements outside of a transaction'],
-    "memory isn't reset": ['SELECT rl_reset_all(name) FROM', 'SELECT name FROM', 'defined memory 2'],
+    "memory isn't reset": ['SELECT rl_reset_keys(name) FROM', 'SELECT name FROM', 'defined memory 2'],
     "names aren't reset": ['UNION SELECT unnest($1::text[])', 'WHERE $1::text[] IS NOT NULL', 'named memory 2'],
     'tests are committed': ["await this.#send('ROLLBACK TO SAVEPOINT test')", "await this.#send('COMMIT')", 'rows 2'],
     'tests do not take turns': ["SELECT pg_advisory_xact_lock(hashtext('ratelimit.clock'))", 'SELECT', 'turns'],

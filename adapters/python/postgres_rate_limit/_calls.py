@@ -427,7 +427,7 @@ class Calls:
             hold, expires = next((row[10:] for row in rows if row[10] is not None), (None, None))
             return HeldAll(bool(rows[0][0]), hold, time_of(expires), results)
 
-        select = f"r.ok, r.name, r.key, r.allows, {_LIMIT}, r.held, r.hold, {_time('r.expires_at')}"
+        select = f"r.ok, r.name, r.key, r.limited_by IS NULL, {_LIMIT}, r.held, r.hold, {_time('r.expires_at')}"
         arguments = [(_JSON, text), (_SPAN, seconds_of(ttl)), (_TEXT, id), (_TEXT, on_expiry)]
         call = self._make(select, "rl_hold_all", arguments, read, " ORDER BY r.n")
 

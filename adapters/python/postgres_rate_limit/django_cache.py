@@ -68,7 +68,7 @@ _INCR = f"""{_WITH}
     WHERE s.seconds > 0"""
 _GET = "SELECT CAST(@rl_value(CAST($1 AS text), CAST($2 AS text), CAST(CAST($3 AS text) AS jsonb)) AS text)"
 _DELETE = "SELECT @rl_reset(CAST($1 AS text), CAST($2 AS text))"
-_CLEAR = "SELECT @rl_reset_all(CAST($1 AS text))"
+_CLEAR = "SELECT @rl_reset_keys(CAST($1 AS text))"
 
 
 def _value(used: float) -> int | None:

@@ -64,7 +64,7 @@ _READ = """
     FROM rl_value(%(name)s, %(key)s, %(config)s::jsonb) AS value"""
 _CLEAR = "SELECT rl_reset(%(name)s, %(key)s)"
 _CLEAR_ALL = "SELECT rl_reset(name, %(key)s) FROM unnest(%(names)s::text[]) AS name"
-_RESET = "SELECT sum(rl_reset_all(name))::int8 FROM unnest(%(names)s::text[]) AS name"
+_RESET = "SELECT sum(rl_reset_keys(name))::int8 FROM unnest(%(names)s::text[]) AS name"
 
 
 _KINDS = {

@@ -6,7 +6,7 @@ A test gets one connection, ratelimit_connection. All that the application does 
 commits too. Its limits see ratelimit_clock, which stands still until the test moves it, and all that are defined are full
 when the test begins, in memory too. Tests on one database take turns, whatever worker of pytest-xdist runs them.
 
-The role needs what the application calls, rl_check, rl_reset_all, SELECT on rl_config, and the right to set the clock.
+The role needs what the application calls, rl_check, rl_reset_keys, SELECT on rl_config, and the right to set the clock.
 """
 
 from collections.abc import Iterator
@@ -108,7 +108,7 @@ class Connection(psycopg.Connection[Any]):
             raise pytest.fail.Exception(NO_RIGHT.format(user=self.info.user), pytrace=False) from None
         if time != START:
             pytest.fail(f"the limiter's clock shows {time} after it was set to {START}", pytrace=False)
-        cursor.execute("SELECT rl_reset_all(name) FROM (SELECT name FROM rl_config UNION SELECT unnest(%s::text[])) AS names", [list(names)])
+        cursor.execute("SELECT rl_reset_keys(name) FROM (SELECT name FROM rl_config UNION SELECT unnest(%s::text[])) AS names", [list(names)])
         cursor.execute("SAVEPOINT application")
 
     def end(self) -> None:

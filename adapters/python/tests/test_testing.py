@@ -64,8 +64,8 @@ class Database:
             return connection.execute("SELECT name FROM ratelimits UNION ALL SELECT body FROM messages").fetchall()
 
 
-OF_MESSAGES = "rl_token_bucket(rate => 10, period => '1 minute') || '{\"keyed\": true}'"
-IN_MEMORY = "rl_token_bucket(rate => 1, period => '1 day') || '{\"store\": \"memory\"}'"
+OF_MESSAGES = "rl_token_bucket(rate => 10, period => '1 minute', keyed => true)"
+IN_MEMORY = "rl_token_bucket(rate => 1, period => '1 day', store => 'memory')"
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +203,7 @@ BROKEN = {
     "a block doesn't commit": ("            if begins:\n                self.commit()\n", "", "test_transaction_commits_if_it_begins"),
     "each block commits": ("        self._begun = True\n        return", "        return", "test_transaction_commits_if_it_begins"),
     "a rollback keeps what was written": ('"ROLLBACK TO SAVEPOINT application"', '"RELEASE SAVEPOINT application; SAVEPOINT application"', COMMITS),
-    "memory isn't reset": ("SELECT rl_reset_all(name) FROM", "SELECT name FROM", "test_memory[defined-2]"),
+    "memory isn't reset": ("SELECT rl_reset_keys(name) FROM", "SELECT name FROM", "test_memory[defined-2]"),
     "names aren't reset": ("UNION SELECT unnest(%s::text[])", "WHERE %s::text[] IS NOT NULL", "test_memory[named-2]"),
     "tests are committed": ("        try:\n            self.rollback()", "        try:\n            super().commit()", "test_rows[2]"),
 }
@@ -242,7 +242,7 @@ def test_a_role_that_may_not_set_the_clock_runs_no_test(database, tmp_path):
         with database.connect("postgres") as connection:
             connection.execute(f"GRANT USAGE ON SCHEMA {'ratelimit' if ON_FILE else 'public'} TO {other}")
             connection.execute("SET search_path = public, ratelimit")
-            connection.execute(f"GRANT EXECUTE ON FUNCTION rl_limit, rl_check, rl_reset_all TO {other}")
+            connection.execute(f"GRANT EXECUTE ON FUNCTION rl_limit, rl_check, rl_reset_keys TO {other}")
             connection.execute(f"GRANT SELECT ON rl_config TO {other}")
         (tmp_path / "test_messages.py").write_text(EXAMPLE)
         output = database.pytest(tmp_path, user=other)

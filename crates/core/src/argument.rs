@@ -6,6 +6,9 @@ pub enum ArgumentError {
     /// It is null or missing.
     #[error("{0} must not be NULL")]
     Null(&'static str),
+    /// It is a text without a byte, where one stands for something else.
+    #[error("{0} must not be empty")]
+    Empty(&'static str),
     /// It has a value that is not allowed.
     #[error("{argument} is {value}")]
     Invalid {

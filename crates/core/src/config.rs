@@ -24,7 +24,8 @@
 //! - `store` (all) — `"table"`, or `"memory"`, which can't have sliding logs and shards; default: `"table"`
 //! - `save` (all, in memory) — how long a change stays in memory only: 100 ms to 1 h, as `period`; default: for ever
 //! - `enforce` (all) — `false`: a dry run, which admits what would be denied; default: `true`
-//! - `keyed` (all) — `true`: the empty key, which all calls without a key share, is refused; default: `false`
+//! - `keyed` (all) — `true`: the empty key, which all calls without a key share, is refused; `false`: any other key is;
+//!   default: neither
 //! - `applyUpdates` (all) — `"transactionally"`: as without it; `"asynchronously"`: in memory with a `save` of a second,
 //!   or without `save` where the config is passed with a call. `start` of a token bucket can be null. Both are those of
 //!   the Convex rate limiter
@@ -122,8 +123,8 @@ pub struct Definition {
     /// Whether calls are denied; otherwise this is a dry run: a call that would be denied is admitted, and changes
     /// nothing.
     pub enforce: bool,
-    /// Whether the caller has to refuse calls without a key.
-    pub keyed: bool,
+    /// Whether the caller has to refuse calls without a key, or with one; `None`: neither.
+    pub keyed: Option<bool>,
 }
 
 impl PartialEq for Definition {
@@ -292,10 +293,11 @@ pub fn resolved(definition: &Definition, phase: Micros) -> serde_json::Value {
     if let Some(save) = save {
         fields.insert("save".into(), save.to_json());
     }
-    for (field, flag, default) in [("enforce", *enforce, true), ("keyed", *keyed, false)] {
-        if flag != default {
-            fields.insert(field.into(), flag.into());
-        }
+    if !enforce {
+        fields.insert("enforce".into(), false.into());
+    }
+    if let Some(keyed) = keyed {
+        fields.insert("keyed".into(), (*keyed).into());
     }
     json
 }
@@ -320,7 +322,7 @@ fn read_definition(mut fields: Fields) -> Result<Definition, ConfigError> {
     let is_later = matches!(updates.map_err(from_field)?, Some(Updates::Asynchronously));
     let (names_store, names_save) = (store.is_some() || is_later, save.is_some());
     let enforce = enforce.map_err(from_field)?.is_none_or(|flag| flag.0);
-    let keyed = keyed.map_err(from_field)?.is_some_and(|flag| flag.0);
+    let keyed = keyed.map_err(from_field)?.map(|flag| flag.0);
     let refused = |field, value: String, allowed: &str| {
         from_field(FieldError::Invalid { field, value, allowed: allowed.into() })
     };

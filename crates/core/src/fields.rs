@@ -17,7 +17,7 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 use serde_json::value::RawValue;
 
-use crate::text::{json_number, shortened};
+use crate::text::{JsonNumber, json_number, shortened};
 
 /// An invalid field.
 #[derive(Debug, thiserror::Error)]
@@ -81,6 +81,8 @@ pub(crate) enum Value<'a> {
     Number(f64),
     /// An argument of a function.
     Text(&'a str),
+    /// An argument of a function.
+    Flag(bool),
 }
 
 impl fmt::Display for Value<'_> {
@@ -89,12 +91,23 @@ impl fmt::Display for Value<'_> {
             Value::Json(json) => json.get().into(),
             Value::Number(number) => json_number(*number).into(),
             Value::Text(text) => serde_json::Value::from(*text).to_string().into(),
+            Value::Flag(flag) => flag.to_string().into(),
         };
         f.write_str(&shortened(&text))
     }
 }
 
 impl<'a> Value<'a> {
+    /// The value as JSON.
+    pub(crate) fn to_json(self) -> serde_json::Value {
+        match self {
+            Value::Json(json) => serde_json::from_str(json.get()).unwrap_or_default(),
+            Value::Number(number) => serde_json::to_value(JsonNumber(number)).unwrap_or_default(),
+            Value::Text(text) => text.into(),
+            Value::Flag(flag) => flag.into(),
+        }
+    }
+
     fn visit<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, FieldError> {
         let json = match self {
             // JSON has no such number.
@@ -103,6 +116,7 @@ impl<'a> Value<'a> {
             }
             Value::Number(number) => return visitor.visit_f64(number),
             Value::Text(text) => return visitor.visit_str(text),
+            Value::Flag(flag) => return visitor.visit_bool(flag),
             Value::Json(json) => json.get(),
         };
         let refuse = |visitor: &V| Err(de::Error::invalid_type(Unexpected::Other("JSON"), visitor));

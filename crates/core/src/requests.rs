@@ -60,6 +60,7 @@ impl fmt::Display for RequestError {
         }
         match &self.error {
             ArgumentError::Null(argument) => write!(f, "{argument} must not be null"),
+            error @ ArgumentError::Empty(_) => write!(f, "{error}"),
             error @ ArgumentError::Invalid { allowed, .. } => {
                 write!(f, "{error} (allowed: {allowed})")
             }

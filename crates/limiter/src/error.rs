@@ -18,6 +18,14 @@ pub enum LimiterError {
     /// A config is not valid.
     #[error("invalid rate limit config: {}", .0.problem)]
     Config(#[from] ConfigError),
+    /// A limit can't be defined by a config that is not valid.
+    #[error("invalid config for rate limit \"{name}\": {}", .error.problem)]
+    ConfigOf {
+        /// The limit.
+        name: String,
+        /// The config's error.
+        error: ConfigError,
+    },
     /// The stored definition of a limit is not a valid config.
     #[error("invalid config stored for rate limit \"{name}\": {}", .error.problem)]
     StoredConfig {
@@ -45,6 +53,14 @@ pub enum LimiterError {
     /// A limit with `keyed` was used without a key.
     #[error("rate limit \"{name}\" requires a key")]
     Keyed {
+        /// The limit.
+        name: String,
+        /// Its kind.
+        kind: Kind,
+    },
+    /// A limit with `keyed` false was used with a key.
+    #[error("rate limit \"{name}\" takes no key")]
+    NotKeyed {
         /// The limit.
         name: String,
         /// Its kind.

@@ -149,7 +149,7 @@ pub struct Take {
 impl Take {
     /// The numbers of a take of as many tokens as there are; `None`: it is one of a count.
     pub(crate) fn as_many(&self) -> Option<AsMany> {
-        self.at_least.map(|at_least| AsMany { at_most: self.count, at_least })
+        self.at_least.map(|at_least| AsMany { count: self.count, at_least })
     }
 
     /// Whether it passes on any state.

@@ -46,7 +46,7 @@ pub fn take<H: Host>(host: &H, request: &Request, at_least: f64) -> Result<Answe
     let entry = counter.map(|counter| host.entry_of(counter));
     let target = Target::resolve(host, request)?;
     target.refuse_leases("rl_take")?;
-    check_as_many(target.limit(), AsMany { at_most: request.count, at_least })?;
+    check_as_many(target.limit(), AsMany { count: request.count, at_least })?;
     let take = Take { at_least: Some(at_least), ..request.tokens() };
     let answer = apply(host, &target, &Change::Take(take), entry)?;
     let counted = request.counted(answer.verdict(), &answer);
@@ -212,7 +212,7 @@ pub struct Value {
 /// # Errors
 /// As [`check`].
 pub fn value<H: Host>(host: &H, request: &Request) -> Result<Value> {
-    let target = Target::resolve(host, request)?;
+    let target = Target::resolve_to_look(host, request)?;
     let (now, stored) = stores::stored(host, &target)?;
     let state = stored.map(|state| target.limit().reported(state, now));
     // Its time fixes the phase while it lives, also where it is too late for a clock that was adjusted.
@@ -235,14 +235,16 @@ pub fn reset<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<bool> {
         defined => defined?,
     };
     if let Some(definition) = &definition {
-        check_key::<H>(name, key, definition.keyed, &definition.limit)?;
+        // A key that the limit takes no more can be reset.
+        let keyed = definition.keyed.filter(|&keyed| keyed);
+        check_key::<H>(name, key, keyed, &definition.limit)?;
     }
     stores::forget(host, name, key, definition.as_ref())
 }
 
 /// Resets every key of a name, and adds the number of keys that had a state to `count`: also where it ends with an
 /// error, so that it can go on.
-pub fn reset_all<H: Host>(host: &H, name: &[u8], count: &mut i64) -> Result<()> {
+pub fn reset_keys<H: Host>(host: &H, name: &[u8], count: &mut i64) -> Result<()> {
     let may_be_in_table = match Definitions::may_be_in_table(host, name) {
         Err(LimiterError::StoredConfig { .. }) => true,
         in_table => in_table?,

@@ -68,18 +68,40 @@ struct Block {
     reason: Option<Vec<u8>>,
 }
 
-/// Visits the status of each key that has a row, is blocked or is exempt, in the order of name and key; only of one name
-/// or one key where they are given. Memory has no list of its keys: a limit there is visited where both are given, or
-/// where it is blocked.
+/// Which keys are listed, in the server's encoding.
+#[derive(Clone, Copy, Default)]
+pub struct Listing<'a> {
+    /// Only those of this name.
+    pub name: Option<&'a [u8]>,
+    /// Only this key.
+    pub key: Option<&'a [u8]>,
+    /// Only those after this name and key.
+    pub after: Option<(&'a [u8], &'a [u8])>,
+}
+
+impl Listing<'_> {
+    fn has(&self, name: &[u8], key: &[u8]) -> bool {
+        self.after.is_none_or(|after| (name, key) > after)
+    }
+}
+
+/// Visits the status of each key of a listing that has a row, is blocked or is exempt, in the order of the bytes of name
+/// and key, until `visit` breaks. Memory has no list of its keys: a limit there is visited where name and key are given,
+/// or where it is blocked.
 ///
 /// # Errors
 /// 22023: an invalid stored config; 55000: a value that no call writes.
 pub fn each<H: Host>(
     host: &H,
-    name: Option<&[u8]>,
-    key: Option<&[u8]>,
-    mut visit: impl FnMut(Status),
+    listing: Listing,
+    mut visit: impl FnMut(Status) -> ControlFlow<()>,
 ) -> Result<()> {
+    let Listing { name, key, after } = listing;
+    if let (Some(name), Some(key)) = (name, key)
+        && !listing.has(name, key)
+    {
+        return Ok(());
+    }
     let mut others: Others = BTreeMap::new();
     if let Some(entries) = host.entries_if_any()? {
         let keys = entries.saved_keys(name).into_iter();
@@ -92,6 +114,7 @@ pub fn each<H: Host>(
     for BlockInForce { name, key, until, reason } in host.blocks_in_force(name, key)? {
         others.entry((name, key)).or_default().block = Some(Block { until, reason });
     }
+    others.retain(|(name, key), _| listing.has(name, key));
     if let (Some(name), Some(key)) = (name, key)
         && let Defined { definition: Some(definition), blocked_until, .. } =
             host.look_up(name, key)?
@@ -101,53 +124,56 @@ pub fn each<H: Host>(
         let target = Target::defined::<H>(name, key, definition, blocked_until);
         if !others.is_empty() || stores::stored(host, &target)?.1.is_some() {
             let block = others.into_values().next().and_then(|other| other.block);
-            visit(without_rows(host, &target, block)?);
+            let _ = visit(without_rows(host, &target, block)?);
         }
         return Ok(());
     }
     let held = Held::read(host, name, key)?;
     let mut show = |rows: &dyn Rows, found: KeyRows| {
         let own = (found.name.clone(), found.key.clone());
-        show_others(host, &mut others, |key| *key < own, &mut visit)?;
-        if let Some(status) = with_rows(host, rows, &found, &mut others, &held)? {
-            visit(status);
+        if show_others(host, &mut others, |key| *key < own, &mut visit)?.is_break() {
+            return Ok(ControlFlow::Break(()));
         }
-        Ok(ControlFlow::Continue(()))
+        let status = with_rows(host, rows, &found, &mut others, &held)?;
+        Ok(status.map_or(ControlFlow::Continue(()), &mut visit))
     };
-    host.with_rows(RowAccess::Read, |rows| match (name, key) {
-        (Some(name), Some(key)) => {
-            let found = rows.read_key(name, key, None)?;
-            if !found.is_empty() {
-                let found = KeyRows { name: name.to_vec(), key: key.to_vec(), rows: found };
-                let _ = show(rows, found)?;
+    let ended = host.with_rows(RowAccess::Read, |rows| {
+        let mut show_key = |name: &[u8], key: &[u8]| match rows.read_key(name, key, None)? {
+            found if found.is_empty() => Ok(ControlFlow::Continue(())),
+            found => show(rows, KeyRows { name: name.to_vec(), key: key.to_vec(), rows: found }),
+        };
+        match (name, key, after) {
+            (Some(name), Some(key), _) => show_key(name, key),
+            (Some(name), None, Some((after, _))) if after > name => Ok(ControlFlow::Continue(())),
+            (Some(name), None, after) => {
+                let after = after.filter(|(after, _)| *after == name);
+                // The empty key is the first, and comes after no other.
+                if after.is_none() && show_key(name, b"")?.is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+                each_key(host, rows, after.unwrap_or((name, b"")), true, |found| show(rows, found))
             }
-            Ok(())
-        }
-        (Some(name), None) => {
-            // The empty key is the first, and comes after no other.
-            let found = rows.read_key(name, b"", None)?;
-            if !found.is_empty() {
-                let found = KeyRows { name: name.to_vec(), key: Vec::new(), rows: found };
-                let _ = show(rows, found)?;
+            (None, _, after) => {
+                each_key(host, rows, after.unwrap_or_default(), false, |found| match key {
+                    Some(key) if found.key != key => Ok(ControlFlow::Continue(())),
+                    _ => show(rows, found),
+                })
             }
-            each_key(host, rows, (name, b""), true, |found| show(rows, found)).map(|_| ())
         }
-        (None, _) => each_key(host, rows, (b"", b""), false, |found| match key {
-            Some(key) if found.key != key => Ok(ControlFlow::Continue(())),
-            _ => show(rows, found),
-        })
-        .map(|_| ()),
     })?;
-    show_others(host, &mut others, |_| true, &mut visit)
+    if ended.is_continue() {
+        let _ = show_others(host, &mut others, |_| true, &mut visit)?;
+    }
+    Ok(())
 }
 
-/// Visits the first of the other keys, while they are `due`.
+/// Visits the first of the other keys, while they are `due` and until `visit` breaks.
 fn show_others<H: Host>(
     host: &H,
     others: &mut Others,
     due: impl Fn(&(Vec<u8>, Vec<u8>)) -> bool,
-    mut visit: impl FnMut(Status),
-) -> Result<()> {
+    mut visit: impl FnMut(Status) -> ControlFlow<()>,
+) -> Result<ControlFlow<()>> {
     while let Some(first) = others.first_entry().filter(|first| due(first.key())) {
         host.check_for_interrupts();
         let ((name, key), Other { block, exempt }) = first.remove_entry();
@@ -159,18 +185,21 @@ fn show_others<H: Host>(
             None => host.defined(name, key)?,
             exempt => exempt,
         };
-        match definition {
+        let visited = match definition {
             Some(definition) if listed(&definition) => {
                 let until = block.as_ref().map(|block| block.until);
                 let target = Target::defined::<H>(name, key, definition, until);
-                visit(without_rows(host, &target, block)?);
+                visit(without_rows(host, &target, block)?)
             }
             None if block.is_some() => visit(undefined(host.now(), name, key, 1, block)),
             // It was saved or exempt once, and its name is undefined now, or elsewhere.
-            _ => {}
+            _ => ControlFlow::Continue(()),
+        };
+        if visited.is_break() {
+            return Ok(visited);
         }
     }
-    Ok(())
+    Ok(ControlFlow::Continue(()))
 }
 
 /// The status of a key of a name that is not defined.

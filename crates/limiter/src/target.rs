@@ -100,17 +100,34 @@ impl<'a> Target<'a> {
     ///
     /// # Errors
     /// 42704: neither config nor definition, or its plan has none; 42501: a config for a defined name without the right to
-    /// define; 22023: an invalid config; 22004: it is keyed, and the key is empty.
+    /// define; 22023: an invalid config; 22004 or 22023: as [`check_key`].
     pub fn resolve<D: Definitions>(definitions: &D, request: &Request<'a>) -> Result<Target<'a>> {
         let Resolved { target, keyed } = Resolved::resolve(definitions, request)?;
-        check_key::<D>(target.name, target.key, keyed, target.limit())?;
+        for keyed in keyed {
+            check_key::<D>(target.name, target.key, keyed, target.limit())?;
+        }
+        Ok(target)
+    }
+
+    /// Resolves a request to look at the state of a key, which a limit that takes no key now may have had before.
+    ///
+    /// # Errors
+    /// As [`resolve`](Target::resolve), but for the 22023 of `check_key`.
+    pub fn resolve_to_look<D: Definitions>(
+        definitions: &D,
+        request: &Request<'a>,
+    ) -> Result<Target<'a>> {
+        let Resolved { target, keyed } = Resolved::resolve(definitions, request)?;
+        if keyed.contains(&Some(true)) {
+            check_key::<D>(target.name, target.key, Some(true), target.limit())?;
+        }
         Ok(target)
     }
 
     /// Resolves a lease, whose key is that with which it was taken.
     ///
     /// # Errors
-    /// As [`resolve`](Target::resolve), but for 22004.
+    /// As [`resolve`](Target::resolve), but for those of `check_key`.
     pub fn resolve_lease<D: Definitions>(
         definitions: &D,
         request: &Request<'a>,
@@ -206,10 +223,10 @@ impl<'a> Target<'a> {
     }
 }
 
-/// The target of a request, and whether its definition or its config wants a key.
+/// The target of a request, and what its definition and its config say of keys.
 struct Resolved<'a> {
     target: Target<'a>,
-    keyed: bool,
+    keyed: [Option<bool>; 2],
 }
 
 impl<'a> Resolved<'a> {
@@ -218,7 +235,7 @@ impl<'a> Resolved<'a> {
         let (name, key) = (request.name, request.key);
         let Defined { definition, missing_plan, blocked_until } = definitions.look_up(name, key)?;
         let is_defined = definition.is_some();
-        let keyed = definition.as_ref().is_some_and(|definition| definition.keyed);
+        let keyed = definition.as_ref().and_then(|definition| definition.keyed);
         // A config in the call is no way around it.
         if let Some(plan) = missing_plan {
             return Err(undefined(D::utf8(name), Some(&plan)));
@@ -238,7 +255,7 @@ impl<'a> Resolved<'a> {
             (None, Some(definition)) => definition,
             (None, None) => return Err(undefined(D::utf8(name), None)),
         };
-        let keyed = keyed || definition.keyed;
+        let keyed = [keyed, definition.keyed];
         let definition = definitions.in_force(name, definition);
         let (store, utf8) = (Store::from_definition(&definition), D::utf8);
         Ok(Resolved {
@@ -282,16 +299,26 @@ pub fn undefined(name: Cow<str>, missing_plan: Option<&str>) -> LimiterError {
     }
 }
 
-/// Refuses the empty key where a limit is `keyed`.
+/// Refuses the empty key where a limit is `keyed`, and any other where it says that it is not.
 ///
 /// # Errors
-/// [`LimiterError::Keyed`] (22004).
-pub fn check_key<E: Encoding>(name: &[u8], key: &[u8], keyed: bool, limit: &Limit) -> Result<()> {
-    if keyed && key.is_empty() {
-        let name = E::utf8(name).into_owned();
-        return Err(LimiterError::Keyed { name, kind: limit.kind() });
+/// [`LimiterError::Keyed`] (22004), [`LimiterError::NotKeyed`] (22023).
+pub fn check_key<E: Encoding>(
+    name: &[u8],
+    key: &[u8],
+    keyed: Option<bool>,
+    limit: &Limit,
+) -> Result<()> {
+    let name = || E::utf8(name).into_owned();
+    match keyed {
+        Some(true) if key.is_empty() => {
+            Err(LimiterError::Keyed { name: name(), kind: limit.kind() })
+        }
+        Some(false) if !key.is_empty() => {
+            Err(LimiterError::NotKeyed { name: name(), kind: limit.kind() })
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Looks up the limit that has a key's state: where the key alone is exempt, that of the name, which holds again
@@ -342,11 +369,11 @@ fn check_tokens(limit: &Limit, argument: &'static str, tokens: f64) -> Result<()
 ///
 /// # Errors
 /// 22023: one of them is no count, or the least above the most.
-pub fn check_as_many(limit: &Limit, AsMany { at_most, at_least }: AsMany) -> Result<()> {
-    check_tokens(limit, "at_most", at_most)?;
+pub fn check_as_many(limit: &Limit, AsMany { count, at_least }: AsMany) -> Result<()> {
+    check_tokens(limit, "count", count)?;
     check_tokens(limit, "at_least", at_least)?;
-    if at_least > at_most {
-        let allowed = format!("a number from 0 to at_most, which is {}", float_text(at_most));
+    if at_least > count {
+        let allowed = format!("a number from 0 to count, which is {}", float_text(count));
         return Err(bad_tokens("at_least", at_least, &allowed));
     }
     Ok(())

@@ -58,7 +58,7 @@ pub enum Command {
     Credit(u8, u8, u8),
     /// `rl_reset` of a key.
     Reset(u8, u8),
-    /// `rl_reset_all`.
+    /// `rl_reset_keys`.
     ResetAll(u8),
     /// `rl_prune`.
     Prune(u8),
@@ -352,7 +352,7 @@ impl Command {
             }
             Command::ResetAll(_) => {
                 let mut count = 0;
-                single::reset_all(run, NAME, &mut count)?;
+                single::reset_keys(run, NAME, &mut count)?;
                 Outcome::Reset(count > 0)
             }
             Command::Prune(_) => {

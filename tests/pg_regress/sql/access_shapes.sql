@@ -70,4 +70,4 @@ SELECT * FROM shapes('ADD CHECK (value < 1e9)', 'ADD CHECK (value < 0) NOT VALID
 \echo nothing of that stayed
 SELECT * FROM shaped('SELECT');
 DROP FUNCTION shaped; DROP FUNCTION shapes;
-SELECT rl_reset_all('shape'), rl_undefine('shape');
+SELECT rl_reset_keys('shape'), rl_undefine('shape');

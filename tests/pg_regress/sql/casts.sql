@@ -49,7 +49,7 @@ SELECT remaining FROM public.rl_credit('casts', 'k', 1, '2027-01-01 12:00:00+00'
 SELECT name, remaining FROM public.rl_status('casts');
 SELECT header FROM public.rl_check('casts', 'k') AS result, jsonb_object_keys(public.rl_headers('casts', result)) header;
 SELECT ok, remaining FROM public.rl_calculate(public.rl_token_bucket(3, '1 minute'), '{"value": 2, "ts": 0}', '1970-01-01 00:00:00+00', 1);
-SELECT public.rl_reset('casts', 'k'), public.rl_reset_all('casts/log'), public.rl_prune() > 0 AS pruned, public.rl_undefine('casts/gone');
+SELECT public.rl_reset('casts', 'k'), public.rl_reset_keys('casts/log'), public.rl_prune() > 0 AS pruned, public.rl_undefine('casts/gone');
 -- A role that passes a value of such a type runs the cast itself; what it makes NULL is no shared limit.
 SET ROLE regress_rl_caster;
 SELECT public.rl_limit('casts', ROW('k')::caster.pair);

@@ -38,8 +38,8 @@ INSERT INTO calls (call) VALUES
     ('SELECT rl_reset(''parent'', ''of a child'')'),
     ('SELECT rl_reset(''parent/wide'', ''k'')'),
     ('SELECT ok, remaining FROM rl_limit(''parent/wide'', ''k'')'),
-    ('SELECT rl_reset_all(''parent/wide'')'),
-    ('SELECT rl_reset_all(''parent'')'),
+    ('SELECT rl_reset_keys(''parent/wide'')'),
+    ('SELECT rl_reset_keys(''parent'')'),
     ('SELECT ok, remaining FROM rl_limit(''parent'', ''k'')'),
     ('SELECT rl_prune() FROM set_config(''ratelimit.clock'', ''2027-01-02 12:00:00+00'', true)');
 -- What the calls answer, one after the other; then all of it is rolled back. And what they have locked.
@@ -89,7 +89,7 @@ FROM outcomes ORDER BY children = 'rows', children = 'empty ones';
 SELECT count(*) FROM child_config; SELECT count(*) FROM child_blocks;
 -- The same with a limit in memory that is saved: it begins with its own row, and is written to it.
 RESET ratelimit.clock;
-SELECT rl_define('parent/saved', rl_token_bucket(1e-300, '1 day', capacity => 10) || '{"store": "memory", "save": "1 second"}');
+SELECT rl_define('parent/saved', rl_token_bucket(1e-300, '1 day', capacity => 10, store => 'memory', save => '1 second'));
 INSERT INTO rateLimits (name, key, value, ts) VALUES ('parent/saved', 'k', 8, now());
 INSERT INTO child (name, key, value, ts) VALUES ('parent/saved', 'k', 3, now());
 SELECT remaining FROM rl_limit('parent/saved', 'k');
@@ -100,5 +100,5 @@ SELECT key, remaining FROM rl_status('parent/saved');
 DROP TABLE child, child_config, child_blocks, child_before, calls, outcomes;
 DROP FUNCTION answers;
 SELECT rl_undefine('parent'), rl_undefine('parent', 'other'), rl_undefine('parent/wide'), rl_undefine('parent/slots'), rl_undefine('parent/saved');
-SELECT rl_reset_all(n) FROM unnest('{parent,parent/wide,parent/slots,parent/saved}'::text[]) n;
+SELECT rl_reset_keys(n) FROM unnest('{parent,parent/wide,parent/slots,parent/saved}'::text[]) n;
 SELECT count(rl_unblock('parent', k)) FROM unnest('{blocked,ended}'::text[]) k;

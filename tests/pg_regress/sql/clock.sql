@@ -79,9 +79,9 @@ SET ratelimit.clock = '2027-12-31 22:59:59+00';
 SELECT ok, remaining FROM rl_check('cl');
 -- Or all is made full at once, in both stores; also by one statement for all names.
 SET ratelimit.clock = '2027-12-31 23:30:00+00';
-SELECT rl_define('cl/memory', rl_token_bucket(10, '1 minute') || '{"store": "memory"}');
+SELECT rl_define('cl/memory', rl_token_bucket(10, '1 minute', store => 'memory'));
 SELECT ok FROM rl_limit('cl/memory', 'k', count => 10);
-SELECT count(rl_reset_all(name)) > 1 AS done FROM (SELECT DISTINCT name FROM rl_config WHERE name LIKE 'cl%') names;
+SELECT count(rl_reset_keys(name)) > 1 AS done FROM (SELECT DISTINCT name FROM rl_config WHERE name LIKE 'cl%') names;
 SELECT remaining FROM rl_check('cl') UNION ALL SELECT remaining FROM rl_check('cl/memory', 'k');
 -- Calls that alternate between two instants take what came in up to the later one, and no more.
 SELECT rl_define('cl/' || store, rl_token_bucket(10, '1 second', capacity => 10) || jsonb_build_object('store', store))

@@ -24,7 +24,7 @@ SELECT name, key, remaining, limited FROM rl_status('di');
 SELECT remaining FROM rl_credit('di', 'b', 1);
 SELECT ok, remaining FROM rl_limit('di/inline', config => rl_sliding_log(2, '1 hour'));
 SELECT ok, lease IS NOT NULL AS lease FROM rl_acquire('di/slots', config => rl_concurrency(1, '1 minute'));
-SELECT rl_reset_all('di'), rl_undefine('di');
+SELECT rl_reset_keys('di'), rl_undefine('di');
 RESET debug_discard_caches;
 DELETE FROM rl_config WHERE name LIKE 'di%';
 TRUNCATE rl_blocks;

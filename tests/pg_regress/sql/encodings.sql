@@ -22,7 +22,7 @@ EXCEPTION WHEN SQLSTATE 'PT429' THEN
 END
 $$;
 -- Headers are ASCII everywhere: the name's UTF-8, percent-encoded.
-SELECT rl_headers('caf' || chr(233), r), rl_headers('caf' || chr(233), r, 'github') ->> 'x-ratelimit-resource' AS resource
+SELECT rl_headers('caf' || chr(233), r), rl_headers('caf' || chr(233), r, style => 'github') ->> 'x-ratelimit-resource' AS resource
 FROM rl_check('caf' || chr(233), 'new') r;
 SET ratelimit.error_style = pgrst;
 DO $$
@@ -79,7 +79,7 @@ SET ratelimit.clock = '2027-01-01 12:00:00+00';
 SET client_min_messages = warning;
 CREATE EXTENSION ratelimit;
 SELECT rl_define('cafe', rl_token_bucket(3, '1 minute')), rl_define(E'caf\201\351', rl_fixed_window(3, '1 day', timezone => 'Europe/Berlin')),
-       rl_define('slots', rl_concurrency(2, '1 minute')), rl_define('mem', rl_sliding_window(2, '1 minute') || '{"store": "memory"}');
+       rl_define('slots', rl_concurrency(2, '1 minute')), rl_define('mem', rl_sliding_window(2, '1 minute', store => 'memory'));
 SELECT ok, remaining FROM rl_limit('cafe', 'k');
 SELECT ok, remaining FROM rl_limit(E'caf\201\351', E'\201\374', 2), rl_block(E'caf\201\351', 'x', '1 hour');
 SELECT count(*), min(remaining) FROM rl_status(E'caf\201\351', E'\201\374');

@@ -19,7 +19,7 @@ SELECT rl_block('ht', 'k', until => 'infinity');
 \echo a row of rl_holds is kept
 CREATE TRIGGER ht BEFORE DELETE ON rl_holds FOR EACH ROW EXECUTE FUNCTION ht_keep();
 SELECT call, ht_error(call) AS error FROM unnest(ARRAY['rl_settle(''h-1'', 1)', 'rl_settle_all(''h-1'', ''1'')',
-    'rl_reset(''ht'', ''k'')', 'rl_reset_all(''ht'')', 'rl_forget(''k'')']) call;
+    'rl_reset(''ht'', ''k'')', 'rl_reset_keys(''ht'')', 'rl_forget(''k'')']) call;
 DROP TRIGGER ht ON rl_holds;
 \echo what it holds is changed
 CREATE TRIGGER ht BEFORE INSERT OR UPDATE ON rl_holds FOR EACH ROW EXECUTE FUNCTION ht_count();
@@ -52,7 +52,7 @@ SELECT call, ht_error(call) AS error FROM unnest(ARRAY['rl_block(''ht'', ''k'', 
 DROP TRIGGER ht ON rl_blocks;
 CREATE TRIGGER ht BEFORE UPDATE OR DELETE ON rateLimits FOR EACH ROW EXECUTE FUNCTION ht_keep();
 SELECT call, ht_error(call) AS error FROM unnest(ARRAY['rl_hold(''ht'', ''other'', 6, id => ''h-2'')', 'rl_hold(''ht'', ''other'', 1)']) call;
-SELECT call, ht_error(call) AS error FROM unnest(ARRAY['rl_reset(''ht'', ''k'')', 'rl_reset_all(''ht'')', 'rl_forget(''k'')']) call;
+SELECT call, ht_error(call) AS error FROM unnest(ARRAY['rl_reset(''ht'', ''k'')', 'rl_reset_keys(''ht'')', 'rl_forget(''k'')']) call;
 DROP TRIGGER ht ON rateLimits;
 CREATE TRIGGER ht BEFORE UPDATE ON rateLimits FOR EACH ROW EXECUTE FUNCTION ht_old();
 SELECT call, ht_error(call) AS error FROM unnest(ARRAY['rl_limit(''ht'', ''other'')']) call;

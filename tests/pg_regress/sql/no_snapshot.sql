@@ -14,7 +14,7 @@ CREATE DOMAIN logged AS text CHECK (CASE WHEN VALUE IS NOT NULL THEN (rl_limit('
 CREATE DOMAIN widely AS text CHECK (CASE WHEN VALUE IS NOT NULL THEN (rl_limit('bare/wide', VALUE, 30)).ok END);
 CREATE DOMAIN credited AS text CHECK (CASE WHEN VALUE IS NOT NULL THEN (rl_credit('bare', VALUE, 1)).ok END);
 CREATE DOMAIN emptied AS text CHECK (CASE WHEN VALUE IS NOT NULL THEN rl_reset('bare', VALUE) END);
-CREATE DOMAIN forgotten AS text CHECK (CASE WHEN VALUE IS NOT NULL THEN rl_reset_all('bare') = VALUE::int END);
+CREATE DOMAIN forgotten AS text CHECK (CASE WHEN VALUE IS NOT NULL THEN rl_reset_keys('bare') = VALUE::int END);
 CREATE DOMAIN pruned AS text CHECK (CASE WHEN VALUE IS NOT NULL THEN rl_prune(VALUE::int) >= 0 END);
 CREATE DOMAIN inline AS text CHECK (CASE WHEN VALUE IS NOT NULL THEN (rl_limit('bare/inline', VALUE, config => rl_token_bucket(2, '1 minute'))).ok END);
 CREATE FUNCTION left_of(name text, key text) RETURNS float8 LANGUAGE sql AS 'SELECT remaining FROM rl_check($1, $2)';
@@ -35,7 +35,7 @@ SELECT left_of('bare', 'k');
 DO $$DECLARE h pruned; BEGIN COMMIT; h := '1'; COMMIT; h := '100'; END$$;
 DO $$DECLARE g forgotten; BEGIN COMMIT; g := '1'; COMMIT; g := '0'; END$$;
 \echo as FOREACH assigns, for which PL/pgSQL makes no snapshot
-SELECT rl_reset_all('bare') + rl_reset_all('bare/wide') >= 0;
+SELECT rl_reset_keys('bare') + rl_reset_keys('bare/wide') >= 0;
 DO $$DECLARE a checked; BEGIN FOREACH a IN ARRAY ARRAY['k', 'k', 'l'] LOOP COMMIT; END LOOP; END$$;
 DO $$DECLARE b limited; BEGIN FOREACH b IN ARRAY ARRAY['k', 'k', 'k', 'l', 'l'] LOOP COMMIT; END LOOP; END$$;
 SELECT left_of('bare', 'k'), left_of('bare', 'l');

@@ -43,7 +43,7 @@ INSERT INTO rateLimits (name, key, value, ts, prior, log) VALUES ('set/bucket', 
 SELECT sqlstate_of($$SELECT rl_limit('set/bucket', 'secret')$$), sqlstate_of($$SELECT rl_reset('set/bucket', 'secret')$$);
 SELECT ok, remaining FROM rl_check('set/bucket', 'secret');
 SELECT name, key, value, prior, log FROM rateLimits;
-SELECT rl_reset_all('set/bucket');
+SELECT rl_reset_keys('set/bucket');
 ALTER TABLE rateLimits ALTER log DROP NOT NULL, ALTER prior DROP NOT NULL;
 SELECT ok, remaining FROM rl_limit('set/bucket', 'secret');
 ROLLBACK;

@@ -30,12 +30,12 @@ RESET ratelimit.access;
 -- Written over by hand, and deleted as the hint says.
 UPDATE rateLimits SET value = 7, ts = '2027-01-01 12:00:00+00' WHERE name = 'nulls' AND key = 'value';
 SELECT ok, remaining FROM rl_limit('nulls', 'value');
-SELECT left(error_of('SELECT rl_reset_all(''nulls'')'), 5), left(error_of('SELECT rl_reset_all(''nulls/wide'')'), 5);
+SELECT left(error_of('SELECT rl_reset_keys(''nulls'')'), 5), left(error_of('SELECT rl_reset_keys(''nulls/wide'')'), 5);
 SAVEPOINT a;
 SELECT rl_check('nulls', 'both');
 ROLLBACK TO a;
 DELETE FROM rateLimits WHERE value IS NULL OR ts IS NULL;
-SELECT rl_reset_all('nulls') > 0, rl_reset_all('nulls/wide') > 0;
+SELECT rl_reset_keys('nulls') > 0, rl_reset_keys('nulls/wide') > 0;
 SELECT ok, remaining FROM rl_limit('nulls', 'both');
 SELECT ok, remaining FROM rl_limit('nulls/wide', 'shard');
 ALTER TABLE rateLimits ALTER value SET NOT NULL, ALTER ts SET NOT NULL;

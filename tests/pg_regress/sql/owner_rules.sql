@@ -33,7 +33,7 @@ SELECT event, action,
     outcome(rule, 'SELECT remaining FROM rl_check(''rules'', ''old'')') AS look,
     outcome(rule, 'SELECT ok FROM rl_limit(''rules'', ''old'', 11)') AS denied,
     outcome(rule, 'SELECT rl_reset(''rules'', ''old'')') AS reset,
-    outcome(rule, 'SELECT rl_reset_all(''rules'')') AS reset_all,
+    outcome(rule, 'SELECT rl_reset_keys(''rules'')') AS reset_all,
     outcome(rule, 'SELECT rl_prune() FROM set_config(''ratelimit.clock'', ''2027-01-02 12:00:00+00'', true)') AS prune,
     outcome(rule, 'SELECT remaining FROM rl_limit(''rules'', ''old'')', 'SELECT count(*) FROM rule_log') AS done,
     outcome(rule, 'SET LOCAL ratelimit.access = heap', 'SELECT rl_limit(''rules'', ''old'')') AS heap

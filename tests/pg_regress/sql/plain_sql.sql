@@ -29,7 +29,7 @@ SELECT sql, error_of(sql) FROM unnest(ARRAY[
     'INSERT INTO rl_config VALUES (repeat(''n'', 201), '''', rl_sliding_log(1, ''1 s''))',
     'INSERT INTO rl_config VALUES (''ps/bad'', repeat(''k'', 1025), rl_sliding_log(1, ''1 s''))',
     'UPDATE rl_config SET key = repeat(''k'', 1025) WHERE name = ''ps''',
-    'UPDATE rl_config SET config = ''[]''']) sql;
+    'UPDATE rl_config SET config = ''[]'' WHERE name = ''ps''']) sql;
 SELECT sql, left(error_of(sql), 6) FROM unnest(ARRAY[
     'INSERT INTO rl_config (name) VALUES (''ps/bad'')',
     'INSERT INTO rl_config (config) VALUES (rl_sliding_log(1, ''1 s''))',
@@ -152,7 +152,7 @@ SELECT ok, rl_reset('ps') FROM rl_limit('ps/sl');
 SELECT ok FROM rl_limit('ps');
 -- Pruning leaves such a row for somebody to look at.
 UPDATE rateLimits SET ts = '-infinity' WHERE name = 'ps';
-SELECT rl_prune(), rl_reset_all('ps');
+SELECT rl_prune(), rl_reset_keys('ps');
 -- NULLs are refused by the table.
 SELECT left(error_of('UPDATE rateLimits SET value = NULL'), 6), left(error_of('UPDATE rateLimits SET ts = NULL'), 6);
 -- TRUNCATE of the state makes everything full; of the definitions, undefined.

@@ -1,6 +1,6 @@
 -- Tokens are taken if and only if a prepared transaction commits; of a limit in memory at once.
 SET timezone = 'UTC'; SET datestyle = 'ISO'; SET ratelimit.clock = '2027-01-01 12:00:00+00';
-SELECT rl_define('pt', rl_token_bucket(10, '1 minute')), rl_define('pt/memory', rl_token_bucket(10, '1 minute') || '{"store": "memory"}');
+SELECT rl_define('pt', rl_token_bucket(10, '1 minute')), rl_define('pt/memory', rl_token_bucket(10, '1 minute', store => 'memory'));
 SELECT ok FROM rl_limit('pt');
 SET ratelimit.clock = '2027-01-01 13:00:00+00';
 -- PREPARE TRANSACTION keeps the lock, and the tokens in suspense: a call for more than is

@@ -18,7 +18,7 @@ CREATE ROLE regress_rl_other;
 SET ROLE regress_rl_app;
 \a \t
 SELECT call, error_of(call) FROM unnest(ARRAY[
-    'SELECT rl_limit(''pv'')', 'SELECT rl_check(''pv'')', 'SELECT rl_reset(''pv'')', 'SELECT rl_reset_all(''pv'')',
+    'SELECT rl_limit(''pv'')', 'SELECT rl_check(''pv'')', 'SELECT rl_reset(''pv'')', 'SELECT rl_reset_keys(''pv'')',
     'SELECT rl_define(''pv'', rl_token_bucket(1, ''1 s''))', 'SELECT rl_undefine(''pv'')',
     'SELECT rl_limit(''pv/new'', config => rl_token_bucket(1, ''1 s''))',
     'SELECT FROM rateLimits', 'INSERT INTO rateLimits VALUES (''pv'', '''', 0, 1000, now())', 'UPDATE rateLimits SET value = 1000',
@@ -42,7 +42,7 @@ SELECT rl_limit('pv', 'a', throws => true);
 \echo :SQLSTATE
 \a \t
 SELECT call, error_of(call) FROM unnest(ARRAY[
-    'SELECT rl_reset(''pv'')', 'SELECT rl_reset_all(''pv'')', 'SELECT rl_undefine(''pv'')', 'SELECT rl_define(''pv'', rl_token_bucket(1, ''1 s''))',
+    'SELECT rl_reset(''pv'')', 'SELECT rl_reset_keys(''pv'')', 'SELECT rl_undefine(''pv'')', 'SELECT rl_define(''pv'', rl_token_bucket(1, ''1 s''))',
     'SELECT FROM rateLimits', 'SELECT FROM rl_config', 'UPDATE rateLimits SET value = 1000']) call;
 \a \t
 GRANT EXECUTE ON FUNCTION rl_limit TO regress_rl_other;

@@ -58,10 +58,10 @@ BEGIN;
 ALTER SCHEMA "Rate ""Limits"".x" RENAME TO limits;
 SELECT ok, remaining FROM limits.rl_limit('limit');
 SELECT limits.rl_define('limit', limits.rl_token_bucket(20, '1 minute'));
-SELECT limits.rl_reset('limit'), limits.rl_reset_all('limit');
+SELECT limits.rl_reset('limit'), limits.rl_reset_keys('limit');
 ROLLBACK;
 SELECT ok, remaining FROM "Rate ""Limits"".x".rl_limit('limit');
-SELECT "Rate ""Limits"".x".rl_reset('limit'), "Rate ""Limits"".x".rl_reset_all('limit'), "Rate ""Limits"".x".rl_undefine('limit');
+SELECT "Rate ""Limits"".x".rl_reset('limit'), "Rate ""Limits"".x".rl_reset_keys('limit'), "Rate ""Limits"".x".rl_undefine('limit');
 -- Another schema takes the old name, with tables of the same name in it: they are not ours.
 CREATE SCHEMA limits;
 CREATE TABLE limits.ratelimits (name text, key text, shard int, value float8, ts timestamptz, prior float8, log timestamptz[]);

@@ -35,7 +35,7 @@ SELECT public.rl_define('sp/2', public.rl_token_bucket(3, '1 minute')), public.r
 SELECT ok, remaining FROM public.rl_limit('sp/2', 'k');
 SELECT public.rl_reset('sp/2', 'k'), public.rl_reset('sp/2', 'k');
 SELECT ok, remaining FROM public.rl_limit('sp/2', 'k');
-SELECT public.rl_reset_all('sp/2');
+SELECT public.rl_reset_keys('sp/2');
 SELECT public.rl_undefine('sp/2');
 SELECT ok, remaining FROM public.rl_limit('sp/inline', config => public.rl_sliding_log(3, '1 minute'));
 SELECT public.rl_limit('sp/none');
@@ -71,7 +71,7 @@ SET search_path = evil, pg_catalog, public;
 SELECT ok, remaining FROM public.rl_limit('sp', 'x');
 SELECT public.rl_define('sp/3', public.rl_token_bucket(5, '1 minute'));
 SELECT ok, remaining FROM public.rl_limit('sp/3');
-SELECT public.rl_reset('sp/3'), public.rl_reset_all('sp/3'), public.rl_undefine('sp/3');
+SELECT public.rl_reset('sp/3'), public.rl_reset_keys('sp/3'), public.rl_undefine('sp/3');
 SET search_path = public;
 SET client_min_messages = warning;
 DROP SCHEMA evil CASCADE;

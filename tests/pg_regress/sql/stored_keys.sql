@@ -46,7 +46,7 @@ SELECT key = :'random' AS random, key = :'alike' AS alike, value FROM rateLimits
 REINDEX TABLE rateLimits;
 SELECT remaining FROM rl_limit(:'name', :'random');
 SELECT remaining FROM rl_limit(:'name', :'alike');
-SELECT rl_reset_all(:'name');
+SELECT rl_reset_keys(:'name');
 SELECT count(*) FROM rateLimits WHERE name = :'name';
 ALTER TABLE rateLimits RESET (toast_tuple_target);
 SELECT rl_undefine(:'name');

@@ -25,7 +25,7 @@ SELECT ok, remaining FROM rl_limit('limit');
 SELECT ok, remaining FROM rl_check('limit');
 SELECT ok, remaining FROM rl_limit('limit', count => 20);
 SELECT rl_reset('limit');
-SELECT rl_reset_all('limit');
+SELECT rl_reset_keys('limit');
 SELECT rl_undefine('limit');
 SELECT current_user, session_user;
 -- Nor can it become somebody else.

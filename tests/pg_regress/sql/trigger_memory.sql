@@ -1,7 +1,7 @@
 -- rl_trigger on a limit in memory: what is taken stays taken, so a row takes when nothing can refuse it any more.
 SET ratelimit.clock = '2027-01-01 12:00:00+00';
 \set SHOW_CONTEXT never
-SELECT rl_define('tm', rl_token_bucket(3, '1 day') || '{"store": "memory"}'),
+SELECT rl_define('tm', rl_token_bucket(3, '1 day', store => 'memory')),
        rl_define('tm/table', rl_token_bucket(3, '1 day'));
 CREATE TABLE tm_authors (author text PRIMARY KEY);
 INSERT INTO tm_authors VALUES ('victim'), ('regress_rl_writer');
@@ -53,7 +53,7 @@ SELECT rl_define('tm', rl_token_bucket(3, '1 day'), 'victim');
 SELECT error_of($$INSERT INTO tm VALUES ('victim', 'third')$$);
 SELECT remaining FROM rl_check('tm', 'victim');
 SELECT rl_undefine('tm', 'victim'), rl_reset('tm', 'victim');
-SELECT rl_define('tm/dry', rl_token_bucket(3, '1 day') || '{"store": "memory", "enforce": false}');
+SELECT rl_define('tm/dry', rl_token_bucket(3, '1 day', store => 'memory', enforce => false));
 DROP TRIGGER limited ON tm;
 CREATE TRIGGER limited BEFORE INSERT ON tm FOR EACH ROW EXECUTE FUNCTION rl_trigger('tm/dry', 'key=author');
 SELECT error_of($$INSERT INTO tm VALUES ('victim', 'fourth')$$);
@@ -79,7 +79,7 @@ INSERT INTO tm VALUES ('nobody', 'x');
 COMMIT;
 SELECT remaining FROM rl_check('tm', 'nobody');
 
-SELECT rl_reset_all('tm');
+SELECT rl_reset_keys('tm');
 DROP VIEW tm_own;
 DROP TABLE tm, tm_authors;
 DROP PROCEDURE refused;

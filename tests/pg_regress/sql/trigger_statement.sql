@@ -104,7 +104,7 @@ CREATE TRIGGER b AFTER UPDATE ON ts_options REFERENCING NEW TABLE AS n FOR EACH 
 UPDATE ts_options SET tokens = tokens + 1 WHERE author = 'child';
 SELECT * FROM taken('ts/options') WHERE key = 'child';
 -- MERGE: what it inserted, what it updated, what it deleted.
-SELECT rl_reset_all('ts/insert'), rl_reset_all('ts/update'), rl_reset_all('ts/delete');
+SELECT rl_reset_keys('ts/insert'), rl_reset_keys('ts/update'), rl_reset_keys('ts/delete');
 DROP TRIGGER z ON ts_events;
 MERGE INTO ts_events t USING (VALUES (5, 'u'), (6, 'd'), (31, 'i'), (32, 'i')) s (id, author) ON t.id = s.id
     WHEN MATCHED AND s.author = 'd' THEN DELETE

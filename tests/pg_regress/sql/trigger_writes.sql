@@ -38,7 +38,7 @@ SET work_mem = '64kB';
 CREATE FUNCTION tw_take(keys int, prefix text) RETURNS TABLE (keys_taken bigint, once boolean, in_order boolean, exact boolean) LANGUAGE plpgsql AS $$
 BEGIN
     TRUNCATE tw_order, tw_many;
-    PERFORM rl_reset_all('tw/many');
+    PERFORM rl_reset_keys('tw/many');
     INSERT INTO tw_many (who, tokens) SELECT prefix || md5((n % keys)::text), 0.1 * (n % 7) FROM generate_series(1, keys * 3) n;
     RETURN QUERY SELECT count(*), count(DISTINCT o.key) = count(*), bool_and(o.ordered),
         (SELECT bool_and(r.value = 1000 - t.sum) FROM rateLimits r JOIN (SELECT who, sum(tokens ORDER BY n) FROM tw_many GROUP BY who) t ON r.key = t.who WHERE r.name = 'tw/many')
@@ -49,7 +49,7 @@ SELECT * FROM tw_take(11000, '');
 SELECT * FROM tw_take(1100, repeat('k', 980));
 RESET work_mem;
 DROP TRIGGER note ON rateLimits;
-SELECT rl_reset_all('tw/many');
+SELECT rl_reset_keys('tw/many');
 
 SET client_min_messages = warning;
 DROP TABLE tw, tw_bulk, tw_order, tw_many CASCADE;

@@ -27,7 +27,7 @@ ORDER BY p.proname COLLATE "C", a.grantee::regrole::text COLLATE "C";
 SELECT rl_define('limit', rl_token_bucket(3, '1 minute'));
 SELECT ok, remaining FROM rl_limit('limit');
 SELECT remaining FROM rl_check('limit');
-SELECT rl_reset('limit'), rl_reset_all('limit');
+SELECT rl_reset('limit'), rl_reset_keys('limit');
 SELECT ok, remaining FROM rl_limit('limit', config => rl_token_bucket(5, '1 minute'));
 SELECT name, value FROM rateLimits;
 UPDATE rl_config SET config = rl_token_bucket(4, '1 minute');

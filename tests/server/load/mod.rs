@@ -459,7 +459,7 @@ fn nothing_but_retries_is_asked_for_while_limits_change() {
             "SELECT rl_undefine('limit 1', 'key 1')",
             "BEGIN; SELECT rl_define('limit 0', rl_sliding_log(9, '10 ms')); ROLLBACK",
             "SELECT rl_reset('limit 0', 'key 0')",
-            "SELECT rl_reset_all('limit 3')",
+            "SELECT rl_reset_keys('limit 3')",
             "SELECT rl_limit('limit 1', 'key 0')",
             "DELETE FROM rateLimits WHERE key = 'key 1'",
             "VACUUM rateLimits",

@@ -159,7 +159,7 @@ fn call_whatever_else(client: &mut Client, random: &mut Random) -> Result<(), Er
     let (one, other) = (loose(random), loose(random));
     match random.below(8) {
         0 => client.execute("SELECT rl_reset('loose', $1)", &[&one]),
-        1 => client.execute("SELECT rl_reset_all('loose')", &[]),
+        1 => client.execute("SELECT rl_reset_keys('loose')", &[]),
         2 => client.execute("SELECT rl_credit('loose', $1, -1)", &[&one]),
         3 => client.execute("SELECT rl_prune()", &[]),
         4 => client.execute("SELECT rl_status()", &[]),

@@ -1,4 +1,4 @@
-//! rl_reset_all and the other calls that write several rows, and definitions, at the same time as each other and as
+//! rl_reset_keys and the other calls that write several rows, and definitions, at the same time as each other and as
 //! takes. They lock in one order, so they never deadlock, and none gives up where a retry suffices.
 
 use postgres::types::ToSql;
@@ -73,7 +73,7 @@ fn several_rows_are_locked_in_one_order() {
             .collect();
         let name = if random.below(2) == 0 { "api" } else { "wide" };
         match random.below(8) {
-            0 | 1 => in_transaction(client, "SELECT rl_reset_all($1)", &[&name]),
+            0 | 1 => in_transaction(client, "SELECT rl_reset_keys($1)", &[&name]),
             2 => in_transaction(client, "INSERT INTO usage SELECT unnest($1::text[])", &[&some]),
             3 => in_transaction(client, "SELECT rl_limit('wide', 'key ' || $1::int % 6, 3)", &[&(some.len() as i32)]),
             4 => in_transaction(client, "SELECT rl_reset($1, 'key ' || $2::int % 6)" , &[&name, &(some.len() as i32)]),
@@ -96,7 +96,7 @@ fn resetting_names_at_once_is_no_deadlock() {
     let database = limits("load_reset_all_itself");
     let errors = calls(&database, (SESSIONS, CALLS), |client, random, session| {
         if session % 2 == 0 {
-            return in_transaction(client, "SELECT rl_reset_all('api')", &[]);
+            return in_transaction(client, "SELECT rl_reset_keys('api')", &[]);
         }
         let some: Vec<String> =
             (0..KEYS).filter(|_| random.below(2) > 0).map(|key| format!("key {key}")).collect();
@@ -113,19 +113,19 @@ fn resetting_a_name_beside_takes_is_no_error() {
     let database = limits("load_reset_all_takes");
     // The row of one key comes and goes.
     let errors = calls(&database, MANY, |client, _, _| {
-        client.batch_execute(&in_turn("rl_reset_all('api')", "rl_limit('api')"))
+        client.batch_execute(&in_turn("rl_reset_keys('api')", "rl_limit('api')"))
     });
     println!("{errors:?}");
     assert_eq!(errors, Errors::new());
     let errors = calls(&database, (12, CALLS), |client, random, session| {
         let key = format!("key {}", random.below(KEYS));
         match session {
-            0 | 1 => client.execute("SELECT rl_reset_all('wide')", &[]),
+            0 | 1 => client.execute("SELECT rl_reset_keys('wide')", &[]),
             2 | 3 => client.execute("SELECT rl_limit('wide', $1)", &[&key]),
             4 => client.execute("SELECT rl_credit('api', $1, -1)", &[&key]),
             5 => client.execute("SELECT rl_reset('api', $1)", &[&key]),
             6..=8 => client.execute("SELECT rl_limit('api', $1)", &[&key]),
-            _ => client.execute("SELECT rl_reset_all('api')", &[]),
+            _ => client.execute("SELECT rl_reset_keys('api')", &[]),
         }
         .map(drop)
     });

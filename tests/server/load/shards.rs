@@ -16,7 +16,7 @@ use crate::database::Database;
 
 /// Redefines a limit, without rows.
 fn define(client: &mut Client, name: &str, config: &str) {
-    let sql = format!("SELECT rl_reset_all('{name}'), rl_define('{name}', {config})");
+    let sql = format!("SELECT rl_reset_keys('{name}'), rl_define('{name}', {config})");
     client.batch_execute(&sql).unwrap();
 }
 

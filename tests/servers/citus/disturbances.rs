@@ -65,7 +65,7 @@ const CASES: [Case; 14] = [
     case("one process killed, so that its node recovers", 3, kill_process),
     case("shards moved, split and isolated", 3, |scene| change_shards(scene, false)),
     case("rebalanced", 2, |scene| change_shards(scene, true)),
-    case("`rl_prune`, and `rl_reset_all` of another limit", 3, prune),
+    case("`rl_prune`, and `rl_reset_keys` of another limit", 3, prune),
     case("a worker drained, disabled and activated", 0, disable),
     case("a node added, and rebalanced", 3, add),
 ];
@@ -209,7 +209,7 @@ fn prune(scene: &Scene) {
         for client in &mut clients {
             let fill =
                 "SELECT count(*) FROM generate_series(1, 20) n, rl_limit('scrap', 'scrap ' || n)";
-            for sql in ["SELECT rl_prune()", fill, "SELECT rl_reset_all('scrap')"] {
+            for sql in ["SELECT rl_prune()", fill, "SELECT rl_reset_keys('scrap')"] {
                 match client.query_one(sql, &[]) {
                     Ok(row) if sql.contains("prune") => pruned += row.get::<_, i64>(0),
                     Ok(_) => {}

@@ -234,7 +234,7 @@ fn every_function_works_on_every_node() {
                 "SELECT rl_limit('NAME', 'r', 15, reserve => true, config => rl_token_bucket(10, '1 minute', max_reserved => 10))",
                 "(t,30,\"2027-01-01 12:00:30+00\",-5,10,\"2027-01-01 12:01:30+00\")",
             ),
-            ("SELECT rl_reset_all('NAME')", "3"),
+            ("SELECT rl_reset_keys('NAME')", "3"),
             ("SELECT count(*) FROM rateLimits WHERE name = 'NAME'", "0"),
             (
                 "SELECT count(*) FROM generate_series(1, 30) n, rl_limit('NAME', substr('s', 1, n), config => rl_token_bucket(20, '1 minute', shards => 4)) WHERE ok",
@@ -249,9 +249,9 @@ fn every_function_works_on_every_node() {
                 "SELECT count(*) FROM generate_series(1, 30) n, rl_limit('NAME', substr('w', 1, n), config => rl_sliding_window(5, '1 minute')) WHERE ok",
                 "5",
             ),
-            ("SELECT rl_reset_all('NAME')", "3"),
+            ("SELECT rl_reset_keys('NAME')", "3"),
             (
-                "SELECT count(*) FROM generate_series(1, 30) n, rl_limit('NAME', substr('m', 1, n), config => rl_token_bucket(5, '1 minute') || '{\"store\": \"memory\"}') WHERE ok",
+                "SELECT count(*) FROM generate_series(1, 30) n, rl_limit('NAME', substr('m', 1, n), config => rl_token_bucket(5, '1 minute', store => 'memory')) WHERE ok",
                 "5",
             ),
             ("SELECT rl_define('NAME', rl_concurrency(2, '1 minute'), 'slots')", "true"),
@@ -515,8 +515,7 @@ fn limits_are_distributed_and_taken_back_under_load() {
     assert_shells_are_empty(&cluster);
     assert_exact(&mut cluster.coordinator());
 
-    let define =
-        "SELECT rl_define('in memory', rl_token_bucket(1, '1 day') || '{\"store\": \"memory\"}')";
+    let define = "SELECT rl_define('in memory', rl_token_bucket(1, '1 day', store => 'memory'))";
     client.batch_execute(define).unwrap();
     client.batch_execute("SELECT rl_distribute()").unwrap();
     let notices: Vec<String> = notices.try_iter().collect();

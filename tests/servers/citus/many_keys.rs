@@ -1,4 +1,4 @@
-//! rl_prune and rl_reset_all where they have ten thousand keys: what they do, what they leave, for whom they wait, and
+//! rl_prune and rl_reset_keys where they have ten thousand keys: what they do, what they leave, for whom they wait, and
 //! how many statements they send to other nodes: some for each shard of Citus, not for each key.
 
 use std::collections::BTreeMap;
@@ -295,7 +295,7 @@ fn many_keys_are_reset_by_few_statements() {
     for name in ["full", "busy parts", "held slots"] {
         let keys = FILLED.iter().find(|filled| filled.name == name).unwrap().keys.to_string();
         assert_eq!(taken(&mut client, name), keys);
-        let reset = format!("SELECT rl_reset_all('{name}')");
+        let reset = format!("SELECT rl_reset_keys('{name}')");
         counted.client.batch_execute("BEGIN").unwrap();
         let (answer, sent) = counted.call(&reset);
         counted.client.batch_execute("ROLLBACK").unwrap();

@@ -105,7 +105,7 @@ const WRITES: [Write; 14] = [
         ..TAKE
     },
     Write { what: "rl_reset", write: "SELECT rl_reset('NAME', 'KEY')", expected: "100", ..TAKE },
-    Write { what: "rl_reset_all", write: "SELECT rl_reset_all('NAME')", expected: "100", ..TAKE },
+    Write { what: "rl_reset_keys", write: "SELECT rl_reset_keys('NAME')", expected: "100", ..TAKE },
     Write {
         what: "rl_prune",
         before:

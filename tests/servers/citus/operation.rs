@@ -216,8 +216,7 @@ fn shards_have_one_copy_and_notices_are_ours_alone() {
     let _ = notices.try_iter().count();
 
     client.batch_execute("SET citus.shard_replication_factor = 1").unwrap();
-    let in_memory =
-        "SELECT rl_define('m', rl_token_bucket(1, '1 day') || '{\"store\": \"memory\"}')";
+    let in_memory = "SELECT rl_define('m', rl_token_bucket(1, '1 day', store => 'memory'))";
     client.batch_execute(in_memory).unwrap();
     client.batch_execute("SET client_min_messages = log").unwrap();
     client.batch_execute("SELECT rl_distribute(4)").unwrap();
@@ -331,12 +330,11 @@ fn above_read_committed(cluster: &Cluster) {
 }
 
 fn resets_in_memory(cluster: &Cluster) {
-    let define =
-        "SELECT rl_define('m', rl_token_bucket(1, '1000 days') || '{\"store\": \"memory\"}')";
+    let define = "SELECT rl_define('m', rl_token_bucket(1, '1000 days', store => 'memory'))";
     let mut clients = cluster.clients();
     clients[0].batch_execute(define).unwrap();
     let pass = |client: &mut Client| one(client, "SELECT ok FROM rl_limit('m', 'a')") == "true";
-    for reset in ["rl_reset('m', 'a')", "rl_reset_all('m')"] {
+    for reset in ["rl_reset('m', 'a')", "rl_reset_keys('m')"] {
         for client in &mut clients {
             client.batch_execute("SELECT rl_reset('m', 'a')").unwrap();
             assert_eq!([pass(client), pass(client)], [true, false]);

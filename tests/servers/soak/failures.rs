@@ -272,7 +272,7 @@ fn a_call_whose_client_died_while_it_waited_takes_unless_the_server_looks() {
 fn a_commit_waits_for_an_absent_standby_with_the_row_locked() {
     let (server, mut client) = server();
     client.batch_execute(
-        "SELECT rl_define('memory', rl_token_bucket(1e-300, '1 day', capacity => 100) || '{\"store\": \"memory\"}');
+        "SELECT rl_define('memory', rl_token_bucket(1e-300, '1 day', capacity => 100, store => 'memory'));
          ALTER DATABASE postgres SET statement_timeout = '1s';
          ALTER DATABASE postgres SET lock_timeout = '100ms';
          ALTER DATABASE postgres SET client_connection_check_interval = '50ms'"

@@ -152,7 +152,7 @@ fn a_flood_of_new_keys_fills_no_limit_that_is_empty() {
                     "{unseen}, {by:?}, unseen"
                 );
             }
-            client.execute("SELECT rl_reset_all($1)", &[&name]).unwrap();
+            client.execute("SELECT rl_reset_keys($1)", &[&name]).unwrap();
         }
     }
 }

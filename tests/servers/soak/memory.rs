@@ -95,7 +95,7 @@ fn too_large(megabytes: u64) {
         format!("SELECT rl_fixed_window(1, '1 day', timezone => {long})"),
         format!("SELECT rl_check({long})"),
         format!("SELECT rl_check('bucket', {long})"),
-        format!("SELECT rl_headers('x', rl_check('bucket'), {long})"),
+        format!("SELECT rl_headers('x', rl_check('bucket'), style => {long})"),
         // Few bytes, many in JSON.
         "SELECT rl_check('inline', config => '{\"rate\": 1e131071}')".to_owned(),
         format!(
@@ -155,7 +155,7 @@ fn a_statement_of_many_keys_is_added_up_in_little_memory() {
     let row = witness.query_one(sums, &[]).unwrap();
     assert_eq!((row.get(0), row.get(1), row.get(2)), (350_000i64, 98.0, 98.0));
     // And reset again, a page of keys at a time.
-    assert_eq!(outcome(&mut witness, &mut backend, "SELECT rl_reset_all('bucket')"), None);
+    assert_eq!(outcome(&mut witness, &mut backend, "SELECT rl_reset_keys('bucket')"), None);
     let left = "SELECT count(*) FROM rateLimits WHERE name = 'bucket' AND key LIKE 'k%'";
     assert_eq!(witness.query_one(left, &[]).unwrap().get::<_, i64>(0), 0);
 }

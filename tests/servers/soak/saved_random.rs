@@ -156,7 +156,7 @@ impl Run {
         let (key, all) = (self.key(), self.below(3) == 0);
         let name = LIMITS[key.0].0;
         if all {
-            self.client.execute("SELECT rl_reset_all($1)", &[&name]).unwrap();
+            self.client.execute("SELECT rl_reset_keys($1)", &[&name]).unwrap();
         } else {
             self.client.execute("SELECT rl_reset($1, $2)", &[&name, &text(key.1)]).unwrap();
         }

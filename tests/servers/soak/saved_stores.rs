@@ -230,7 +230,7 @@ fn changes_resets_and_configs_of_one_session_are_exact() {
             format!("SELECT rl_define('all', {bucket} || '{{\"store\": \"memory\"}}'){rest}"),
             format!("SELECT rl_define('all', {}, 'saved')", kinds[0]),
             "SELECT rl_limit('all', 'saved', 4)".into(),
-            "SELECT rl_save(), rl_reset_all('all')".into(),
+            "SELECT rl_save(), rl_reset_keys('all')".into(),
         ];
         run(&mut client, &reset);
         for key in ["saved", "row"] {
@@ -253,8 +253,7 @@ fn changes_resets_and_configs_of_one_session_are_exact() {
 #[ignore = "needs a server: make test"]
 fn a_fixed_clock_has_states_of_its_own_that_are_never_saved() {
     let (_server, mut client) = server("100 milliseconds");
-    let bucket =
-        "rl_token_bucket(10, '1 day') || '{\"store\": \"memory\", \"save\": \"100 milliseconds\"}'";
+    let bucket = "rl_token_bucket(10, '1 day', store => 'memory', save => '100 milliseconds')";
     client.batch_execute(&format!("SELECT rl_define('day', {bucket})")).unwrap();
     client.batch_execute("SELECT rl_limit('day', 'k', 4)").unwrap();
     assert_eq!(number(&mut client, SAVE), 0);
@@ -281,8 +280,8 @@ fn a_standby_counts_for_itself_and_from_its_promotion_on_from_the_rows() {
     let (server, mut primary) = server("1 hour");
     primary
         .batch_execute(
-            "SELECT rl_define('plain', rl_token_bucket(1e-300, '1 day', capacity => 100) || '{\"store\": \"memory\"}'),
-                    rl_define('leases', rl_concurrency(3, '1 hour') || '{\"store\": \"memory\", \"save\": \"1 hour\"}')",
+            "SELECT rl_define('plain', rl_token_bucket(1e-300, '1 day', capacity => 100, store => 'memory')),
+                    rl_define('leases', rl_concurrency(3, '1 hour', store => 'memory', save => '1 hour'))",
         )
         .unwrap();
     primary

@@ -20,7 +20,7 @@ fn server() -> (Server, Client) {
     let mut client = server.client();
     client
         .batch_execute(
-            "SELECT rl_define('memory', rl_token_bucket(1e-300, '1 day', capacity => 100) || '{\"store\": \"memory\"}'),
+            "SELECT rl_define('memory', rl_token_bucket(1e-300, '1 day', capacity => 100, store => 'memory')),
                     rl_define('table', rl_token_bucket(1e-300, '1 day', capacity => 100))",
         )
         .unwrap();
@@ -345,9 +345,7 @@ fn keys_that_are_used_much_survive_a_flood_of_others() {
     let (mut client, messages) = server.client_with_notices();
     client.batch_execute("SET client_min_messages = log").unwrap();
     client
-        .batch_execute(
-            "SELECT rl_define('ip', rl_token_bucket(100, '1 hour') || '{\"store\": \"memory\"}')",
-        )
+        .batch_execute("SELECT rl_define('ip', rl_token_bucket(100, '1 hour', store => 'memory'))")
         .unwrap();
     // A fixed clock has memory of its own, and its losses are not counted.
     client

@@ -88,7 +88,7 @@ fn a_standby_checks_and_refuses_and_goes_on_when_it_is_promoted() {
         "rl_limit_all('[{\"name\": \"slow 1\"}]')",
         "rl_credit('slow 1', 'hot 0', 1)",
         "rl_reset('slow 1', 'hot 0')",
-        "rl_reset_all('slow 1')",
+        "rl_reset_keys('slow 1')",
         "rl_prune()",
         "rl_define('slow 1', rl_sliding_log(1, '1 day'))",
         "rl_undefine('slow 1')",

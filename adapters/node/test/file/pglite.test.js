@@ -18,7 +18,7 @@ await install(db);
 await db.exec('SET search_path = public, ratelimit');
 
 await db.query(`SELECT rl_define('sendMessage',
-    rl_token_bucket(rate => 10, period => '1 minute') || '{"keyed": true}')`);
+    rl_token_bucket(rate => 10, period => '1 minute', keyed => true))`);
 const take = "SELECT ok, remaining, retry_after FROM rl_limit('sendMessage', $1)";
 const { rows: [answer] } = await db.query(take, ['user-1']);
 
@@ -62,7 +62,7 @@ test('the other algorithms answer, and what is not in the file says so', async (
     const berlin = `rl_fixed_window(rate => 1, period => '1 day', timezone => 'Europe/Berlin')`;
     const { reset_at: turns } = await first(`SELECT reset_at FROM rl_limit('day', config => ${berlin})`);
     assert.ok([22, 23].includes(turns.getUTCHours()) && turns > Date.now(), `${turns}`);
-    for (const call of [`rl_limit('m', config => rl_token_bucket(rate => 1, period => '1 second') || '{"store": "memory"}')`, 'rl_stats()']) {
+    for (const call of [`rl_limit('m', config => rl_token_bucket(rate => 1, period => '1 second', store => 'memory'))`, 'rl_stats()']) {
         await assert.rejects(db.query(`SELECT * FROM ${call}`), { code: '0A000', message: /extension/ });
     }
 });

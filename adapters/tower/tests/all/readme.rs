@@ -16,7 +16,7 @@ async fn the_program_of_the_readme() {
         "DROP TABLE IF EXISTS tower_readme.messages",
         "CREATE TABLE tower_readme.messages (author text CHECK (author <> 'mallory'), body text)",
         "GRANT ALL ON tower_readme.messages TO PUBLIC",
-        "SELECT count(rl_reset_all(name))::text FROM unnest('{api,sendMessage}'::text[]) AS name",
+        "SELECT count(rl_reset_keys(name))::text FROM unnest('{api,sendMessage}'::text[]) AS name",
     ] {
         sql(statement, &[]).await;
     }

@@ -4,8 +4,8 @@ use std::fmt;
 
 use jiff::tz::TimeZone;
 
-use super::ConfigError;
 use super::times::{FIRST_REQUEST, LocalDate};
+use super::{COMMON_FIELDS, ConfigError, read_definition};
 use crate::fields::{Fields, Value};
 use crate::kinds::{local_date, zone};
 use crate::text::json_number;
@@ -85,9 +85,9 @@ impl fmt::Display for Interval {
     }
 }
 
-/// Builds the config of a kind from arguments, and checks it as [`parse`](super::parse) does. An argument has the name
-/// of its field, in snake case; a true `first_request` is the `start` of that name. A period of fixed length becomes
-/// milliseconds, with days of 24 hours.
+/// Builds the config of a kind from arguments, and checks it as [`definition`](super::definition) does. An argument has
+/// the name of its field, in snake case; a true `first_request` is the `start` of that name. A period of fixed length
+/// becomes milliseconds, with days of 24 hours.
 ///
 /// ```
 /// use ratelimit_core::Kind;
@@ -100,7 +100,7 @@ impl fmt::Display for Interval {
 /// ```
 ///
 /// # Errors
-/// As [`parse`](super::parse), for a float that JSON doesn't have, and for `start` with `first_request`.
+/// As [`definition`](super::definition), for a float that JSON doesn't have, and for `start` with `first_request`.
 pub fn build(kind: Kind, arguments: &[(&str, Argument)]) -> Result<serde_json::Value, ConfigError> {
     let given = |name| arguments.iter().find(|(other, _)| *other == name).map(|(_, given)| given);
     let timezone = match given("timezone") {
@@ -119,9 +119,14 @@ pub fn build(kind: Kind, arguments: &[(&str, Argument)]) -> Result<serde_json::V
     let mut fields = Vec::new();
     for (name, argument) in arguments {
         let (name, value) = match argument {
-            Argument::Absent | Argument::Flag(false) => continue,
-            Argument::Flag(true) => ("start", Argument::Text(FIRST_REQUEST.into())),
-            Argument::Interval(period) => (*name, period.to_argument(calendar)),
+            Argument::Absent => continue,
+            Argument::Flag(false) if *name == "first_request" => continue,
+            Argument::Flag(true) if *name == "first_request" => {
+                ("start", Argument::Text(FIRST_REQUEST.into()))
+            }
+            Argument::Interval(length) => {
+                (*name, length.to_argument(calendar && *name == "period"))
+            }
             Argument::Instant(_) if first_request => {
                 let both = "\"start\" and \"first_request\" are both given";
                 return Err(problem(both.into(), "one of the two"));
@@ -144,10 +149,22 @@ pub fn build(kind: Kind, arguments: &[(&str, Argument)]) -> Result<serde_json::V
     let values = fields.iter().filter_map(|(name, argument)| match argument {
         Argument::Number(number) => Some((&**name, Value::Number(*number))),
         Argument::Text(text) => Some((&**name, Value::Text(text))),
+        Argument::Flag(flag) => Some((&**name, Value::Flag(*flag))),
         _ => None,
     });
-    kind.json(&Fields::from_arguments(values))
-        .map_err(|error| ConfigError { calendar, ..ConfigError::from_field(error, Some(kind)) })
+    let values: Vec<_> = values.collect();
+    let with_kind = values.iter().copied().chain([("kind", Value::Text(kind.as_str()))]);
+    read_definition(Fields::from_arguments(with_kind))
+        .map_err(|error| ConfigError { calendar, ..error })?;
+    let (common, own): (Vec<_>, Vec<_>) =
+        values.into_iter().partition(|(name, _)| COMMON_FIELDS.contains(name));
+    let mut json = kind
+        .json(&Fields::from_arguments(own))
+        .map_err(|error| ConfigError { calendar, ..ConfigError::from_field(error, Some(kind)) })?;
+    if let Some(json) = json.as_object_mut() {
+        json.extend(common.into_iter().map(|(name, value)| (name.into(), value.to_json())));
+    }
+    Ok(json)
 }
 
 impl Interval {

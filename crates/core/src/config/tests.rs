@@ -20,9 +20,9 @@ fn problem(json: &str) -> String {
 }
 
 #[test]
-fn a_definition_wants_a_key_only_where_it_says_so() {
-    for (more, keyed) in [("", false), (r#", "keyed": false"#, false), (r#", "keyed": true"#, true)]
-    {
+fn a_definition_wants_or_takes_a_key_only_where_it_says_so() {
+    let (takes_none, wants_one) = (r#", "keyed": false"#, r#", "keyed": true"#);
+    for (more, keyed) in [("", None), (takes_none, Some(false)), (wants_one, Some(true))] {
         let json = format!(r#"{{"kind": "unlimited"{more}}}"#);
         assert_eq!(definition(&json).unwrap().keyed, keyed, "{json}");
     }

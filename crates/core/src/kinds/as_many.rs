@@ -3,15 +3,15 @@
 use super::{Decision, Limit, Shards, State, decide, tolerance};
 use crate::Micros;
 
-/// How many tokens a take wants that takes as many as there are: all of `at_most`, or else the whole tokens that are
+/// How many tokens a take wants that takes as many as there are: all of `count`, or else the whole tokens that are
 /// there, if these are at least `at_least`.
 ///
 /// Both are from 0 to [`MAX_TOKENS`](crate::config::MAX_TOKENS), and whole numbers if [`Limit::whole_counts`];
-/// `at_least` is not above `at_most`.
+/// `at_least` is not above `count`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AsMany {
     /// Tokens; a fraction only if all of it is there.
-    pub at_most: f64,
+    pub count: f64,
     /// Tokens; 0: the take always passes, in debt too.
     pub at_least: f64,
 }
@@ -19,18 +19,18 @@ pub struct AsMany {
 impl AsMany {
     /// The fewest tokens that it can take: it passes if, and only if, a take of these does.
     pub fn fewest(self) -> f64 {
-        self.at_least.ceil().min(self.at_most)
+        self.at_least.ceil().min(self.count)
     }
 
     /// Decides it by decisions on takes of a count, all on one state of a limit with this capacity and at one instant;
     /// and returns the tokens that it takes. A denial is that of the [fewest](AsMany::fewest).
     pub fn decide(self, capacity: f64, take: impl Fn(f64) -> Decision) -> (Decision, f64) {
-        let (all, fewest) = (take(self.at_most), self.fewest());
-        if all.ok || fewest == self.at_most && fewest > 0.0 {
-            return taken(all, self.at_most);
+        let (all, fewest) = (take(self.count), self.fewest());
+        if all.ok || fewest == self.count && fewest > 0.0 {
+            return taken(all, self.count);
         }
         // What a take of a count is compared with; floats may miss it by their last bit.
-        let there = (all.level.remaining + tolerance(capacity)).min(self.at_most).floor();
+        let there = (all.level.remaining + tolerance(capacity)).min(self.count).floor();
         for count in [there, there - 1.0] {
             if count > fewest {
                 let decision = take(count);
@@ -61,7 +61,7 @@ fn taken(decision: Decision, count: f64) -> (Decision, f64) {
 /// let limit = config::parse(r#"{"kind": "token bucket", "rate": 10, "period": "1 minute"}"#)?;
 /// let now = Micros(0);
 /// let full = limit.initial_state(now, now);
-/// let (decision, taken) = decide_as_many(&limit, &full, now, AsMany { at_most: 50.0, at_least: 1.0 });
+/// let (decision, taken) = decide_as_many(&limit, &full, now, AsMany { count: 50.0, at_least: 1.0 });
 /// assert_eq!((decision.ok, taken), (true, 10.0));
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```

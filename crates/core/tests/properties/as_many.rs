@@ -17,17 +17,17 @@ fn wanted() -> impl Strategy<Value = (f64, f64, f64)> {
 
 fn as_many(limit: &Limit, (share, more, least): (f64, f64, f64)) -> AsMany {
     let round = |tokens: f64| if limit.whole_counts() { tokens.ceil() } else { tokens };
-    let at_most = round(share * limit.capacity() + more).min(1e15);
-    AsMany { at_most, at_least: round(least * at_most).min(at_most) }
+    let count = round(share * limit.capacity() + more).min(1e15);
+    AsMany { count, at_least: round(least * count).min(count) }
 }
 
 /// The largest count that passes: all, or else a whole one that is not above it and not below the least; `None`: none.
 fn largest(wanted: AsMany, passes: impl Fn(f64) -> bool) -> Option<f64> {
-    let AsMany { at_most, at_least } = wanted;
-    if passes(at_most) {
-        return Some(at_most);
+    let AsMany { count, at_least } = wanted;
+    if passes(count) {
+        return Some(count);
     }
-    let (mut most, mut too_many) = (0.0, at_most.floor() + 1.0);
+    let (mut most, mut too_many) = (0.0, count.floor() + 1.0);
     while too_many - most > 1.0 {
         let middle = most + ((too_many - most) / 2.0).floor();
         *(if passes(middle) { &mut most } else { &mut too_many }) = middle;
@@ -87,8 +87,8 @@ proptest! {
     }
 
     #[test]
-    fn with_overage_and_without_a_limit_it_takes_all(at_most in 0.0..1e6f64, used in 0.0..100.0) {
-        let wanted = AsMany { at_most, at_least: 0.0 };
+    fn with_overage_and_without_a_limit_it_takes_all(count in 0.0..1e6f64, used in 0.0..100.0) {
+        let wanted = AsMany { count, at_least: 0.0 };
         for config in [
             r#"{"kind": "unlimited"}"#,
             r#"{"kind": "fixed window", "rate": 10, "period": 1000, "overage": true}"#,
@@ -97,7 +97,7 @@ proptest! {
             let full = limit.initial_state(Micros(0), Micros(0));
             let state = decide(&limit, &full, Micros(0), used, false).state.unwrap_or(full);
             let (decision, taken) = decide_as_many(&limit, &state, Micros(0), wanted);
-            prop_assert_eq!((decision.ok, taken), (true, at_most));
+            prop_assert_eq!((decision.ok, taken), (true, count));
         }
     }
 }
@@ -107,9 +107,9 @@ fn a_fraction_is_taken_only_with_all_the_rest() {
     let config = r#"{"kind": "token bucket", "rate": 7.5, "period": 1000}"#;
     let limit = ratelimit_core::config::parse(config).unwrap();
     let full = limit.initial_state(Micros(0), Micros(0));
-    let taken = |at_most, at_least| {
+    let taken = |count, at_least| {
         let (decision, taken) =
-            decide_as_many(&limit, &full, Micros(0), AsMany { at_most, at_least });
+            decide_as_many(&limit, &full, Micros(0), AsMany { count, at_least });
         (decision.ok, taken, decision.retry_after)
     };
     assert_eq!(taken(7.25, 1.0), (true, 7.25, None));

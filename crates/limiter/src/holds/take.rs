@@ -176,7 +176,7 @@ impl Wanted<'_> {
             // In a top-up it means the total.
             Some(at_least) => {
                 let at_least = (at_least - had).max(0.0);
-                AsMany { at_most: missing, at_least }.decide(limit.capacity(), take)
+                AsMany { count: missing, at_least }.decide(limit.capacity(), take)
             }
             None => (take(missing), missing),
         }

@@ -1,34 +1,33 @@
-//! A composite argument: its columns by name and type.
+//! A row as an argument: its columns by name and type.
 
 use std::ffi::CStr;
-use std::marker::PhantomData;
 
 use pgrx::pg_sys;
-use ratelimit_core::Micros;
+use ratelimit_core::{ArgumentError, Micros};
 
-use super::sql_types::{Argument, SqlRow};
+use super::sql_types::Argument;
 use crate::clock::instant;
-use crate::error::{PgError, Result};
+use crate::error::Result;
 
-/// A value of R's composite type. Reading a column: `None` if it is NULL; [`PgError::AlteredColumn`] (42804) if the type
-/// has no such column of that type.
-pub struct Composite<R> {
+/// A row of any type.
+pub struct Composite {
+    argument: &'static str,
     row: pg_sys::HeapTupleData,
     descriptor: pg_sys::TupleDesc,
-    r#type: PhantomData<R>,
 }
 
-impl<R: SqlRow> Argument<'_> for Composite<R> {
-    const SQL: &'static str = R::TYPE;
+impl Argument<'_> for Composite {
+    const SQL: &'static str = "record";
 
     /// The value lives as long as the current memory context.
-    unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<Composite<R>> {
+    unsafe fn read(datum: pg_sys::Datum, argument: &'static str) -> Result<Composite> {
         // SAFETY: as the caller says; the description is a copy of that of the type in the value's header.
         unsafe {
             let header: pg_sys::HeapTupleHeader =
                 pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast();
             let r#type = (*header).t_choice.t_datum;
             Ok(Composite {
+                argument,
                 row: pg_sys::HeapTupleData {
                     t_len: pgrx::varsize(header.cast()) as u32,
                     t_data: header,
@@ -38,42 +37,97 @@ impl<R: SqlRow> Argument<'_> for Composite<R> {
                     r#type.datum_typeid,
                     r#type.datum_typmod,
                 ),
-                r#type: PhantomData,
             })
         }
     }
 }
 
-impl<R> Composite<R> {
-    /// Reads a column. Its type is checked, since the owner of a table or type can alter its columns.
-    fn field(&self, name: &CStr, of: pg_sys::BuiltinOid) -> Result<Option<pg_sys::Datum>> {
-        // SAFETY: the description is that of the row's type, and the row is only read.
+impl Composite {
+    /// The number of a column of this type.
+    fn number(&self, column: &CStr, of: pg_sys::BuiltinOid) -> Option<i32> {
+        // SAFETY: the description is that of the row's type.
         unsafe {
-            let number = pg_sys::SPI_fnumber(self.descriptor, name.as_ptr());
-            if number <= 0 || pg_sys::SPI_gettypeid(self.descriptor, number) != of.value() {
-                return Err(PgError::AlteredColumn { column: name.to_string_lossy().into() });
-            }
-            let mut is_null = false;
-            let row = (&raw const self.row).cast_mut();
-            let datum = pg_sys::heap_getattr(row, number, self.descriptor, &mut is_null);
-            Ok((!is_null).then_some(datum))
+            let number = pg_sys::SPI_fnumber(self.descriptor, column.as_ptr());
+            let is_there =
+                number > 0 && pg_sys::SPI_gettypeid(self.descriptor, number) == of.value();
+            is_there.then_some(number)
         }
     }
 
+    /// Refuses a row that lacks one of these columns, or has it with another type. `allowed` says which rows have them.
+    ///
+    /// # Errors
+    /// [`ArgumentError::Invalid`] (22023).
+    pub fn require(&self, columns: &[Column], allowed: &str) -> Result<()> {
+        match columns.iter().find(|column| self.number(column.name, column.of.oid()).is_none()) {
+            None => Ok(()),
+            Some(Column { name, of }) => {
+                let value =
+                    format!("a row without a column {} {}", name.to_string_lossy(), of.sql());
+                Err(ArgumentError::invalid(self.argument, value, allowed).into())
+            }
+        }
+    }
+
+    /// Reads a column; `None` if it is NULL, or not there.
+    fn field(&self, column: &CStr, of: pg_sys::BuiltinOid) -> Option<pg_sys::Datum> {
+        let number = self.number(column, of)?;
+        let mut is_null = false;
+        let row = (&raw const self.row).cast_mut();
+        // SAFETY: the description is that of the row's type, and the row is only read.
+        let datum = unsafe { pg_sys::heap_getattr(row, number, self.descriptor, &mut is_null) };
+        (!is_null).then_some(datum)
+    }
+
     /// Reads a boolean column.
-    pub fn bool(&self, name: &CStr) -> Result<Option<bool>> {
-        let datum = self.field(name, pg_sys::BuiltinOid::BOOLOID)?;
-        Ok(datum.map(|datum| datum.value() as u8 != 0))
+    pub fn bool(&self, column: &CStr) -> Option<bool> {
+        Some(self.field(column, ColumnType::Bool.oid())?.value() as u8 != 0)
     }
 
     /// Reads a double precision column.
-    pub fn float(&self, name: &CStr) -> Result<Option<f64>> {
-        let datum = self.field(name, pg_sys::BuiltinOid::FLOAT8OID)?;
-        Ok(datum.map(|datum| f64::from_bits(datum.value() as u64)))
+    pub fn float(&self, column: &CStr) -> Option<f64> {
+        Some(f64::from_bits(self.field(column, ColumnType::Float.oid())?.value() as u64))
     }
 
     /// Reads a timestamptz column; `Some(None)` if it is infinite.
-    pub fn timestamptz(&self, name: &CStr) -> Result<Option<Option<Micros>>> {
-        Ok(self.field(name, pg_sys::BuiltinOid::TIMESTAMPTZOID)?.map(instant))
+    pub fn timestamptz(&self, column: &CStr) -> Option<Option<Micros>> {
+        self.field(column, ColumnType::Timestamptz.oid()).map(instant)
+    }
+}
+
+/// A column that a row must have.
+pub struct Column {
+    /// Its name.
+    pub name: &'static CStr,
+    /// Its type, exactly.
+    pub of: ColumnType,
+}
+
+/// The types of columns that are read.
+#[derive(Clone, Copy)]
+pub enum ColumnType {
+    /// boolean
+    Bool,
+    /// double precision
+    Float,
+    /// timestamptz
+    Timestamptz,
+}
+
+impl ColumnType {
+    fn oid(self) -> pg_sys::BuiltinOid {
+        match self {
+            ColumnType::Bool => pg_sys::BuiltinOid::BOOLOID,
+            ColumnType::Float => pg_sys::BuiltinOid::FLOAT8OID,
+            ColumnType::Timestamptz => pg_sys::BuiltinOid::TIMESTAMPTZOID,
+        }
+    }
+
+    fn sql(self) -> &'static str {
+        match self {
+            ColumnType::Bool => "boolean",
+            ColumnType::Float => "double precision",
+            ColumnType::Timestamptz => "timestamptz",
+        }
     }
 }
