@@ -2,7 +2,9 @@
 //! and in schemas with words of SQL as names. It doesn't change what it hasn't made.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use postgres::Client;
 use postgres::error::SqlState;
@@ -49,7 +51,7 @@ const OPEN: &str = "
                   CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END)
     FROM (SELECT p.proname, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner)) FROM pg_proc p
           WHERE p.pronamespace = 'ratelimit'::regnamespace
-            AND p.proname !~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate|key|address_key)|_parse|_plan_name|'
+            AND p.proname !~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate|key|address_key|version)|_parse|_plan_name|'
                              '_written|_valid)$'
           UNION ALL
           SELECT c.relname, c.relowner, c.relacl FROM pg_class c
@@ -68,7 +70,7 @@ const PURE: &str = "
                   (SELECT bool_and(has_type_privilege('plain_app', t.oid, 'USAGE')) FROM pg_type t
                    WHERE t.typnamespace = 'ratelimit'::regnamespace AND t.typname ~ '^rl_(\\w+_)?result$')) FROM pg_proc p
     WHERE p.pronamespace = 'ratelimit'::regnamespace
-      AND p.proname ~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate|key|address_key)|_plan_name|_written|_valid)$'";
+      AND p.proname ~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate|key|address_key|version)|_plan_name|_written|_valid)$'";
 
 /// Runs the file by psql, as the owner; returns its messages.
 fn run_file(database: &Database) -> String {
@@ -328,11 +330,11 @@ fn a_word_of_sql_can_be_the_schema() {
         let calls = format!(
             "SELECT \"{word}\".rl_define('l', \"{word}\".rl_token_bucket(9, '1 day'));
              SELECT \"{word}\".rl_prune(), \"{word}\".rl_limit_all('[{{\"name\": \"l\"}}]'),
-                    \"{word}\".rl_headers('l', r, 'github') FROM \"{word}\".rl_limit('l') AS r"
+                    \"{word}\".rl_headers('l', r, style => 'github') FROM \"{word}\".rl_limit('l') AS r"
         );
         client.batch_execute(&calls).unwrap_or_else(|error| panic!("{word}: {error:?}"));
         let headers = format!(
-            "SELECT \"{word}\".rl_headers('l', r, 'github')::text FROM \"{word}\".rl_check('l') r"
+            "SELECT \"{word}\".rl_headers('l', r, style => 'github')::text FROM \"{word}\".rl_check('l') r"
         );
         let headers = rows(&mut client, &headers);
         assert!(headers[0].contains("x-ratelimit-limit"), "{word}: {headers:?}");
@@ -423,7 +425,7 @@ fn a_newer_file_keeps_what_is_there_and_an_older_one_is_refused() {
         let text = "SELECT parsed FROM ratelimit.rl_config WHERE name = 'bucket' AND key = ''";
         let text = rows(&mut owner, text);
         assert!(text[0].starts_with(parsed), "{text:?}");
-        let installed = "SELECT max(version)::text FROM ratelimit.rl_version";
+        let installed = "SELECT max(version)::text FROM ratelimit.rl_installed";
         assert_eq!(rows(&mut owner, installed), [version.to_string()]);
         // No function of the older version is left.
         owner.batch_execute("SET search_path = pg_catalog").unwrap();
@@ -451,10 +453,7 @@ fn a_newer_file_keeps_what_is_there_and_an_older_one_is_refused() {
     );
     let error = owner.batch_execute(&strict).unwrap_err();
     let message = error.as_db_error().unwrap().message().to_owned();
-    assert!(
-        message.ends_with("\" is no longer allowed: invalid rate limit config: it is old"),
-        "{message}"
-    );
+    assert!(message.ends_with("\" is no longer allowed: it is old"), "{message}");
     assert_eq!(rows(&mut owner, KEPT), kept);
 }
 
@@ -541,6 +540,62 @@ fn results_grow_at_their_end() {
         assert_eq!(error.message(), "type ratelimit.rl_status_result has been altered");
     }
 }
+
+/// A newer file gives a table a column while four sessions call: a call works, or fails once and takes nothing.
+#[test]
+#[ignore = "needs a server: make test ONLY=plain"]
+fn calls_go_on_while_a_newer_file_alters_a_table() {
+    const PART: &str = "-- Functions that only the extension has,";
+    let newer = database::file();
+    assert_eq!(newer.matches(PART).count(), 1);
+    let newer = newer.replace(
+        PART,
+        &format!("ALTER TABLE ratelimit.rateLimits ADD COLUMN IF NOT EXISTS later text;\n{PART}"),
+    );
+    let database = Database::new("plain_later");
+    let mut owner = database.connect_as(OWNER);
+    owner
+        .batch_execute("SELECT rl_define('one', rl_token_bucket(1e6, '36500 days')), rl_define('two', rl_fixed_window(1e6, '36500 days'))")
+        .unwrap();
+    let stop = AtomicBool::new(false);
+    let taken: usize = thread::scope(|scope| {
+        let callers: Vec<_> = (0..4)
+            .map(|n| {
+                let (mut client, stop) = (database.connect(), &stop);
+                let call = [
+                    "SELECT rl_limit('one', 'k'), rl_limit('two', 'k')",
+                    "SELECT * FROM rl_limit_all('[{\"name\": \"one\", \"key\": \"k\"}, {\"name\": \"two\", \"key\": \"k\"}]')",
+                ][n % 2];
+                scope.spawn(move || {
+                    let mut taken = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        match client.batch_execute(call) {
+                            Ok(()) => taken += 1,
+                            Err(error) => {
+                                let code = error.as_db_error().unwrap().code();
+                                assert!(FAIL_ONCE.contains(&code.code()), "{error:?}");
+                            }
+                        }
+                    }
+                    taken
+                })
+            })
+            .collect();
+        let file = [&newer, &database::file(), &newer].map(|file| {
+            thread::sleep(Duration::from_millis(200));
+            owner.batch_execute(file)
+        });
+        stop.store(true, Ordering::Relaxed);
+        let taken = callers.into_iter().map(|caller| caller.join().unwrap()).sum();
+        file.into_iter().for_each(|run| run.unwrap());
+        taken
+    });
+    let left = "SELECT round(capacity - remaining)::text FROM (VALUES ('one'), ('two')) AS n (name), rl_check(name, 'k')";
+    assert_eq!(rows(&mut owner, left), [taken.to_string(), taken.to_string()]);
+}
+
+/// What docs/sql-file.md says a call may fail with that has waited for a run of the file.
+const FAIL_ONCE: [&str; 4] = ["XX000", "42883", "42703", "40001"];
 
 /// A call of an earlier version that goes on after an upgrade can have read a limit that seems to have no kind.
 #[test]

@@ -5,10 +5,13 @@ use cases::Place;
 use crate::database::{self, Database};
 
 #[path = "../answers/mod.rs"]
-mod cases;
+pub mod cases;
 
 fn run(place: Place) {
-    let database = Database::new("answers");
+    run_on(&Database::new("answers"), place);
+}
+
+pub fn run_on(database: &Database, place: Place) {
     cases::run(place, "public", &database::config(database.name()));
 }
 

@@ -10,6 +10,7 @@ mod dump;
 mod fuzz;
 mod holds;
 mod in_memory;
+mod later_version;
 mod leases;
 mod library;
 mod load;

@@ -110,7 +110,8 @@ fn qualifier(fcinfo: pg_sys::FunctionCallInfo) -> String {
 /// One call of an SQL function.
 pub struct Call {
     fcinfo: pg_sys::FunctionCallInfo,
-    row_type: Cell<Option<&'static RowType>>,
+    /// That of the result, and the changes of such types before it was looked up.
+    row_type: Cell<Option<(&'static RowType, u64)>>,
 }
 
 /// The arguments of a call, in their order.
@@ -164,15 +165,64 @@ impl Call {
     /// afterwards the function may be gone.
     pub fn row_type(&self, columns: &[ResultColumn]) -> Result<()> {
         // SAFETY: fcinfo is that of the call.
-        self.row_type.set(Some(unsafe { row_type::row_type(self.fcinfo, columns)? }));
+        let known = unsafe { row_type::row_type(self.fcinfo, columns)? };
+        self.row_type.set(Some((known, row_type::changes())));
         Ok(())
+    }
+
+    /// The description of the rows that the query expects, where the function is called in FROM.
+    fn expected(&self) -> Option<pg_sys::TupleDesc> {
+        // SAFETY: fcinfo is valid for the call; a node of this type is a ReturnSetInfo.
+        unsafe {
+            let info = (*self.fcinfo).resultinfo;
+            if info.is_null() || (*info).type_ != pg_sys::NodeTag::T_ReturnSetInfo {
+                return None;
+            }
+            let expected = (*info.cast::<pg_sys::ReturnSetInfo>()).expectedDesc;
+            (!expected.is_null()).then_some(expected)
+        }
+    }
+
+    /// Forms the composite result of a call that an update of the extension has overtaken. PostgreSQL would look up the
+    /// row's type, which has got an attribute since the query began, and refuse it (42804); of a record it looks at what
+    /// the row has.
+    ///
+    /// # Safety
+    /// The description is valid.
+    unsafe fn row_as_expected<R: SqlRow>(
+        &self,
+        row: R,
+        expected: pg_sys::TupleDesc,
+    ) -> Result<pg_sys::Datum> {
+        // SAFETY: the copy is of this call, and has an attribute for each value in its order, of its type.
+        unsafe {
+            let order = Order::of(expected, R::COLUMNS)?;
+            let description = pg_sys::CreateTupleDescCopy(expected);
+            (*description).tdtypeid = pg_sys::RECORDOID;
+            (*description).tdtypmod = -1;
+            pg_sys::BlessTupleDesc(description);
+            row.with_columns(|values, nulls| match order {
+                Order::Same => Ok(form(description, values, nulls)),
+                Order::Other(order) => {
+                    let (mut values, mut nulls) = row_type::in_order(&order, values, nulls);
+                    Ok(form(description, &mut values, &mut nulls))
+                }
+            })
+        }
     }
 
     /// Forms the composite result, of the columns given to [`row_type`](Call::row_type).
     pub fn row<R: SqlRow>(&self, row: R) -> Result<pg_sys::Datum> {
-        let Some(RowType { description, order }) = self.row_type.get() else {
+        let Some((RowType { description, order }, changes)) = self.row_type.get() else {
             return Err(PgError::Declaration);
         };
+        if let Some(expected) = self.expected()
+            // SAFETY: both descriptions are valid.
+            && (row_type::changes() != changes || unsafe { (*expected).natts != (**description).natts })
+        {
+            // SAFETY: likewise.
+            return unsafe { self.row_as_expected(row, expected) };
+        }
         // SAFETY: the description has an attribute for each value, of its column's type.
         row.with_columns(|values, nulls| unsafe {
             match order {
@@ -223,7 +273,8 @@ impl Call {
             if class != pg_sys::TypeFuncClass::TYPEFUNC_COMPOSITE {
                 return Err(PgError::Declaration);
             }
-            pg_sys::InitMaterializedSRF(self.fcinfo, 0);
+            // As the query expects them: the type may have got an attribute since it began.
+            pg_sys::InitMaterializedSRF(self.fcinfo, pg_sys::MAT_SRF_USE_EXPECTED_DESC);
             let info = (*self.fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
             let (store, description) = ((*info).setResult, (*info).setDesc);
             let order = Order::of(description, R::COLUMNS)?;

@@ -98,6 +98,11 @@ pub fn changed(relation: pg_sys::Oid) {
     }
 }
 
+/// How many changes of types were seen.
+pub fn changes() -> u64 {
+    CHANGES.get()
+}
+
 /// Counts invalidations of a composite type from now on, given by its relation.
 fn watch(relation: pg_sys::Oid) {
     TYPES.with_borrow_mut(|types| {
