@@ -22,7 +22,7 @@ const BACKLOG = 3 * ADMITTED;
 const BODIES = Array.from({ length: BACKLOG }, (_, n) => `job ${n}`);
 // Holds of initech, whose worker is killed, expire soon; those of others do not, however slow the machine is.
 const SOON = (tenant) => `CASE ${tenant} WHEN 'initech' THEN interval '4 seconds' ELSE interval '10 minutes' END`;
-const WINDOW = `rl_fixed_window(${ADMITTED}, '1 day', first_request => true)`;
+const WINDOW = `rl_fixed_window(${ADMITTED}, '1 day', first_request => true, keyed => true)`;
 
 /** A database with a queue, its workers, and what they report. */
 async function queue(context, name, worker, role = 'app', settings = {}) {
@@ -100,7 +100,7 @@ async function table(context, onExpiry) {
             "interval '10 minutes'": SOON('whose'),
             ", '10 minutes'": `, ${SOON('whose')}`,
             'at_least => 1)': `at_least => 1, on_expiry => '${onExpiry}')`,
-            "rl_token_bucket(rate => 10, period => '1 minute')": WINDOW,
+            "rl_token_bucket(rate => 10, period => '1 minute', keyed => true)": WINDOW,
         }),
     );
     // What the transaction of finish_jobs writes.
@@ -180,7 +180,10 @@ test('graphile-worker: jobs reserve their tokens, and put themselves off', async
     await sql(
         recipe("SELECT rl_define\\('reports'", {
             "'10 minutes'": SOON("payload ->> 'tenant'"),
-            "rl_token_bucket(10, '1 minute', max_reserved => 100000)": WINDOW.replace(')', ', max_reserved => 1000)'),
+            "rl_token_bucket(10, '1 minute', max_reserved => 100000, keyed => true)": WINDOW.replace(
+                ')',
+                ', max_reserved => 1000)',
+            ),
         }),
     );
     const spec = { identifier: 'report', maxAttempts: 3, priority: 7, flags: ['red', 'blue'] };
