@@ -351,7 +351,7 @@ const SAME: &[&str] = &[
      WHERE grantee = 'mover'::regrole AND pronamespace = 'ratelimit'::regnamespace ORDER BY 2",
     "SELECT grantee::regrole, privilege_type FROM pg_class, aclexplode(relacl)
      WHERE relnamespace = 'ratelimit'::regnamespace AND relname = 'ratelimits' AND grantee = 'mover'::regrole",
-    "SELECT has_function_privilege('mover', 'ratelimit.rl_sliding_log(float8, interval)', 'EXECUTE')",
+    "SELECT has_function_privilege('mover', 'ratelimit.rl_sliding_log'::regproc::oid, 'EXECUTE')",
     "SELECT left_of('k'), (SELECT count(*) FROM seen), (SELECT sum(value) FROM stored WHERE name = 'window')",
 ];
 
