@@ -1,5 +1,7 @@
 // Denials that a process remembers: until one ends, and at most for a set time, it is answered without the database.
 
+import { denying } from './results.cjs';
+
 /** How many, and for how many milliseconds at most. Default: 10,000 denials, 1000 ms. */
 export interface RememberDenials {
     max?: number | undefined;
@@ -85,7 +87,7 @@ export class Denials {
     /** Remembers the rows of a call, if they are a denial. One sent before its id was forgotten answers nothing. */
     learn({ id, like, count, began }: Question, rows: any[]): void {
         if (rows.length === 0 || rows.every(({ ok }) => ok)) return;
-        const waits = rows.filter(({ allows }) => allows !== true).map(({ wait }) => wait ?? Infinity);
+        const waits = denying(rows, ({ wait }) => wait).map(({ wait }) => wait ?? Infinity);
         const lasts = Math.min(Math.max(...waits) * this.#unit, this.#atMost);
         this.#known.delete(id);
         this.#known.set(id, { like, count, began, lasts, rows });

@@ -36,7 +36,7 @@ import {
     allOf,
     date,
     denial,
-    denies,
+    denying,
     milliseconds,
     number,
     resultOf,
@@ -432,10 +432,10 @@ export class RateLimiter<const D extends Definitions = {}> {
         const list = this.#listOf(requests);
         const ask = async (asked: AnyOptions, list: Sent[], id: string | null) => {
             const values = [interval(ttl), id, onExpiry];
-            return holdAllOf(list.length === 0 ? [] : await this.#decidedAll('holdAll', list, asked, values));
+            return holdAllOf(await this.#decidedAll('holdAll', list, asked, values));
         };
         const hold = async () =>
-            new HoldAll<HoldRequests<D>>(await ask(options, list, id), {
+            new HoldAll<HoldRequests<D>>(list.length === 0 ? holdAllOf([]) : await ask(options, list, id), {
                 settle: (id, used) => this.settleAll(id, used, { db }),
                 again: async (id, more) =>
                     ask(extending({ db, onError }, more), more === undefined ? list : this.#listOf(more), id),
@@ -445,7 +445,8 @@ export class RateLimiter<const D extends Definitions = {}> {
         const isOfSlots = ({ name, config = this.definitions[name] }: Sent) => config?.kind === 'concurrency';
         const slots: Slots<HoldAll> = {
             id: JSON.stringify(list),
-            denies: ({ results }) => results.every((each, n) => !denies(each) || isOfSlots(list[n])),
+            denies: ({ results }) =>
+                denying(results, ({ retryAfter }) => retryAfter).every((each) => isOfSlots(list[results.indexOf(each)])),
         };
         return this.#passingAll(options, hold, list.some(isOfSlots) ? slots : undefined);
     }
@@ -576,8 +577,9 @@ export class RateLimiter<const D extends Definitions = {}> {
             return list.map(({ name, key, count = 1 }) => ({ name, key, ok, allows: true, held: count, error }));
         }
         if (asked && !known) this.#denials?.learn(asked, rows);
+        const deny = denying(rows, ({ wait }) => wait);
         rows.forEach((row, n) => {
-            if (row.ok || row.allows !== true)
+            if (row.ok || deny.includes(row))
                 report(list[n].name, row.ok, milliseconds(row.wait), known && { remembered: true });
         });
         return rows;

@@ -114,13 +114,20 @@ export function allOf(rows: any[]): AllResult {
     return { ok, retryAfter, retryAt, deniedBy, headers: headersOf(first, retryAfter), results, ...errorOf(first) };
 }
 
-/** Whether a request is one of those that deny. */
-export const denies = ({ allows }: RequestResult): boolean => !allows;
+/**
+ * The requests that deny. If one can never pass, none has a wait; so beside one with a wait, one without is a dry run,
+ * which would deny and doesn't.
+ */
+export function denying<R extends { allows: boolean | null }>(results: R[], wait: (result: R) => unknown): R[] {
+    const deny = results.filter(({ allows }) => allows !== true);
+    const waits = deny.filter((result) => wait(result) !== null);
+    return waits.length > 0 ? waits : deny;
+}
 
 /** Of the requests that deny, the one with the longest wait. */
 function last(results: RequestResult[]): RequestResult {
     const wait = ({ retryAfter }: RequestResult) => retryAfter ?? Infinity;
-    const deny = results.filter(denies);
+    const deny = denying(results, ({ retryAfter }) => retryAfter);
     return deny.reduce((one, other) => (wait(other) > wait(one) ? other : one), deny[0] ?? results[0]);
 }
 

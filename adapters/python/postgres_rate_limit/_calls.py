@@ -24,7 +24,7 @@ from postgres_rate_limit._results import (
     Value,
     chain,
     denied_by,
-    denies,
+    denying,
     retry_header,
     sqlstate,
     time_of,
@@ -513,4 +513,5 @@ def _held(result: RequestResult, held: float | None) -> HoldRequestResult:
 
 def _decided(answer: AllResult | HeldAll) -> Iterable[tuple[str, bool, float | None]]:
     """Denied: those that deny."""
-    return [(each.name, each.ok, each.retry_after) for each in answer.results if each.ok or denies(each)]
+    results = answer.results if answer.ok else denying(answer.results)
+    return [(each.name, each.ok, each.retry_after) for each in results]

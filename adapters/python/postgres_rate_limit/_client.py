@@ -33,7 +33,7 @@ from postgres_rate_limit._results import (
     Value,
     aged,
     denied_by,
-    denies,
+    denying,
     innermost,
 )
 from postgres_rate_limit._steps import drive, drive_async
@@ -171,8 +171,8 @@ class _Limiter(Generic[N]):
         while True:
             result: Any = yield from self._once(call, on, on_error)
             # Slots may be released at any time.
-            denying = filter(denies, getattr(result, "results", ()))
-            looks = bool(call.slots) and all(each.name in call.slots for each in denying)
+            deny = denying(getattr(result, "results", ()))
+            looks = bool(call.slots) and all(each.name in call.slots for each in deny)
             pause = patience.pause(result.ok, result.retry_after, looks)
             if pause is None:
                 answer: T = result
@@ -570,8 +570,8 @@ class _HeldAll(_Holding[Used, "list[SettleResult]", Iterable[Request]]):
 
     def _counts(self, used: Used) -> Used | None:
         if not isinstance(used, Mapping):
-            return used if _is_count(used) else None
-        counts = {name: each for name, each in used.items() if _is_count(each)}
+            return float(used) if _is_count(used) else None
+        counts = {name: float(each) for name, each in used.items() if _is_count(each)}
         return counts if counts or not used else None
 
 
@@ -1280,11 +1280,11 @@ def _told_all(result: AllResult, throws: bool) -> AllResult:
 
 
 def _is_count(used: Any) -> bool:
-    """Whether this can be settled: a number of tokens."""
-    if isinstance(used, str):
+    """Whether this can be settled: a number of tokens, 0 to 1e15."""
+    if isinstance(used, (str, bool)):
         return False
     try:
-        return 0 <= float(used) < math.inf
+        return 0 <= float(used) <= 1e15
     except (TypeError, ValueError, OverflowError):
         return False
 

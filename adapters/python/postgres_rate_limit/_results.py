@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from asyncio import CancelledError
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from math import ceil, floor, inf
@@ -236,17 +236,18 @@ def _aged(name: str, text: str, denial: Any, seconds: float) -> str:
     return re.sub(r"(?<=;t=)\d+", lambda found: str(max(0, int(found[0]) - floor(seconds))), text)
 
 
-def denies(result: RequestResult) -> bool:
-    """Whether a request is one of those that deny."""
-    return not result.allows
+def denying(results: Iterable[RequestResult]) -> list[RequestResult]:
+    """The requests that deny. If one can never pass, none has a wait; so beside one with a wait, one without is a dry run,
+    which would deny and doesn't."""
+    deny = [each for each in results if not each.allows]
+    return [each for each in deny if each.retry_after is not None] or deny
 
 
 def denied_by(ok: bool, results: Sequence[RequestResult]) -> RequestResult | None:
     """The one of the requests that denies with the longest wait."""
     if ok:
         return None
-    denying = filter(denies, results)
-    return max(denying, key=lambda each: inf if each.retry_after is None else each.retry_after, default=None)
+    return max(denying(results), key=lambda each: inf if each.retry_after is None else each.retry_after, default=None)
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
