@@ -115,7 +115,7 @@ export function allOf(rows: any[]): AllResult {
 }
 
 /**
- * The requests that deny. If one can never pass, none has a wait; so beside one with a wait, one without is a dry run,
+ * The requests that deny. If one can never pass, none has a wait; so if another has one, one without is a dry run,
  * which would deny and doesn't.
  */
 export function denying<R extends { allows: boolean | null }>(results: R[], wait: (result: R) => unknown): R[] {

@@ -237,7 +237,7 @@ def _aged(name: str, text: str, denial: Any, seconds: float) -> str:
 
 
 def denying(results: Iterable[RequestResult]) -> list[RequestResult]:
-    """The requests that deny. If one can never pass, none has a wait; so beside one with a wait, one without is a dry run,
+    """The requests that deny. If one can never pass, none has a wait; so if another has one, one without is a dry run,
     which would deny and doesn't."""
     deny = [each for each in results if not each.allows]
     return [each for each in deny if each.retry_after is not None] or deny
