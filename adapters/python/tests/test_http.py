@@ -52,7 +52,9 @@ def test_what_never_passes_has_no_retry_after():
     assert too_many_requests(NEVER)["headers"] == {"RateLimit": '"b";r=5'}
     assert too_many_requests(RateLimitExceeded("a"))["headers"] == {}
     assert too_many_requests(RateLimitExceeded("a", None, None, {"Retry-After": "0"}))["headers"] == {}
-    assert too_many_requests(AllResult(False, [denied("a", 3), denied("b", None)]))["headers"] == {}
+    assert too_many_requests(AllResult(False, [denied("a", None), denied("b", None)]))["headers"] == {}
+    # The second is a dry run.
+    assert too_many_requests(AllResult(False, [denied("a", 3), denied("b", None)]))["headers"] == {"Retry-After": "3"}
 
 
 def test_of_several_the_longest_wait_counts():
