@@ -42,29 +42,20 @@ BEGIN
 END
 $$;
 
--- Reads a row by the names of its columns, whose types must be those of a result; the first column of a name counts.
--- This runs as the limits' owner, and json is made of a user's type by a cast, which is code of the user's. So first
--- the types are checked: those that PostgreSQL has, and none that may have a user's in it.
-CREATE OR REPLACE FUNCTION ratelimit._result_of(result record) RETURNS ratelimit.rl_result STABLE LANGUAGE plpgsql
-SET extra_float_digits = 1 AS $$
+-- The types of a row's columns, of its binary form: that has their number, and of each its type, its length, which is
+-- -1 for NULL, and its bytes. All are of those that PostgreSQL has, and none that may have a user's in it: json is made
+-- of a user's type by a cast, which is code of the user's, and this runs as the limits' owner.
+CREATE OR REPLACE FUNCTION ratelimit._column_types(sent bytea) RETURNS int[] STABLE LANGUAGE plpgsql AS $$
 DECLARE
-    -- PL/pgSQL plans a field for the type that it has first. The binary form has a number of columns, and of each its
-    -- type, its length, which is -1 for NULL, and its bytes.
-    sent CONSTANT bytea := record_send(result);
     place int := 5;
-    found_types int[];
-    field record;
-    fields jsonb := jsonb '{}';
-    types jsonb := jsonb '{}';
-    wanted record;
-    r ratelimit.rl_result;
+    types int[];
 BEGIN
     WHILE place < length(sent) LOOP
-        found_types := found_types || ('x' || encode(substr(sent, place, 4), 'hex'))::bit(32)::int;
+        types := types || ('x' || encode(substr(sent, place, 4), 'hex'))::bit(32)::int;
         place := place + 8 + greatest(('x' || encode(substr(sent, place + 4, 4), 'hex'))::bit(32)::int, 0);
     END LOOP;
     IF EXISTS (
-        SELECT FROM unnest(found_types) AS f (type)
+        SELECT FROM unnest(types) AS f (type)
         LEFT JOIN pg_type t ON t.oid = f.type::oid AND t.oid < 16384 -- FirstNormalObjectId
         LEFT JOIN pg_type e ON e.oid = t.typelem
         WHERE coalesce(t.typtype, 'c') NOT IN ('b', 'r', 'm') OR coalesce(e.typtype, 'b') NOT IN ('b', 'r', 'm')
@@ -72,7 +63,24 @@ BEGIN
         PERFORM ratelimit._bad('result', 'a row with a column of another type than those of PostgreSQL',
             'the columns of a result, and others of these types; cast them, or leave them out');
     END IF;
-    FOR field IN SELECT e.key, e.value, e.n FROM json_each_text(row_to_json(result)) WITH ORDINALITY AS e (key, value, n)
+    RETURN types;
+END
+$$;
+
+-- Reads a row by the names of its columns, whose types must be those of a result; the first column of a name counts.
+CREATE OR REPLACE FUNCTION ratelimit._result_of(result record) RETURNS ratelimit.rl_result STABLE LANGUAGE plpgsql
+SET extra_float_digits = 1 AS $$
+DECLARE
+    -- PL/pgSQL plans a field for the type that it has first.
+    found_types CONSTANT int[] := ratelimit._column_types(record_send(result));
+    field record;
+    fields jsonb := jsonb '{}';
+    types jsonb := jsonb '{}';
+    wanted record;
+    r ratelimit.rl_result;
+BEGIN
+    FOR field IN
+        SELECT e.key, e.value, e.n FROM json_each_text(row_to_json(result)) WITH ORDINALITY AS e (key, value, n)
     LOOP
         types := jsonb_build_object(field.key, found_types[field.n]) || types;
         fields := jsonb_build_object(field.key, field.value) || fields;
