@@ -60,6 +60,11 @@ async def closed(request):
     for storage in list(ALL):
         if isinstance(storage, AsyncRateLimitStorage):
             await storage.pool.close()
+    # As a pool's own tasks may miss it.
+    while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=1)
 
 
 @pytest.fixture(autouse=True)
