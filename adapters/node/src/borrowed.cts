@@ -24,7 +24,7 @@ interface Asks extends Spend {
 type AnyOptions = Record<string, any>;
 type Given<C, O> = C extends { keyed: true } ? [options: O & Keyed<C>] : [options?: O & Keyed<C>];
 /** What a call that may have asked no database knows. */
-export type BorrowResult = Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'headers' | 'error'>;
+export type BorrowResult = Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'limitedBy' | 'headers' | 'error'>;
 
 /** What the batches of one limit are taken and returned by. */
 export interface BorrowCalls {
@@ -111,7 +111,8 @@ export class Borrowed<C = unknown> {
         if (!isCount(count)) throw new TypeError(`count is ${count}; allowed: a number from 0 on`);
         for (;;) {
             let account = this.#accounts.get(key);
-            if (spends(account?.batch, count)) return { ok: true, retryAfter: null, retryAt: null, headers: {} };
+            if (spends(account?.batch, count))
+                return { ok: true, retryAfter: null, retryAt: null, limitedBy: null, headers: {} };
             if (this.#closed) throw new Error('the borrowed tokens were returned by close()');
             if (!account) this.#accounts.set(key, (account = { size: 0, awaited: 0 }));
             if (!account.asking) {
@@ -214,6 +215,6 @@ export class Borrowed<C = unknown> {
 }
 
 const answer = (asked: Asked): BorrowResult => {
-    const { ok, retryAfter, retryAt, headers } = asked;
-    return { ok, retryAfter, retryAt, headers, ...errorOf(asked) };
+    const { ok, retryAfter, retryAt, limitedBy, headers } = asked;
+    return { ok, retryAfter, retryAt, limitedBy, headers, ...errorOf(asked) };
 };

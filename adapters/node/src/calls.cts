@@ -1,38 +1,38 @@
 // The statements, in the schema that the limiter is in, and what their errors mean to one who has the package.
 import { databaseError } from './errors.cjs';
 import { rowsOf } from './query.cjs';
-import { FREE, RESULT } from './results.cjs';
+import { DECIDED, TOKENS } from './results.cjs';
 
 const CONFIG = (n: number) => `config => $${n}::text::jsonb`;
 const EXPIRES = `date_part('epoch', expires_at) AS expires`;
 const TTL = (n: number) => `ttl => coalesce($${n}::text::interval, '10 minutes')`;
 const ON_EXPIRY = (n: number) => `on_expiry => coalesce($${n}::text, 'refund')`;
-const MANY = 'n, name, key, ok, limited_by IS NULL AS allows';
+const MANY = 'n, name, key, ok';
 const OF_ONE = `($1::text, $2::text, $3::float8, $4::boolean, ${CONFIG(5)})`;
 // The rows with their configs, which rl_headers_all needs of limits that aren't defined.
 const ROWS = 'SELECT jsonb_agg(to_jsonb(r) || ($1::text::jsonb -> (n - 1)) ORDER BY n) FROM r';
 
 // $ is where the schema goes. What is a float8, a boolean or a text is so for each driver; all else is sent as a text.
 const SQL = {
-    limit: `SELECT ok, ${RESULT} FROM $rl_limit${OF_ONE}`,
-    check: `SELECT ok, ${RESULT} FROM $rl_check${OF_ONE}`,
+    limit: `SELECT ok, ${DECIDED} FROM $rl_limit${OF_ONE}`,
+    check: `SELECT ok, ${DECIDED} FROM $rl_check${OF_ONE}`,
     // The kind is that of the key: an override may be of another one. Its time is later than that of the take.
-    take: `SELECT ok, taken, ${RESULT}, $rl_value($1::text, $2::text, $4::text::jsonb)::text AS value
+    take: `SELECT ok, taken, ${DECIDED}, $rl_value($1::text, $2::text, $4::text::jsonb)::text AS value
         FROM $rl_take($1::text, $2::text, at_least => $3::float8, ${CONFIG(4)}, count => $5::float8)`,
-    credit: `SELECT ok, ${RESULT} FROM $rl_credit($1::text, $2::text, $3::float8, $4::text::timestamptz, ${CONFIG(5)})`,
+    credit: `SELECT ok, ${DECIDED} FROM $rl_credit($1::text, $2::text, $3::float8, $4::text::timestamptz, ${CONFIG(5)})`,
     reset: 'SELECT $rl_reset($1::text, $2::text) AS ok',
     value: 'SELECT $rl_value($1::text, $2::text, $3::text::jsonb)::text AS value',
-    limitAll: `SELECT ${MANY}, ${RESULT} FROM $rl_limit_all($1::text::jsonb) ORDER BY n`,
-    checkAll: `SELECT ${MANY}, ${RESULT} FROM $rl_check_all($1::text::jsonb) ORDER BY n`,
-    acquire: `SELECT ok, lease, ${EXPIRES}, ${FREE} FROM $rl_acquire($1::text, $2::text, $3::float8, ${CONFIG(4)})`,
+    limitAll: `SELECT ${MANY}, ${DECIDED} FROM $rl_limit_all($1::text::jsonb) ORDER BY n`,
+    checkAll: `SELECT ${MANY}, ${DECIDED} FROM $rl_check_all($1::text::jsonb) ORDER BY n`,
+    acquire: `SELECT ok, lease, ${EXPIRES}, ${DECIDED} FROM $rl_acquire($1::text, $2::text, $3::float8, ${CONFIG(4)})`,
     extend: `SELECT date_part('epoch', $rl_extend($1::text, $2::text::jsonb)) AS expires`,
     release: 'SELECT $rl_release($1::text, $2::text::jsonb) AS ok',
-    hold: `SELECT ok, hold, held, ${EXPIRES}, ${RESULT} FROM $rl_hold($1::text, $2::text, $3::float8, ${TTL(4)}, id => $5::text,
+    hold: `SELECT ok, hold, held, ${EXPIRES}, ${DECIDED} FROM $rl_hold($1::text, $2::text, $3::float8, ${TTL(4)}, id => $5::text,
         at_least => $6::float8, ${ON_EXPIRY(7)}, reserve => $8::boolean, ${CONFIG(9)})`,
-    settle: `SELECT ok, ${RESULT} FROM $rl_settle($1::text, $2::float8)`,
-    holdAll: `SELECT ${MANY}, hold, held, ${EXPIRES}, ${RESULT}
+    settle: `SELECT ok, ${DECIDED} FROM $rl_settle($1::text, $2::float8)`,
+    holdAll: `SELECT ${MANY}, hold, held, ${EXPIRES}, ${DECIDED}
         FROM $rl_hold_all($1::text::jsonb, ${TTL(2)}, id => $3::text, ${ON_EXPIRY(4)}) ORDER BY n`,
-    settleAll: `SELECT name, key, ${RESULT} FROM $rl_settle_all($1::text, $2::text::jsonb)`,
+    settleAll: `SELECT name, key, ${TOKENS} FROM $rl_settle_all($1::text, $2::text::jsonb)`,
     // In one statement: all of them or none.
     define: `WITH made AS MATERIALIZED (
             SELECT each.key AS name, $rl_define(each.key, each.value) AS changed FROM jsonb_each($1::text::jsonb) AS each)
@@ -40,11 +40,11 @@ const SQL = {
 };
 export type Call = keyof typeof SQL;
 
-const ofOne = (call: string) => `SELECT ok, ${RESULT},
+const ofOne = (call: string) => `SELECT ok, ${DECIDED},
         $rl_headers($1::text, r, key => $2::text, config => $5::text::jsonb, style => $6::text)::text AS headers
     FROM $rl_${call}${OF_ONE} AS r`;
 const ofAll = (call: string) => `WITH r AS MATERIALIZED (SELECT * FROM $rl_${call}($1::text::jsonb))
-    SELECT ${MANY}, ${RESULT}, $rl_headers_all((${ROWS}), $2::text)::text AS headers FROM r ORDER BY n`;
+    SELECT ${MANY}, ${DECIDED}, $rl_headers_all((${ROWS}), $2::text)::text AS headers FROM r ORDER BY n`;
 /** Those with HTTP headers, whose style is the last value. */
 const WITH_HEADERS: { [C in Call]?: string } = {
     limit: ofOne('limit'),

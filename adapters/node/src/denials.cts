@@ -1,6 +1,6 @@
 // Denials that a process remembers: until one ends, and at most for a set time, it is answered without the database.
 
-import { denying } from './results.cjs';
+import { denyingRows } from './results.cjs';
 
 /** How many, and for how many milliseconds at most. Default: 10,000 denials, 1000 ms. */
 export interface RememberDenials {
@@ -73,9 +73,9 @@ export class Denials {
 
     #left(row: any, passed: number): any {
         const old = { ...row, passed };
-        if (row.allows === true || row.wait === null) return old;
+        if (row.limited === null || row.wait === null) return old;
         const wait = row.wait - passed / this.#unit;
-        return wait > 0 ? { ...old, wait } : { ...old, allows: true, wait: null, at: null };
+        return wait > 0 ? { ...old, wait } : { ...old, limited: null, wait: null, at: null };
     }
 
     /** When this id was forgotten, at the latest. A list may have any key, so it is forgotten with each. */
@@ -87,7 +87,7 @@ export class Denials {
     /** Remembers the rows of a call, if they are a denial. One sent before its id was forgotten answers nothing. */
     learn({ id, like, count, began }: Question, rows: any[]): void {
         if (rows.length === 0 || rows.every(({ ok }) => ok)) return;
-        const waits = denying(rows, ({ wait }) => wait).map(({ wait }) => wait ?? Infinity);
+        const waits = denyingRows(rows).map(({ wait }) => wait ?? Infinity);
         const lasts = Math.min(Math.max(...waits) * this.#unit, this.#atMost);
         this.#known.delete(id);
         this.#known.set(id, { like, count, began, lasts, rows });

@@ -8,15 +8,16 @@ import {
     errorOf,
     resultOf,
     type AllResult,
+    type LimitedBy,
     type RequestResult,
     type Result,
     type SettleResult,
 } from './results.cjs';
 
 type Answer = Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'error'>;
-type Tokens = Omit<Result, 'ok' | 'headers' | 'error'>;
+type Decided = Omit<Result, 'ok' | 'headers' | 'error'>;
 
-export interface LeaseRow extends Answer, Omit<Tokens, 'resetAt'> {
+export interface LeaseRow extends Answer, Decided {
     id: string | null;
     expiresAt: Date | null;
 }
@@ -33,6 +34,10 @@ export class Lease implements LeaseRow {
     /** Free slots after the call. */
     readonly remaining: number | null;
     readonly capacity: number | null;
+    /** When the last lease expires. */
+    readonly resetAt: Date | null;
+    /** As of Result. */
+    readonly limitedBy: LimitedBy | null;
     /** It was granted unchecked, and there is no lease. */
     declare readonly error?: Error & { code?: string };
     #calls: LeaseCalls;
@@ -46,6 +51,8 @@ export class Lease implements LeaseRow {
         this.retryAt = row.retryAt;
         this.remaining = row.remaining;
         this.capacity = row.capacity;
+        this.resetAt = row.resetAt;
+        this.limitedBy = row.limitedBy;
         Object.assign(this, errorOf(row));
         this.#calls = calls;
     }
@@ -204,7 +211,7 @@ abstract class Held<U extends Used, R, M, A extends Answer & { expiresAt: Date |
     }
 }
 
-export interface HoldRow extends Answer, Tokens {
+export interface HoldRow extends Answer, Decided {
     id: string | null;
     held: number | null;
     expiresAt: Date | null;
@@ -217,6 +224,8 @@ export class Hold extends Held<number, Result, number, HoldRow> implements HoldR
     readonly remaining: number | null;
     readonly capacity: number | null;
     readonly resetAt: Date | null;
+    /** As of Result. */
+    readonly limitedBy: LimitedBy | null;
 
     constructor(row: HoldRow, calls: HoldCalls<number, Result, number, HoldRow>) {
         super(row, calls);
@@ -224,6 +233,7 @@ export class Hold extends Held<number, Result, number, HoldRow> implements HoldR
         this.remaining = row.remaining;
         this.capacity = row.capacity;
         this.resetAt = row.resetAt;
+        this.limitedBy = row.limitedBy;
     }
 
     protected counts(used: number): number | undefined {

@@ -46,5 +46,5 @@ export type {
     Value,
 } from './limiter.cjs';
 export type { Database, Queryable } from './query.cjs';
-export type { AllResult, RequestResult, Result, SettleResult } from './results.cjs';
+export type { AllResult, LimitedBy, RequestResult, Result, SettleResult } from './results.cjs';
 export { install, installSql, type InstallOptions } from './sql.cjs';

@@ -37,11 +37,13 @@ import {
     date,
     denial,
     denying,
+    denyingRows,
     milliseconds,
     number,
     resultOf,
     tokensOf,
     type AllResult,
+    type LimitedBy,
     type Result,
     type SettleResult,
 } from './results.cjs';
@@ -55,6 +57,8 @@ export interface Decision {
     ok: boolean;
     /** Milliseconds; null: none, or never. */
     retryAfter: number | null;
+    /** As of Result; null after an error. */
+    limitedBy: LimitedBy | null;
     /** How long the call took. */
     ms: number;
     /** It is a denial that this process has remembered. */
@@ -446,7 +450,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         const slots: Slots<HoldAll> = {
             id: JSON.stringify(list),
             denies: ({ results }) =>
-                denying(results, ({ retryAfter }) => retryAfter).every((each) => isOfSlots(list[results.indexOf(each)])),
+                denying(results).every((each) => isOfSlots(list[results.indexOf(each)])),
         };
         return this.#passingAll(options, hold, list.some(isOfSlots) ? slots : undefined);
     }
@@ -561,9 +565,10 @@ export class RateLimiter<const D extends Definitions = {}> {
         if (options.onError === 'open' && options.db !== undefined) throw new TypeError(OPEN_WITH_DB);
         const asked = this.#asking(call, options, values);
         const began = performance.now();
-        const report = (name: string, ok: boolean, retryAfter: number | null, more: Partial<Decision> = {}) => {
+        const report = (name: string, ok: boolean, row: any, more: Partial<Decision> = {}) => {
             if (!this.#onDecision || call === 'check' || call === 'checkAll' || EXTENDS in options) return;
-            const decision: Decision = { name, ok, retryAfter, ms: performance.now() - began, ...more };
+            const [retryAfter, limitedBy] = [milliseconds(row.wait), row.limited ?? null];
+            const decision: Decision = { name, ok, retryAfter, limitedBy, ms: performance.now() - began, ...more };
             quietly(() => this.#onDecision?.(decision));
         };
         const known = asked && this.#denials?.known(asked);
@@ -572,15 +577,14 @@ export class RateLimiter<const D extends Definitions = {}> {
             rows = known ?? (await this.#rows(call, options, values));
         } catch (outer) {
             const [ok, error] = [this.#opens(options, outer), innermost(outer)];
-            for (const name of new Set(list.map(({ name }) => name))) report(name, ok, null, { error });
+            for (const name of new Set(list.map(({ name }) => name))) report(name, ok, {}, { error });
             if (!ok) throw outer;
-            return list.map(({ name, key, count = 1 }) => ({ name, key, ok, allows: true, held: count, error }));
+            return list.map(({ name, key, count = 1 }) => ({ name, key, ok, held: count, error }));
         }
         if (asked && !known) this.#denials?.learn(asked, rows);
-        const deny = denying(rows, ({ wait }) => wait);
+        const deny = denyingRows(rows);
         rows.forEach((row, n) => {
-            if (row.ok || deny.includes(row))
-                report(list[n].name, row.ok, milliseconds(row.wait), known && { remembered: true });
+            if (row.ok || deny.includes(row)) report(list[n].name, row.ok, row, known && { remembered: true });
         });
         return rows;
     }

@@ -15,7 +15,16 @@ interface Tokens {
     resetAt: Date | null;
 }
 
-export interface Result extends Tokens {
+/** The key is blocked; too few slots are free; too few tokens are left, or there can never be enough. */
+export type LimitedBy = 'block' | 'slots' | 'tokens';
+
+/** What a call that decides says of a limit. */
+interface Decided extends Tokens {
+    /** What denies it; null: nothing, or only other requests of the call. If `ok` is true, only a dry run admitted it. */
+    limitedBy: LimitedBy | null;
+}
+
+export interface Result extends Decided {
     /** Whether the tokens were taken; of check, whether they would be. */
     ok: boolean;
     /** Those of HTTP that the call was asked for; else Retry-After, if it was denied and can pass later. */
@@ -25,13 +34,11 @@ export interface Result extends Tokens {
 }
 
 /** Of one request of several. */
-export interface RequestResult extends Tokens {
+export interface RequestResult extends Decided {
     name: string;
     key: string;
     /** Whether all were admitted. */
     ok: boolean;
-    /** Whether this one would be admitted without those for other limits. */
-    allows: boolean;
 }
 
 /** Of one limit of a hold that is settled. */
@@ -59,8 +66,8 @@ export interface AllResult {
 // Rows have one word for each column, which no naming plugin of an ORM changes, and seconds for each time, since drivers
 // read times in many ways.
 const TIMES = `retry_after AS wait, date_part('epoch', retry_at) AS at`;
-export const FREE = `${TIMES}, remaining, capacity`;
-export const RESULT = `${FREE}, date_part('epoch', reset_at) AS reset`;
+export const TOKENS = `${TIMES}, remaining, capacity, date_part('epoch', reset_at) AS reset`;
+export const DECIDED = `${TOKENS}, limited_by AS limited`;
 
 export const number = (value: unknown): number | null => (value === null || value === undefined ? null : Number(value));
 /** Rounded up: none may come back too early. Less than a microsecond is noise of the float8. */
@@ -79,9 +86,10 @@ export const tokensOf = (row: any): Tokens => ({
     capacity: number(row.capacity),
     resetAt: at(row.reset),
 });
+const decidedOf = (row: any): Decided => ({ ...tokensOf(row), limitedBy: row.limited ?? null });
 export function resultOf(row: any): Result {
-    const tokens = tokensOf(row);
-    return { ok: row.ok, ...tokens, headers: headersOf(row, row.ok ? null : tokens.retryAfter), ...errorOf(row) };
+    const decided = decidedOf(row);
+    return { ok: row.ok, ...decided, headers: headersOf(row, row.ok ? null : decided.retryAfter), ...errorOf(row) };
 }
 /** A row's headers; those of a denial that was remembered have fewer seconds by what has passed. */
 function headersOf({ headers, passed }: any, retryAfter: number | null): Record<string, string> {
@@ -101,8 +109,7 @@ export const requestOf = (row: any): RequestResult => ({
     name: row.name,
     key: row.key,
     ok: row.ok,
-    allows: row.allows,
-    ...tokensOf(row),
+    ...decidedOf(row),
 });
 
 export function allOf(rows: any[]): AllResult {
@@ -118,16 +125,19 @@ export function allOf(rows: any[]): AllResult {
  * The requests that deny. If one can never pass, none has a wait; so if another has one, one without is a dry run,
  * which would deny and doesn't.
  */
-export function denying<R extends { allows: boolean | null }>(results: R[], wait: (result: R) => unknown): R[] {
-    const deny = results.filter(({ allows }) => allows !== true);
-    const waits = deny.filter((result) => wait(result) !== null);
+export function denying<R extends Pick<Decided, 'retryAfter' | 'limitedBy'>>(results: R[]): R[] {
+    const deny = results.filter(({ limitedBy }) => limitedBy !== null);
+    const waits = deny.filter(({ retryAfter }) => retryAfter !== null);
     return waits.length > 0 ? waits : deny;
 }
+/** The same of rows. One of a store, which has no `limited`, denies. */
+export const denyingRows = (rows: any[]): any[] =>
+    denying(rows.map((row) => ({ row, limitedBy: row.limited, retryAfter: row.wait }))).map(({ row }) => row);
 
 /** Of the requests that deny, the one with the longest wait. */
 function last(results: RequestResult[]): RequestResult {
     const wait = ({ retryAfter }: RequestResult) => retryAfter ?? Infinity;
-    const deny = denying(results, ({ retryAfter }) => retryAfter);
+    const deny = denying(results);
     return deny.reduce((one, other) => (wait(other) > wait(one) ? other : one), deny[0] ?? results[0]);
 }
 

@@ -164,7 +164,7 @@ test('the estimate of a prompt, and limits that depend on the call', async () =>
 });
 
 /** A limiter that admits all, without a database. */
-const db = { query: async () => [{ n: 1, name: 'user', ok: true, allows: true, hold: null }] };
+const db = { query: async () => [{ n: 1, name: 'user', ok: true, hold: null }] };
 const admitting = new RateLimiter(LIMITS, { schema: 'public', db });
 /** What the call is estimated to use. */
 const estimateOf = async (call, options = {}) => {
@@ -330,7 +330,7 @@ test('a denial is found in what streamText throws and streams', async () => {
     for (const event of heard) isOfUser(event, 'an event');
 
     // After the SDK has tried again its promises don't say what has ended the call: the event does.
-    const row = { n: 1, name: 'soon', key, ok: false, allows: false, wait: 0.001, remaining: 0, capacity: 1 };
+    const row = { n: 1, name: 'soon', key, ok: false, limited: 'tokens', wait: 0.001, remaining: 0, capacity: 1 };
     const denying = new RateLimiter(LIMITS, { schema: 'public', db: { query: async () => [row] } });
     const middleware = budget(denying, { limits: [{ name: 'soon', key }] });
     const soon = wrapLanguageModel({ model: new MockLanguageModelV4(), middleware });

@@ -83,7 +83,7 @@ function busy(milliseconds) {
 }
 /** Borrows for a minute, as long as no test takes. */
 const LONG = { borrowFor: MINUTE };
-const ok = { ok: true, retryAfter: null, retryAt: null, headers: {} };
+const ok = { ok: true, retryAfter: null, retryAt: null, limitedBy: null, headers: {} };
 
 for (const name of ['daily', 'bucket', ...(onFile ? [] : ['memory', 'shards'])]) {
     test(`${name}: batches grow, what is spent is counted once, and the rest is returned`, async () => {
@@ -314,7 +314,8 @@ test('an exempt key borrows; a dry run, and an override of another kind, are ask
     const key = newKey();
     const dry = limiter.borrow('dry', LONG);
     context.after(() => dry.close());
-    for (let n = 0; n < 20; n++) assert.deepEqual(await dry.limit({ key }), ok);
+    for (let n = 0; n < 20; n++)
+        assert.deepEqual(await dry.limit({ key }), { ...ok, limitedBy: n < 5 ? null : 'tokens' });
     assert.equal(asked(), 20);
     await Promise.all(Array.from({ length: 3 }, () => dry.limit({ key: 'at once' })));
     assert.equal(await remaining('dry', 'at once'), 5 - 3);

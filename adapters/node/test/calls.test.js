@@ -9,7 +9,7 @@ import pg from 'pg';
 import typescript from 'typescript';
 
 import { RateLimiter, RateLimitError } from 'postgres-rate-limit';
-import { limits } from './limits.js';
+import { limits, run as runs } from './limits.js';
 
 const tables = [3, 4].map((up) => new URL(`${'../'.repeat(up)}adapters/calls.json`, import.meta.url));
 const table = JSON.parse(readFileSync(tables.find(existsSync)));
@@ -128,12 +128,15 @@ function compare(found, expected, at) {
 }
 
 const BLOCKS = { acquire: 'withLease', hold: 'withHold', hold_all: 'withHoldAll' };
-for (const { case: title, nowhere: isNowhere = false, limiter: more = {}, steps, heard, unsettled } of table.cases) {
+for (const { case: title, nowhere: isNowhere = false, limiter: more = {}, ...rest } of table.cases) {
+    const { blocked, steps, heard, unsettled } = rest;
     test(`the case: ${title}`, async () => {
+        const block = (client) => client.query("SELECT rl_block($1, $2, '1 hour')", [blocked, title]);
+        if (blocked) await runs('postgres', NAME, block);
         const [decisions, unsettledOnes, made] = [[], [], {}];
         const limiter = new RateLimiter(table.limits, {
             db: isNowhere ? nowhere : pool,
-            onDecision: ({ name, ok }) => decisions.push([name, ok]),
+            onDecision: ({ name, ok, limitedBy }) => decisions.push([name, ok, limitedBy]),
             onUnsettled: ({ used }) => unsettledOnes.push(used ?? null),
             ...asNode(more),
         });

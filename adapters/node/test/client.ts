@@ -21,6 +21,7 @@ import {
     type Hold,
     type HoldAll,
     type Lease,
+    type LimitedBy,
     type RateLimitConfig,
     type RequestResult,
     type Result,
@@ -52,6 +53,7 @@ const limiter = new RateLimiter(
 );
 
 export async function calls() {
+    is<Result['limitedBy'], 'block' | 'slots' | 'tokens' | null>(true);
     is<Result, Awaited<ReturnType<typeof limiter.check>>>(true);
     const { ok, retryAfter, retryAt } = await limiter.limit('send', {
         key: 'a',
@@ -138,7 +140,7 @@ export async function calls() {
         { name: 'login', key: 'a' },
         { name: 'other', key: 'a', config: unlimited() },
     ]);
-    is<(typeof all.results)[0]['allows'], boolean>(true);
+    is<(typeof all.results)[0]['limitedBy'], LimitedBy | null>(true);
     // @ts-expect-error: it needs a key
     await limiter.limitAll([{ name: 'login' }]);
     // @ts-expect-error

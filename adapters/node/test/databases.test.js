@@ -93,10 +93,10 @@ async function holds(name, db, transaction, insert) {
         { name: 'send', key },
     ]);
     assert.deepEqual(
-        all.results.map(({ name, key, ok, allows }) => [name, key, ok, allows]),
+        all.results.map(({ name, key, ok, limitedBy }) => [name, key, ok, limitedBy]),
         [
-            ['send', `${name} other`, false, true],
-            ['send', key, false, false],
+            ['send', `${name} other`, false, null],
+            ['send', key, false, 'tokens'],
         ],
     );
     const lease = { key, config: concurrency({ slots: 1, ttl: HOUR }) };

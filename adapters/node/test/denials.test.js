@@ -119,10 +119,10 @@ test('the headers of a denial that is remembered have fewer seconds, and are tho
     let passed = 0;
     const { now } = performance;
     context.mock.method(performance, 'now', () => now.call(performance) + passed);
-    const row = { n: 1, name: 'a', key: '', ok: false, allows: false, wait: 60, at: 0, remaining: 0, capacity: 1 };
+    const row = { n: 1, name: 'a', key: '', ok: false, limited: 'tokens', wait: 60, at: 0, remaining: 0, capacity: 1 };
     const policy = { 'RateLimit-Policy': '"a";q=1;w=60' };
     const headers = JSON.stringify({ 'RateLimit': '"a";r=0;t=61', ...policy, 'Retry-After': '60' });
-    const other = { ...row, n: 2, allows: true, wait: null, at: null };
+    const other = { ...row, n: 2, limited: null, wait: null, at: null };
     let asked = 0;
     const query = async (text) => {
         asked += 1;
@@ -189,11 +189,11 @@ test('several limits: the same requests, until the last of them can pass', async
         assert.deepEqual([again.ok, again.retryAt], [false, denied.retryAt]);
         assert.ok(again.retryAfter <= denied.retryAfter && again.retryAfter > denied.retryAfter - 10 * SECOND);
         assert.deepEqual(
-            again.results.map(({ name, allows, remaining }) => [name, allows, remaining]),
+            again.results.map(({ name, limitedBy, remaining }) => [name, limitedBy, remaining]),
             [
-                ['window', false, 0],
-                ['daily', false, 0],
-                ['window', true, 4],
+                ['window', 'tokens', 0],
+                ['daily', 'tokens', 0],
+                ['window', null, 4],
             ],
         );
     }
@@ -204,10 +204,10 @@ test('several limits: the same requests, until the last of them can pass', async
     // One that could pass meanwhile says so.
     const soon = { name: 'soon', key, config: tokenBucket({ rate: 50, period: SECOND, capacity: 1 }) };
     await limiter.limitAll([soon]);
-    const both = async () => (await limiter.limitAll([soon, requests[1]])).results.map(({ allows }) => allows);
-    let allows = await both();
-    while (allows[0] === false) allows = await both();
-    assert.deepEqual([allows, asked() <= 2], [[true, false], true]);
+    const both = async () => (await limiter.limitAll([soon, requests[1]])).results.map(({ limitedBy }) => limitedBy);
+    let deny = await both();
+    while (deny[0]) deny = await both();
+    assert.deepEqual([deny, asked() <= 2], [[null, 'tokens'], true]);
 });
 
 test('in a transaction nothing is remembered, nor answered', async () => {

@@ -213,7 +213,8 @@ const LIMITS = { one: bucket, slots: concurrency({ slots: 1, ttl: HOUR }) };
 test('each call of the client that asks has an answer that says that it is unchecked', async () => {
     const limiter = new RateLimiter(LIMITS, { db: poolOf({ host: '/nowhere' }) });
     const open = { onError: 'open' };
-    const nothing = { ok: true, retryAfter: null, retryAt: null, remaining: null, capacity: null, resetAt: null };
+    const tokens = { retryAfter: null, retryAt: null, remaining: null, capacity: null, resetAt: null };
+    const nothing = { ok: true, ...tokens, limitedBy: null };
     const headers = {};
     for (const call of ['limit', 'check']) {
         const { error, ...result } = await limiter[call]('one', { key: 'a', ...open, throws: true });
@@ -223,7 +224,7 @@ test('each call of the client that asks has an answer that says that it is unche
     for (const call of ['limitAll', 'checkAll']) {
         const all = await limiter[call]([{ name: 'one', key: 'a' }], open);
         assert.deepEqual([all.ok, all.error.code, all.retryAfter, all.deniedBy], [true, 'ENOENT', null, null], call);
-        assert.deepEqual(all.results, [{ name: 'one', key: 'a', allows: true, ...nothing }]);
+        assert.deepEqual(all.results, [{ name: 'one', key: 'a', ...nothing }]);
     }
     const lease = await limiter.acquire('slots', open);
     assert.deepEqual(

@@ -202,10 +202,10 @@ test('several limits at once', async () => {
     assert.deepEqual([first.ok, first.retryAfter, first.retryAt], [true, null, null]);
     const second = await limiter.limitAll(both);
     assert.deepEqual(
-        second.results.map(({ name, ok, allows }) => [name, ok, allows]),
+        second.results.map(({ name, ok, limitedBy }) => [name, ok, limitedBy]),
         [
-            ['send', false, false],
-            ['other', false, false],
+            ['send', false, 'tokens'],
+            ['other', false, 'tokens'],
         ],
     );
     assert.ok(
@@ -318,7 +318,7 @@ test('each decision is heard, and what hears it harms none', async () => {
     assert.ok(heard.every(({ ms }) => ms > 0) && heard[1].retryAfter > 0 && heard[0].retryAfter === null);
     assert.ok(
         heard.every((decision) =>
-            Object.keys(decision).every((field) => ['name', 'ok', 'retryAfter', 'ms'].includes(field)),
+            Object.keys(decision).every((field) => ['name', 'ok', 'retryAfter', 'limitedBy', 'ms'].includes(field)),
         ),
     );
     for (const onDecision of [
@@ -657,8 +657,8 @@ test('a hold of several limits', (context) =>
         assert.deepEqual([await left('signUp'), await left('tokens')], [0, 300]);
         const denied = await limiter.holdAll(requests);
         assert.deepEqual(
-            [denied.ok, denied.id, denied.results.map(({ allows }) => allows)],
-            [false, null, [false, false]],
+            [denied.ok, denied.id, denied.results.map(({ limitedBy }) => limitedBy)],
+            [false, null, ['tokens', 'tokens']],
         );
         assert.equal((await thrown(limiter.withHoldAll(requests, {}, () => assert.fail('it ran')))).name, 'tokens');
     }));
@@ -771,7 +771,7 @@ test('a database without the limiter, or with an older one, says what to run', a
         }
         // Found as soon as it is there.
         await db.query(`CREATE FUNCTION rl_limit(text, text, float8, boolean, config jsonb) RETURNS TABLE (ok boolean, retry_after float8,
-            retry_at timestamptz, remaining float8, capacity float8, reset_at timestamptz) LANGUAGE sql AS 'SELECT true, 0, now(), 0, 0, now()'`);
+            retry_at timestamptz, remaining float8, capacity float8, reset_at timestamptz, limited_by text) LANGUAGE sql AS $$SELECT true, 0, now(), 0, 0, now(), ''$$`);
         assert.equal((await limiter.limit('send')).ok, true);
         const older = await thrown(limiter.getValue('send'));
         assert.match(older.message, /rl_value.*needs a later version of ratelimit/);

@@ -23,7 +23,7 @@ const row = { name: 'public', ok: true, wait: null, at: null, remaining: '1', ca
 const limiter = new RateLimiter({ a: tokenBucket({ rate: 1, period: MINUTE }) }, { db: { query: async () => [row] } });
 limiter.limit('a', { key: 7 }).then((result) => {
     const tokens = { retryAfter: null, retryAt: null, remaining: 1, capacity: 2, resetAt: new Date(1500) };
-    const expected = { ok: true, ...tokens, headers: {} };
+    const expected = { ok: true, ...tokens, limitedBy: null, headers: {} };
     assert.deepEqual(result, expected);
     assert.ok(installSql().includes('rl_limit'));
 });`;

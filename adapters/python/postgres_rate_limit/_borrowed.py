@@ -18,7 +18,7 @@ from weakref import WeakSet
 from postgres_rate_limit._calls import Call, Key, Taken, key_of, seconds_of
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._failing import OnError, checked
-from postgres_rate_limit._results import BorrowResult, RateLimitExceeded, Result, innermost
+from postgres_rate_limit._results import BorrowResult, LimitedBy, RateLimitExceeded, Result, innermost
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -219,7 +219,7 @@ class _Borrowed:
             account.batch = self._batch(answer, question)
             size = account.size // 2 if answer.taken < question.most else account.size  # others want them, too
             account.size = max(size, 1) if account.batch.lasts > 0 else 0
-            return _passed()
+            return _passed(answer.limited_by)
 
     def _batch(self, answer: Taken, question: _Question) -> _Batch:
         value = json.loads(answer.value)
@@ -270,14 +270,14 @@ class _Borrowed:
         return made
 
 
-def _passed() -> Result:
-    return Result(True, None, None, None, None, None)
+def _passed(limited_by: LimitedBy | None = None) -> Result:
+    return Result(True, None, None, None, None, None, limited_by)
 
 
 def _told(name: str, throws: bool, result: Result) -> BorrowResult:
     if throws and not result.ok:
         raise RateLimitExceeded(name, result.retry_after, result.retry_at, result.headers)
-    return BorrowResult(result.ok, result.retry_after, result.retry_at, result.headers, result.error)
+    return BorrowResult(result.ok, result.retry_after, result.retry_at, result.limited_by, result.headers, result.error)
 
 
 def _warn(error: Exception) -> None:

@@ -16,6 +16,7 @@ from postgres_rate_limit._configs import Config, json_of
 from postgres_rate_limit._results import (
     AllResult,
     HoldRequestResult,
+    LimitedBy,
     RequestResult,
     Result,
     SettleResult,
@@ -34,6 +35,8 @@ T = TypeVar("T")
 Key = Union[str, int, UUID]
 HeaderStyle = Literal["ietf", "github"]
 Rows = Sequence[Sequence[Any]]
+Verdict = tuple[str, bool, Union[float, None], Union[LimitedBy, None]]
+"""Name, ok, retry_after and limited_by of a limit."""
 
 
 class _Named(TypedDict):
@@ -55,8 +58,8 @@ class Call(Generic[T]):
     """With @ before the names of functions, for their schema."""
     values: tuple[Any, ...]
     read: Callable[[Rows], T]
-    decides: Callable[[T], Iterable[tuple[str, bool, Union[float, None]]]] | None = None
-    """Returns name, ok and retry_after of each limit, if the call takes tokens."""
+    decides: Callable[[T], Iterable[Verdict]] | None = None
+    """Returns that of each limit, if the call takes tokens."""
     names: tuple[str, ...] = ()
     """The limits that such a call takes from."""
     opened: Callable[[BaseException], T] | None = None
@@ -90,6 +93,8 @@ class Lent:
     retry_at: datetime | None
     remaining: float | None
     capacity: float | None
+    reset_at: datetime | None
+    limited_by: LimitedBy | None = None
     error: BaseException | None = None
 
 
@@ -106,6 +111,7 @@ class Held:
     remaining: float | None
     capacity: float | None
     reset_at: datetime | None
+    limited_by: LimitedBy | None = None
     error: BaseException | None = None
 
 
@@ -162,19 +168,22 @@ _WHEN = "CAST(CAST(? AS text) AS timestamptz)"
 # The client throws, since a denial that the database throws aborts the transaction.
 _UNTHROWN = ("false", None)
 _SPAN = "make_interval(secs => CAST(? AS float8))"
-_RESULT = f"r.ok, r.retry_after, {_time('r.retry_at')}, r.remaining, r.capacity, {_time('r.reset_at')}"
 _LIMIT = f"r.retry_after, {_time('r.retry_at')}, r.remaining, r.capacity, {_time('r.reset_at')}"
+_DECIDED = f"{_LIMIT}, r.limited_by"
+_RESULT = f"r.ok, {_DECIDED}"
 
 
-def _result(ok: Any, after: Any, at: Any, remaining: Any, capacity: Any, reset_at: Any, headers: Any = None) -> Result:
+def _result(
+    ok: Any, after: Any, at: Any, remaining: Any, capacity: Any, reset: Any, by: Any, headers: Any = None
+) -> Result:
     found = json.loads(headers) if headers else retry_header(None if ok else after)
-    return Result(bool(ok), after, time_of(at), remaining, capacity, time_of(reset_at), found)
+    return Result(bool(ok), after, time_of(at), remaining, capacity, time_of(reset), by, found)
 
 
 def _request(
-    ok: Any, name: str, key: str, allows: Any, after: Any, at: Any, remaining: Any, capacity: Any, reset: Any
+    ok: Any, name: str, key: str, after: Any, at: Any, remaining: Any, capacity: Any, reset: Any, by: Any
 ) -> RequestResult:
-    return RequestResult(name, key, bool(ok), bool(allows), after, time_of(at), remaining, capacity, time_of(reset))
+    return RequestResult(name, key, bool(ok), after, time_of(at), remaining, capacity, time_of(reset), by)
 
 
 def _read_result(rows: Rows) -> Result:
@@ -280,15 +289,14 @@ class Calls:
         call = replace(call, opened=_result_of, id=id, count=float(count))
         if function == "rl_check":
             return call
-        return replace(call, decides=lambda result: [(name, result.ok, result.retry_after)], names=(name,))
+        return replace(call, decides=lambda result: [_verdict(name, result)], names=(name,))
 
     def take(self, name: str, key: Key, at_least: float, at_most: float, config: Config | None) -> Call[Taken]:
         name, key, own = self._target(name, key, config)
 
         def read(rows: Rows) -> Taken:
-            ok, after, at, remaining, capacity, reset, taken, value = rows[0]
-            told = retry_header(None if ok else after)
-            return Taken(bool(ok), after, time_of(at), remaining, capacity, time_of(reset), told, None, taken, value)
+            *result, taken, value = rows[0]
+            return Taken(**vars(_result(*result)), taken=taken, value=value)
 
         # The kind is that of the key: an override may be of another one. Its time is later than that of the take.
         value = f"CAST(@rl_value({_TEXT}, {_TEXT}, {_JSON}) AS text)"
@@ -297,7 +305,7 @@ class Calls:
         call = self._make(f"{_RESULT}, r.taken, {value}", "rl_take", arguments, read, before=[name, key, own])
         opened = lambda error: Taken(True, None, None, None, None, None, error=error)  # noqa: E731
         call = replace(call, opened=opened, id=((name, key), "take", own), count=float(at_least), names=(name,))
-        return replace(call, decides=lambda result: [(name, result.ok, result.retry_after)])
+        return replace(call, decides=lambda result: [_verdict(name, result)])
 
     def kind(self, name: str, config: Config | None) -> str | None:
         """That of the limit; None: it isn't known here."""
@@ -343,7 +351,7 @@ class Calls:
         headers: HeaderStyle | None,
     ) -> Call[AllResult]:
         text, targets = self._requests(requests)
-        select = f"r.ok, r.name, r.key, r.limited_by IS NULL, {_LIMIT}"
+        select = f"r.ok, r.name, r.key, {_DECIDED}"
         if headers is None:
             call = self._make(select, function, [(_JSON, text)], _read_all, " ORDER BY r.n")
         else:
@@ -363,17 +371,15 @@ class Calls:
         name, key, own = self._target(name, key, config)
 
         def read(rows: Rows) -> Lent:
-            ok, lease, expires, after, at, remaining, capacity = rows[0]
-            return Lent(bool(ok), lease, time_of(expires), after, time_of(at), remaining, capacity)
+            ok, lease, expires, after, at, remaining, capacity, reset, by = rows[0]
+            times = time_of(expires), time_of(at), time_of(reset)
+            return Lent(bool(ok), lease, times[0], after, times[1], remaining, capacity, times[2], by)
 
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), _UNTHROWN, (_JSON, own)]
-        select = (
-            f"r.ok, r.lease, {_time('r.expires_at')}, r.retry_after, {_time('r.retry_at')}, r.remaining, r.capacity"
-        )
-        call = self._make(select, "rl_acquire", arguments, read)
-        opened = lambda error: Lent(True, None, None, None, None, None, None, error)  # noqa: E731
+        call = self._make(f"r.ok, r.lease, {_time('r.expires_at')}, {_DECIDED}", "rl_acquire", arguments, read)
+        opened = lambda error: Lent(True, None, None, None, None, None, None, None, error=error)  # noqa: E731
         call = replace(call, opened=opened, slots=frozenset((name,)))
-        return replace(call, decides=lambda lent: [(name, lent.ok, lent.retry_after)], names=(name,))
+        return replace(call, decides=lambda lent: [_verdict(name, lent)], names=(name,))
 
     def extend(self, name: str, lease: str | None, config: Config | None) -> Call[datetime | None]:
         arguments = [(_TEXT, lease), (_JSON, self.config(name, config))]
@@ -399,15 +405,16 @@ class Calls:
         least = None if at_least is None else float(at_least)
 
         def read(rows: Rows) -> Held:
-            ok, hold, held, expires, after, at, remaining, capacity, reset = rows[0]
+            ok, hold, held, expires, after, at, remaining, capacity, reset, by = rows[0]
             times = time_of(expires), time_of(at), time_of(reset)
-            return Held(bool(ok), hold, held, times[0], after, times[1], remaining, capacity, times[2])
+            return Held(bool(ok), hold, held, times[0], after, times[1], remaining, capacity, times[2], by)
 
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), (_SPAN, seconds_of(ttl)), (_TEXT, id)]
         arguments += [(_NUMBER, least), (_TEXT, on_expiry), (_FLAG, reserve), _UNTHROWN, (_JSON, own)]
-        call = self._make(f"r.ok, r.hold, r.held, {_time('r.expires_at')}, {_LIMIT}", "rl_hold", arguments, read)
-        opened = lambda error: Held(True, None, float(count), None, None, None, None, None, None, error)  # noqa: E731
-        return replace(call, decides=lambda held: [(name, held.ok, held.retry_after)], names=(name,), opened=opened)
+        call = self._make(f"r.ok, r.hold, r.held, {_time('r.expires_at')}, {_DECIDED}", "rl_hold", arguments, read)
+        unchecked = Held(True, None, float(count), None, None, None, None, None, None)
+        opened = lambda error: replace(unchecked, error=error)  # noqa: E731
+        return replace(call, decides=lambda held: [_verdict(name, held)], names=(name,), opened=opened)
 
     def settle(self, hold: str | None, used: float | None) -> Call[Result]:
         arguments = [(_TEXT, hold), (_NUMBER, None if used is None else float(used))]
@@ -427,7 +434,7 @@ class Calls:
             hold, expires = next((row[10:] for row in rows if row[10] is not None), (None, None))
             return HeldAll(bool(rows[0][0]), hold, time_of(expires), results)
 
-        select = f"r.ok, r.name, r.key, r.limited_by IS NULL, {_LIMIT}, r.held, r.hold, {_time('r.expires_at')}"
+        select = f"r.ok, r.name, r.key, {_DECIDED}, r.held, r.hold, {_time('r.expires_at')}"
         arguments = [(_JSON, text), (_SPAN, seconds_of(ttl)), (_TEXT, id), (_TEXT, on_expiry)]
         call = self._make(select, "rl_hold_all", arguments, read, " ORDER BY r.n")
 
@@ -504,14 +511,17 @@ def _result_of(error: BaseException) -> Result:
 
 
 def _unchecked(target: Target) -> RequestResult:
-    return RequestResult(target[0], target[1], True, True, None, None, None, None, None)
+    return RequestResult(target[0], target[1], True, None, None, None, None, None, None)
 
 
 def _held(result: RequestResult, held: float | None) -> HoldRequestResult:
     return HoldRequestResult(**vars(result), held=held)
 
 
-def _decided(answer: AllResult | HeldAll) -> Iterable[tuple[str, bool, float | None]]:
+def _verdict(name: str, answer: Result | RequestResult | Lent | Held) -> Verdict:
+    return name, answer.ok, answer.retry_after, answer.limited_by
+
+
+def _decided(answer: AllResult | HeldAll) -> Iterable[Verdict]:
     """Denied: those that deny."""
-    results = answer.results if answer.ok else denying(answer.results)
-    return [(each.name, each.ok, each.retry_after) for each in results]
+    return [_verdict(each.name, each) for each in (answer.results if answer.ok else denying(answer.results))]

@@ -228,10 +228,10 @@ class _Limiter(Generic[N]):
         if self._on_decision is None or call.decides is None:
             return
         seconds = time.perf_counter() - began
-        told = [(name, False, None) for name in dict.fromkeys(call.names)] if result is None else call.decides(result)
-        for name, ok, retry_after in told:
+        failed = [(name, False, None, None) for name in dict.fromkeys(call.names)]
+        for told in failed if result is None else call.decides(result):
             try:
-                self._on_decision(Decision(name, ok, retry_after, seconds, error and innermost(error), remembered))
+                self._on_decision(Decision(*told, seconds, error and innermost(error), remembered))
             except Exception as failure:
                 _forget(failure, error)
                 log.exception("on_decision failed", exc_info=failure)
@@ -367,6 +367,7 @@ class _Lent(_Taken):
         self._name, self._config = name, config
         self.retry_after, self.retry_at = lent.retry_after, lent.retry_at
         self.remaining, self.capacity = lent.remaining, lent.capacity
+        self.reset_at, self.limited_by = lent.reset_at, lent.limited_by
 
     def _denied(self) -> tuple[str, float | None, datetime | None] | None:
         return None if self.ok else (self._name, self.retry_after, self.retry_at)
@@ -500,7 +501,8 @@ class _Held(_Holding[float, Result, float]):
         self._begins = time.monotonic() + (held.retry_after or 0)
         self._name, self._again, self._on_exception = name, again, on_exception
         self.retry_after, self.retry_at = held.retry_after, held.retry_at
-        self.remaining, self.capacity, self.reset_at = held.remaining, held.capacity, held.reset_at
+        self.remaining, self.capacity = held.remaining, held.capacity
+        self.reset_at, self.limited_by = held.reset_at, held.limited_by
         self._holds(held)
 
     def _holds(self, held: Held) -> None:

@@ -9,7 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from math import ceil, floor, inf
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
+
+LimitedBy = Literal["block", "slots", "tokens"]
+"""The key is blocked; too few slots are free; too few tokens are left, or there can never be enough."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -32,6 +35,8 @@ class Result:
     """Tokens left; negative in debt. None if the key is exempt, as are capacity and reset_at."""
     capacity: float | None
     reset_at: datetime | None
+    limited_by: LimitedBy | None = None
+    """What denies it; None: nothing. If ok is true, only a dry run admitted it."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Those that the call was asked for; else Retry-After, if it was denied and can pass later."""
     error: BaseException | None = None
@@ -49,13 +54,13 @@ class RequestResult:
     key: str
     ok: bool
     """Whether all were admitted."""
-    allows: bool
-    """Whether this request would be admitted without the others."""
     retry_after: float | None
     retry_at: datetime | None
     remaining: float | None
     capacity: float | None
     reset_at: datetime | None
+    limited_by: LimitedBy | None
+    """As of Result; also None where only other requests deny."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,8 @@ class BorrowResult:
     """Whether the tokens were taken."""
     retry_after: float | None
     retry_at: datetime | None
+    limited_by: LimitedBy | None = None
+    """As of Result."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Retry-After, if it was denied and can pass later."""
     error: BaseException | None = None
@@ -156,6 +163,8 @@ class Decision:
     name: str
     ok: bool
     retry_after: float | None
+    limited_by: LimitedBy | None
+    """As of Result; None after an error."""
     seconds: float
     """How long the call took, with its wait for a connection."""
     error: BaseException | None
@@ -239,7 +248,7 @@ def _aged(name: str, text: str, denial: Any, seconds: float) -> str:
 def denying(results: Iterable[RequestResult]) -> list[RequestResult]:
     """The requests that deny. If one can never pass, none has a wait; so if another has one, one without is a dry run,
     which would deny and doesn't."""
-    deny = [each for each in results if not each.allows]
+    deny = [each for each in results if each.limited_by is not None]
     return [each for each in deny if each.retry_after is not None] or deny
 
 

@@ -116,7 +116,8 @@ class RateLimitCache(BaseCache):  # type: ignore[misc]
         self, sql: str, values: tuple[Any, ...], read: Callable[[Rows], T], opened: Callable[[], T] | None = None
     ) -> T:
         opens = None if opened is None else lambda error: opened()
-        call = Call(sql, (self._name, *values), read, lambda answer: [(self._name, True, None)], (self._name,), opens)
+        verdict = (self._name, True, None, None)
+        call = Call(sql, (self._name, *values), read, lambda answer: [verdict], (self._name,), opens)
         return self._limiter._run(call, None)
 
     def _key(self, key: Any, version: int | None) -> str:

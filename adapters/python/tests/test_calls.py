@@ -173,10 +173,13 @@ def block(limiter, step, given, options, awaiting):
 @pytest.mark.parametrize("case", TABLE["cases"], ids=[each["case"].replace(" ", "_") for each in TABLE["cases"]])
 def test_the_case(case, client, name, made_of, awaiting):
     decisions, unsettled, made = [], [], {}
+    if "blocked" in case:
+        with psycopg.connect(user="postgres") as owner:
+            owner.execute("SELECT rl_block(%s, %s, '1 hour')", [case["blocked"], name])
     limiter = made_of(
         client,
         case.get("nowhere", False),
-        on_decision=lambda each: decisions.append([each.name, each.ok]),
+        on_decision=lambda each: decisions.append([each.name, each.ok, each.limited_by]),
         on_unsettled=lambda each: unsettled.append(each.used),
         **case.get("limiter", {}),
     )

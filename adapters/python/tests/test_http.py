@@ -32,13 +32,14 @@ DENIED = Result(
     0,
     10,
     None,
+    "tokens",
     {"RateLimit": '"a";r=0;t=13', "RateLimit-Policy": '"a";q=10;w=60', "Retry-After": "13"},
 )
-NEVER = Result(False, None, None, 5, 10, None, {"RateLimit": '"b";r=5'})
+NEVER = Result(False, None, None, 5, 10, None, "tokens", {"RateLimit": '"b";r=5'})
 
 
 def denied(name, retry_after):
-    return RequestResult(name, "", False, False, retry_after, None, 0, 10, None)
+    return RequestResult(name, "", False, retry_after, None, 0, 10, None, "tokens")
 
 
 def test_a_denial_is_429_with_its_headers():
@@ -62,7 +63,7 @@ def test_of_several_the_longest_wait_counts():
     assert too_many_requests(DENIED, github)["headers"] == {
         "RateLimit": '"a";r=0;t=13', "RateLimit-Policy": '"a";q=10;w=60', "x-ratelimit-remaining": "0", "Retry-After": "61",
     }  # fmt: skip
-    other = Result(False, 3, None, 0, 1, None, {"RateLimit": '"c";r=0;t=3', "Retry-After": "3"})
+    other = Result(False, 3, None, 0, 1, None, "tokens", {"RateLimit": '"c";r=0;t=3', "Retry-After": "3"})
     both = too_many_requests(other, DENIED)["headers"]
     assert (both["RateLimit"], both["Retry-After"]) == ('"c";r=0;t=3, "a";r=0;t=13', "13")
     assert too_many_requests(DENIED, NEVER)["headers"] == {

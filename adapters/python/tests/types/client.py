@@ -14,6 +14,7 @@ from postgres_rate_limit import (
     Decision,
     Hold,
     Lease,
+    LimitedBy,
     RateLimiter,
     RateLimitExceeded,
     RequestResult,
@@ -40,6 +41,7 @@ def right(user: UUID) -> None:
     result: Result = limiter.limit("sendMessage", user, count=2, wait=1.5)
     wait: float | None = result.retry_after
     at: datetime | None = result.retry_at
+    by: LimitedBy | None = result.limited_by
     any_name.limit("whatever", config=fixed_window(1, MINUTE, timezone="UTC"))
     lease: Lease
     with limiter.acquire("export", 7) as lease:
@@ -49,7 +51,7 @@ def right(user: UUID) -> None:
         hold.used = 3
     results = limiter.limit_all([{"name": "sendMessage", "key": user, "count": 2}])
     denying: RequestResult | None = results.denied_by
-    print(wait, at, denying, [each.allows for each in results.results], limiter.value("sendMessage")["blockedUntil"])
+    print(wait, at, by, denying, results.results[0].limited_by, limiter.value("sendMessage")["blockedUntil"])
     RateLimiter(LIMITS, on_decision=log)
 
 
