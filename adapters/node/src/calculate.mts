@@ -20,6 +20,8 @@ export interface Status {
     retryAt: number | null;
     /** Tokens left: of calculate after the call, of a watch before it. Negative: a debt. null: the key is exempt. */
     remaining: number | null;
+    /** What denies the call; null: nothing. If `ok` is true, only a dry run admits it. */
+    limitedBy: 'block' | 'slots' | 'tokens' | null;
 }
 
 /** When the call passes, in microseconds, and the tokens left. 0: now; infinite: never. */
@@ -201,12 +203,13 @@ export function calculate(value: Value, at: number = value.now, count = 1): Stat
         const open = { ...value, blockedUntil: null };
         const then = calculate(open, blockedUntil, count);
         const retryAt = blockedUntil < LATEST ? (then.ok ? blockedUntil : then.retryAt) : null;
-        return { ok: false, retryAt, remaining: calculate(open, at, 0).remaining };
+        return { ...calculate(open, at, 0), ok: false, retryAt, limitedBy: 'block' };
     }
     const kind = KINDS[config.kind];
-    if (!kind) return { ok: true, retryAt: null, remaining: null };
+    if (!kind) return { ok: true, retryAt: null, remaining: null, limitedBy: null };
     const [passesAt, remaining] = kind(config, state, micros(at), count);
-    const ok = passesAt === 0 || config.enforce === false;
+    const limitedBy = passesAt === 0 ? null : kind === concurrency ? 'slots' : 'tokens';
+    const ok = !limitedBy || config.enforce === false;
     const retryAt = ok || passesAt === Infinity ? null : Math.min(millis(passesAt), LATEST);
-    return { ok, retryAt, remaining };
+    return { ok, retryAt, remaining, limitedBy };
 }

@@ -85,9 +85,10 @@ export function watchRateLimit(
         // The database's clock showed value.now a moment ago. So no retryAt is too early.
         const offset = value.now - now;
         const check = (at = Date.now(), asked = count): Status => {
-            const { ok, retryAt } = calculate(value, at + offset, asked);
+            const status = calculate(value, at + offset, asked);
             const { remaining } = calculate(value, at + offset, 0);
-            return { ok, retryAt: retryAt === null ? null : Math.ceil(retryAt - offset), remaining };
+            const retryAt = status.retryAt === null ? null : Math.ceil(status.retryAt - offset);
+            return { ...status, retryAt, remaining };
         };
         const status = check(now);
         [failures, askAt, endsAt] = [0, Infinity, Infinity];

@@ -1,5 +1,5 @@
 // The types for browsers: what must compile, and after @ts-expect-error what must not.
-import { RateLimiter, type Value as OfServer } from 'postgres-rate-limit';
+import { RateLimiter, type LimitedBy, type Value as OfServer } from 'postgres-rate-limit';
 import {
     calculate,
     watchRateLimit,
@@ -19,10 +19,11 @@ is<Value, OfServer>(true);
 is<typeof watchRateLimit, typeof again>(true);
 
 export function calculated() {
-    const { ok, retryAt, remaining } = calculate(value, Date.now(), 2);
+    const { ok, retryAt, remaining, limitedBy } = calculate(value, Date.now(), 2);
     is<typeof ok, boolean>(true);
     is<typeof retryAt, number | null>(true);
     is<typeof remaining, number | null>(true);
+    is<typeof limitedBy, LimitedBy | null>(true);
     is<ReturnType<typeof calculate>, Status>(true);
     calculate(value);
     // @ts-expect-error: a number

@@ -38,10 +38,11 @@ async function answers(cases) {
         ORDER BY n`,
         [JSON.stringify(list)],
     );
-    return rows.map(({ ok, remaining, at }) => ({
+    return rows.map(({ ok, remaining, at }, n) => ({
         ok,
         retryAt: at === null ? null : Number(at),
         remaining: JSON.parse(remaining),
+        limitedBy: ok ? null : cases[n].config.kind === 'concurrency' ? 'slots' : 'tokens',
     }));
 }
 
@@ -154,15 +155,15 @@ test('on what getValue returns, a check is answered as by the server', async (co
             ]) {
                 // prettier-ignore
                 await shows(value.now + ahead);
-                const { ok, retryAt, remaining } = await limiter.check(name, {
+                const { ok, retryAt, remaining, limitedBy } = await limiter.check(name, {
                     key: 'a',
                     count,
                     config: configs[name],
                 });
                 const found = calculate(value, now, count);
                 assert.deepEqual(
-                    { ok: found.ok, retryAt: found.retryAt === null ? null : Math.ceil(found.retryAt) },
-                    { ok, retryAt: retryAt?.getTime() ?? null },
+                    [found.ok, found.retryAt === null ? null : Math.ceil(found.retryAt), found.limitedBy],
+                    [ok, retryAt?.getTime() ?? null, limitedBy],
                     JSON.stringify({ value, now, count }),
                 );
                 assert.equal(calculate(value, now, 0).remaining, remaining);

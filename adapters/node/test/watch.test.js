@@ -59,11 +59,11 @@ test('before the first value nothing is known, and nothing is asked until there 
 test('a denial ends at its time, by the clock of the browser, with one more question', async () => {
     const { watch, seen } = await watched();
     const { status, offset, check } = watch.getSnapshot();
-    assert.deepEqual(status, { ok: false, retryAt: NOW + 6000, remaining: 0 });
+    assert.deepEqual(status, { ok: false, retryAt: NOW + 6000, remaining: 0, limitedBy: 'tokens' });
     assert.equal(offset, AHEAD);
     assert.equal(check(NOW + 5999).ok, false);
-    assert.deepEqual(check(NOW + 6000), { ok: true, retryAt: null, remaining: 1 }, 'before the call');
-    assert.deepEqual(check(NOW, 2), { ok: false, retryAt: NOW + 12_000, remaining: 0 });
+    assert.deepEqual(check(NOW + 6000), { ok: true, retryAt: null, remaining: 1, limitedBy: null }, 'before the call');
+    assert.deepEqual(check(NOW, 2), { ok: false, retryAt: NOW + 12_000, remaining: 0, limitedBy: 'tokens' });
     assert.equal(check(undefined, 4).retryAt, null);
     server.tokens = 1;
     await pass(5999);
@@ -87,7 +87,7 @@ test('at the end of a denial the status changes at once, and is right again if o
 test('a count of its own', async () => {
     server.tokens = 2;
     const { watch } = await watched({ count: 3 });
-    assert.deepEqual(watch.getSnapshot().status, { ok: false, retryAt: NOW + 6000, remaining: 2 });
+    assert.deepEqual(watch.getSnapshot().status, { ok: false, retryAt: NOW + 6000, remaining: 2, limitedBy: 'tokens' });
     assert.equal(watch.getSnapshot().check(NOW).ok, false, 'of which check is, too');
     assert.equal(watch.getSnapshot().check(NOW, 2).ok, true);
 });
@@ -111,7 +111,7 @@ test('browsers that share a key ask again at times of their own, and show them',
 
 test('a status for ever is not asked about', async () => {
     const { watch } = await watched({ count: 4 });
-    assert.deepEqual(watch.getSnapshot().status, { ok: false, retryAt: null, remaining: 0 });
+    assert.deepEqual(watch.getSnapshot().status, { ok: false, retryAt: null, remaining: 0, limitedBy: 'tokens' });
     await pass(2 ** 31);
     assert.equal(server.calls, 1);
 });
@@ -242,15 +242,16 @@ test('a block, an exempt key, a dry run, a kind of a later version', () => {
     const at = NOW + 1000;
     const empty = { config: CONFIG, state: { value: 0, ts: NOW }, now: NOW, blockedUntil: null };
     const block = (blockedUntil) => ({ ...empty, blockedUntil });
-    assert.deepEqual(calculate(block(NOW + 3000), at), { ok: false, retryAt: NOW + 6000, remaining: 10 / 60 });
-    assert.deepEqual(calculate(block(NOW + 9000), at), { ok: false, retryAt: NOW + 9000, remaining: 10 / 60 });
+    const blocked = { ok: false, remaining: 10 / 60, limitedBy: 'block' };
+    assert.deepEqual(calculate(block(NOW + 3000), at), { ...blocked, retryAt: NOW + 6000 });
+    assert.deepEqual(calculate(block(NOW + 9000), at), { ...blocked, retryAt: NOW + 9000 });
     assert.deepEqual(calculate(block(at), at), calculate(empty, at));
     assert.equal(calculate(block(NOW + 9000), at, 4).retryAt, null);
-    const exempt = { ok: true, retryAt: null, remaining: null };
+    const exempt = { ok: true, retryAt: null, remaining: null, limitedBy: null };
     for (const kind of ['unlimited', 'leaky bucket'])
         assert.deepEqual(calculate({ ...empty, config: { kind } }), exempt);
     const dry = { ...empty, config: { ...CONFIG, enforce: false } };
-    assert.deepEqual(calculate(dry, at), { ok: true, retryAt: null, remaining: 10 / 60 });
+    assert.deepEqual(calculate(dry, at), { ok: true, retryAt: null, remaining: 10 / 60, limitedBy: 'tokens' });
     for (const count of [-1, NaN]) assert.throws(() => calculate(empty, at, count), RangeError);
 });
 
