@@ -88,7 +88,7 @@ async function serve(user) {
 const logged = (log) =>
     new RateLimiter(limiter.definitions, {
         db: pool,
-        onDecision: ({ name, ok, retryAfter, ms, error }) => log({ name, ok, retryAfter, ms, error: error?.message }),
+        onDecision: ({ name, ok, limitedBy, ms, error }) => log({ name, ok, limitedBy, ms, error: error?.message }),
     });
 
 let database;
@@ -160,7 +160,7 @@ test('a call to a model costs what it has used', async (context) => {
 test('decisions are logged, and limits are shared by their definitions', async () => {
     const lines = [];
     await logged((line) => lines.push(line)).limit('signUp');
-    assert.deepEqual(Object.keys(lines[0]), ['name', 'ok', 'retryAfter', 'ms', 'error']);
+    assert.deepEqual(Object.keys(lines[0]), ['name', 'ok', 'limitedBy', 'ms', 'error']);
     await assert.rejects(shared.limit('signUp'), { code: '42704' });
     const owner = new pg.Pool(database.owner);
     assert.equal((await shared.define({ db: owner })).length, 5);
