@@ -359,7 +359,9 @@ test('what can not be borrowed is refused', async (context) => {
     }
 });
 
-// Processes.
+// Processes. What they borrow comes by the same calls on the file.
+
+const once = { skip: onFile };
 
 /** Starts processes that spend of this limit; they end with the test. */
 async function processes(context, config, options, counts = 1) {
@@ -422,7 +424,7 @@ async function storm(context, config) {
 }
 const sum = (spends) => spends.reduce((all, [, , count]) => all + count, 0);
 
-test('processes that die, are stopped, and have wrong clocks spend no more of a window than it has', async (context) => {
+test('processes that die, are stopped, and have wrong clocks spend no more of a window than it has', once, async (context) => {
     const rate = 400;
     const config = fixedWindow({ rate, period: 500, start: 0 });
     const { spends } = await storm(context, config);
@@ -436,7 +438,7 @@ test('processes that die, are stopped, and have wrong clocks spend no more of a 
     assert.ok(counts.length > 0 && Math.max(...counts) <= rate, `${counts}`);
 });
 
-test('such processes spend no more of a bucket than it gives, and the batches that are out', async (context) => {
+test('such processes spend no more of a bucket than it gives, and the batches that are out', once, async (context) => {
     const [rate, capacity] = [1000, 200];
     const { spends } = await storm(context, tokenBucket({ rate, period: SECOND, capacity }));
     const most = capacity + AHEAD.length * BORROW.max;
@@ -454,7 +456,7 @@ test('such processes spend no more of a bucket than it gives, and the batches th
     assert.ok(worst <= most, `${worst} of ${most}`);
 });
 
-test('a process that dies loses its batch at most, and all others lose nothing', async (context) => {
+test('a process that dies loses its batch at most, and all others lose nothing', once, async (context) => {
     const rate = 1_000_000;
     const config = fixedWindow({ rate, period: DAY, start: 'first request' });
     const { key, spends, killed } = await storm(context, config);
@@ -465,7 +467,7 @@ test('a process that dies loses its batch at most, and all others lose nothing',
     assert.ok(lost >= 0 && lost <= killed * (BORROW.max + 3), `${lost}`);
 });
 
-test('a process that was stopped spends nothing of a window that has ended, nor of a batch', async (context) => {
+test('a process that was stopped spends nothing of a window that has ended, nor of a batch', once, async (context) => {
     const config = fixedWindow({ rate: 1000, period: 2000, start: 0 });
     for (const ahead of AHEAD.slice(0, 3)) {
         const { key, start } = await processes(context, config, { borrowFor: MINUTE, max: 50 });

@@ -326,8 +326,9 @@ def test_a_child_that_is_forked_has_none_of_the_tokens(name):
         local.close()
 
 
-# Processes.
+# Processes. What they borrow comes by the same calls on the file.
 
+once = pytest.mark.edition("extension")
 BORROW = {"borrow_for": 0.15, "max": 50}
 AHEAD = [0, 3600, -3600, 86400]
 
@@ -370,6 +371,7 @@ def storm(tmp_path, name, config, kind):
             process.kill()
 
 
+@once
 def test_processes_that_die_and_are_stopped_spend_no_more_of_a_window(tmp_path, name, kind):
     with storm(tmp_path, name, {"kind": "fixed window", "rate": 400, "period": 500, "start": 0}, kind) as spends:
         windows = Counter()
@@ -379,6 +381,7 @@ def test_processes_that_die_and_are_stopped_spend_no_more_of_a_window(tmp_path, 
         assert windows and max(windows.values()) <= 400
 
 
+@once
 def test_such_processes_spend_no_more_of_a_bucket_than_it_gives_and_the_batches_that_are_out(tmp_path, name, kind):
     with storm(tmp_path, name, {"kind": "token bucket", "rate": 1000, "period": 1000, "capacity": 200}, kind) as spends:
         worst, since = 0, spends[0][0]
@@ -392,6 +395,7 @@ def test_such_processes_spend_no_more_of_a_bucket_than_it_gives_and_the_batches_
         assert worst <= 200 + len(AHEAD) * BORROW["max"]
 
 
+@once
 def test_a_process_that_dies_loses_its_batch_at_most(tmp_path, name, kind, left):
     config = {"kind": "fixed window", "rate": 1_000_000, "period": 86_400_000, "start": "first request"}
     with storm(tmp_path, name, config, kind) as spends:
