@@ -66,7 +66,7 @@ const RESOLUTIONS = { nodenext: 'nodenext', bundler: 'esnext', node10: 'commonjs
 test('the package needs no other, and its types are found', async (context) => {
     const folder = await mkdtemp(`${tmpdir()}/pack.`);
     context.after(() => rm(folder, { recursive: true }));
-    const { stdout } = await run('npm', ['pack', '--json', '--pack-destination', folder], source);
+    const { stdout } = await run('npm', ['pack', '--ignore-scripts', '--json', '--pack-destination', folder], source);
     const [{ filename }] = JSON.parse(stdout);
     await writeFile(`${folder}/package.json`, '{ "private": true }');
     await run('npm', ['install', '--offline', '--no-audit', '--no-fund', `./${filename}`], folder);
