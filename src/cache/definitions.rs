@@ -619,11 +619,14 @@ pub fn undefine(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
     Ok(found.is_some())
 }
 
-#[cfg(test)]
+#[cfg(feature = "server_tests")]
+#[pgrx::pg_schema]
 mod tests {
-    use super::*;
+    use pgrx::prelude::*;
 
-    #[test]
+    use super::{CACHE_ENTRIES, Cache};
+
+    #[pg_test]
     fn a_full_cache_evicts_the_least_recently_used_entry() {
         let mut cache = Cache::new();
         let name = |n: usize| n.to_string().into_bytes();

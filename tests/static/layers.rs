@@ -77,6 +77,15 @@ fn a_module_names_only_those_on_which_it_stands() {
 }
 
 #[test]
+fn no_test_of_src_needs_a_build_of_its_own() {
+    let source = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src"));
+    for path in files(source) {
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(!text.contains("#[test]"), "{path:?}: make test runs #[pg_test] alone");
+    }
+}
+
+#[test]
 fn no_module_stands_on_one_that_comes_later() {
     for (place, (module, below)) in MODULES.iter().enumerate() {
         let before = |other| MODULES[..place].iter().any(|(module, _)| module == other);
