@@ -12,7 +12,7 @@ pub fn shortened(value: &str) -> String {
     }
 }
 
-/// Writes a float in the fewest digits that identify it, as PostgreSQL does: `0.1`, `1e+16`, `NaN`.
+/// Writes a float in the fewest digits that identify it: `0.1`, `1e-5`, `1e+16`, `NaN`.
 pub fn float_text(number: f64) -> String {
     match number.abs() {
         f64::INFINITY => if number > 0.0 { "Infinity" } else { "-Infinity" }.into(),
@@ -105,6 +105,22 @@ impl serde::Serialize for JsonNumber {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_float_is_written_with_an_exponent_where_it_is_large_or_small() {
+        for (number, text) in [
+            (0.0, "0"),
+            (0.1, "0.1"),
+            (0.0001, "0.0001"),
+            (-0.00001, "-1e-5"),
+            (9.5e15, "9500000000000000"),
+            (-1e16, "-1e+16"),
+            (f64::NEG_INFINITY, "-Infinity"),
+            (f64::NAN, "NaN"),
+        ] {
+            assert_eq!(float_text(number), text);
+        }
+    }
 
     #[test]
     fn an_array_of_texts_is_as_serde_writes_it() {

@@ -183,6 +183,10 @@ fn what_a_builder_makes_is_what_the_parser_reads() {
         )
     );
     assert_eq!(given(f64::NAN, month, tokyo()).unwrap_err().problem, "\"rate\" is NaN");
+    let day = Interval { days: 1, ..Interval::default() };
+    assert_eq!(given(2.5, day, tokyo()).unwrap()["period"], "1 day");
+    assert_eq!(given(2.5, day, None).unwrap()["period"], 86_400_000);
+    assert_eq!(given(2.5, month, None).unwrap_err().problem, "\"period\" is \"1 month\"");
 }
 
 #[test]

@@ -234,3 +234,17 @@ fn a_lease_of_the_last_slot_is_given_when_the_one_before_expires() {
     let free = concurrency.release(leases(&second), at(1_000), at(1_000)).unwrap();
     assert!(decide(&limit, &State::Leases(free), at(1_000), 1.0, false).ok);
 }
+
+#[test]
+fn a_hold_keeps_and_extends_its_slots_where_more_are_taken_than_there_are_and_none_changes_nothing()
+{
+    let now = Micros(1_798_804_800_000_000);
+    let until = |micros| Lease { id: Micros(7), expires_at: now.plus(Micros(micros)) };
+    let ((three, _), (one, _)) = (limit(3, 1_000), limit(1, 1_000));
+    let new = three.initial_state(now, now);
+    let held = three.hold_slots(&new, now, 2.0, until(1_000)).unwrap().state.unwrap();
+    let decision = one.hold_slots(&held, now, 2.0, until(9_000)).unwrap();
+    assert!(decision.ok);
+    assert_eq!(leases(&decision.state.unwrap()).leases, [until(9_000); 2]);
+    assert_eq!(three.hold_slots(&new, now, 0.0, until(1_000)).unwrap().state, None);
+}
