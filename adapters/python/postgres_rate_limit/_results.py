@@ -235,7 +235,11 @@ def aged(denial: Any, seconds: float) -> Any:
 
 
 def _less(denial: Any, seconds: float) -> Any:
-    return replace(denial, retry_after=max(0.0, denial.retry_after - seconds))
+    """A request of a list whose wait has ended denies nothing any more."""
+    left = max(0.0, denial.retry_after - seconds)
+    if left == 0 and isinstance(denial, RequestResult):
+        return replace(denial, retry_after=None, retry_at=None, limited_by=None)
+    return replace(denial, retry_after=left)
 
 
 def _aged(name: str, text: str, denial: Any, seconds: float) -> str:

@@ -409,7 +409,7 @@ class LiteLLM(Async):
                 while self.logged:
                     assert time.monotonic() < deadline
                     await asyncio.sleep(0.01)
-                settling = [each for each in asyncio.all_tasks() if each.get_coro().__name__ == "_settle"]
+                settling = [each for each in asyncio.all_tasks() if getattr(each.get_coro(), "__name__", None) == "_settle"]
                 await asyncio.gather(*settling, return_exceptions=True)
 
         return self.loop.run_until_complete(run())
