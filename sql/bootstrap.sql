@@ -93,12 +93,14 @@ CREATE TABLE @extschema@.rateLimits (
     name   text COLLATE "C" NOT NULL,
     key    text COLLATE "C" NOT NULL DEFAULT '',
     shard  int NOT NULL DEFAULT 0,
+    kind   "char" NOT NULL,
     value  double precision NOT NULL,
     ts     timestamptz NOT NULL,
+    added  double precision,
     prior  double precision,
     log    timestamptz[],
-    added  double precision,
-    expires timestamptz,
+    leases bigint[],
+    holds_due timestamptz,
     PRIMARY KEY (name, key, shard)
 ) WITH (
     fillfactor = 40,
@@ -110,13 +112,15 @@ ALTER TABLE @extschema@.rateLimits OWNER TO @extowner@;
 COMMENT ON TABLE @extschema@.rateLimits IS 'rate limiter: state of every limit in use, one row per (name, key, shard)';
 COMMENT ON COLUMN @extschema@.rateLimits.name IS 'name of the limit; 1 to 200 bytes';
 COMMENT ON COLUMN @extschema@.rateLimits.key IS 'key, such as a user or a tenant; up to 1024 bytes, empty for a limit without keys';
-COMMENT ON COLUMN @extschema@.rateLimits.shard IS 'number of the row of a limit with shards; 0: the only row of a limit without them, or with ts -infinity a marker without tokens: the key has shards';
-COMMENT ON COLUMN @extschema@.rateLimits.value IS 'tokens left at ts, negative in debt; sliding kinds: tokens used; concurrency: slots taken; Infinity: reset, the same as no row';
-COMMENT ON COLUMN @extschema@.rateLimits.ts IS 'time at which value was counted; window kinds: start of the window; -infinity: marker of a limit with shards';
-COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens used in the previous window; concurrency: 0, which says that log has leases';
-COMMENT ON COLUMN @extschema@.rateLimits.log IS 'sliding log: time of each token taken, oldest first; concurrency: for each slot, the id of its lease (a number, stored as a time) and when it expires';
+COMMENT ON COLUMN @extschema@.rateLimits.shard IS 'number of the row of a limit with shards; 0: the only row of a limit without them, or a marker';
+COMMENT ON COLUMN @extschema@.rateLimits.kind IS 'what the row is: t tokens of a token bucket or fixed window, s sliding window, l sliding log, c concurrency; - was reset, the same as no row; # marks a key with shards, = one that was reset';
+COMMENT ON COLUMN @extschema@.rateLimits.value IS 'tokens left at ts, negative in debt; sliding kinds: tokens used; concurrency: slots taken';
+COMMENT ON COLUMN @extschema@.rateLimits.ts IS 'time at which value was counted; window kinds: start of the window';
 COMMENT ON COLUMN @extschema@.rateLimits.added IS 'fixed window: tokens that this window has added since it began; NULL: unknown';
-COMMENT ON COLUMN @extschema@.rateLimits.expires IS 'no later than when the first hold of the key expires that then gives tokens back; NULL: there is none';
+COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens used in the previous window';
+COMMENT ON COLUMN @extschema@.rateLimits.log IS 'sliding log: time of each token taken, oldest first';
+COMMENT ON COLUMN @extschema@.rateLimits.leases IS 'concurrency: for each slot that is taken the id of its lease and when that expires, in microseconds since 1970, in the order of expiry';
+COMMENT ON COLUMN @extschema@.rateLimits.holds_due IS 'no later than when the first hold of the key expires that then gives tokens back; NULL: there is none';
 
 CREATE TABLE @extschema@.rl_config (
     name    text COLLATE "C" NOT NULL,
@@ -150,11 +154,12 @@ CREATE TABLE @extschema@.rl_holds (
     name        text COLLATE "C" NOT NULL,
     key         text COLLATE "C" NOT NULL DEFAULT '',
     count       double precision NOT NULL,
-    old         double precision NOT NULL DEFAULT 0,
-    back        double precision NOT NULL DEFAULT 0,
+    spent       double precision NOT NULL DEFAULT 0,
+    returned    double precision NOT NULL DEFAULT 0,
     taken_at    timestamptz NOT NULL,
     expires_at  timestamptz NOT NULL,
     charge      boolean NOT NULL,
+    lease       bigint,
     config      jsonb,
     PRIMARY KEY (id, name, key)
 ) WITH (
@@ -170,11 +175,12 @@ COMMENT ON COLUMN @extschema@.rl_holds.id IS 'id of the hold; 1 to 200 bytes';
 COMMENT ON COLUMN @extschema@.rl_holds.name IS 'name of the limit; 1 to 200 bytes';
 COMMENT ON COLUMN @extschema@.rl_holds.key IS 'key, such as a user or a tenant; up to 1024 bytes, empty for a limit without keys';
 COMMENT ON COLUMN @extschema@.rl_holds.count IS 'tokens that the hold has taken and not given back; concurrency: slots';
-COMMENT ON COLUMN @extschema@.rl_holds.old IS 'of these, tokens that can''t come back: of ended windows, or after its expiry';
-COMMENT ON COLUMN @extschema@.rl_holds.back IS 'tokens that came back when it expired';
-COMMENT ON COLUMN @extschema@.rl_holds.taken_at IS 'when the tokens beyond old were taken; concurrency: the id of its lease (a number, stored as a time)';
+COMMENT ON COLUMN @extschema@.rl_holds.spent IS 'of these, tokens that can''t come back: of ended windows, or after its expiry; slots, which come back with their lease';
+COMMENT ON COLUMN @extschema@.rl_holds.returned IS 'tokens that came back when it expired';
+COMMENT ON COLUMN @extschema@.rl_holds.taken_at IS 'when the tokens beyond spent were taken; of a reservation, when all are there';
 COMMENT ON COLUMN @extschema@.rl_holds.expires_at IS 'when it expires; a settlement counts for a day more';
 COMMENT ON COLUMN @extschema@.rl_holds.charge IS 'whether its tokens stay taken when it expires';
+COMMENT ON COLUMN @extschema@.rl_holds.lease IS 'concurrency: the id of the lease that has the slots';
 COMMENT ON COLUMN @extschema@.rl_holds.config IS 'config that the call passed; NULL: the name is defined';
 
 -- Dumps carry limits, state, blocks and holds.

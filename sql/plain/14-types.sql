@@ -89,20 +89,28 @@ BEGIN
         keyed boolean, overage boolean, start bigint, first_request boolean, zone text, months boolean, every int,
         first_date date,
         usual boolean, -- a token bucket or fixed window without options
-        adds double precision -- a fixed window: tokens that a window adds
+        adds double precision, -- a fixed window: tokens that a window adds
+        letter "char" -- that of its rows
     ');
+    -- A row of rateLimits, or without a shard: the name and key have none.
+    PERFORM ratelimit._make_type('_row', 'name text, key text, shard int, kind "char", value double precision,
+        ts timestamptz, added double precision, prior double precision, log timestamptz[], leases bigint[],
+        holds_due timestamptz');
     PERFORM ratelimit._make_type('_state', 'value double precision, ts bigint, prior double precision,
-        log timestamptz[], added double precision');
+        log timestamptz[], added double precision, leases bigint[]');
     PERFORM ratelimit._make_type('_decision', 'ok boolean, wait bigint, remaining double precision,
         capacity double precision, reset_at bigint, at bigint, changed boolean, enforced boolean,
         limited_by text, -- also where ok is true because it is a dry run
         forever boolean, value double precision, ts bigint, prior double precision, log timestamptz[],
         added double precision,
-        taken double precision -- of a take of as many tokens as there are; of a refund, what came back
+        taken double precision, -- of a take of as many tokens as there are; of a refund, what came back
+        leases bigint[],
+        lease bigint, ends bigint -- that it grants: its id, and when it expires
     ');
     -- A row of rl_holds.
-    PERFORM ratelimit._make_type('_hold', 'id text, name text, key text, count double precision, old double precision,
-        back double precision, taken_at timestamptz, expires_at timestamptz, charge boolean, config jsonb');
+    PERFORM ratelimit._make_type('_hold', 'id text, name text, key text, count double precision, spent double precision,
+        returned double precision, taken_at timestamptz, expires_at timestamptz,
+        charge boolean, lease bigint, config jsonb');
     PERFORM set_config('search_path', path, true);
 END
 $do$;

@@ -83,14 +83,44 @@ RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM ratelimit._raise('55000', format('rate limit "%s" has a stored %s of %s', name, col, value), NULL,
         format('To make it full again: SELECT ratelimit.rl_reset(%1$s, $1); To find its key: SELECT key FROM '
-               'ratelimit.%4$s WHERE name = %1$s AND ''%2$s'' = %3$s;',
-               ratelimit._literal(name), value, CASE col WHEN 'log' THEN 'ANY (log)' ELSE col END, tab));
+               'ratelimit.%2$s WHERE name = %1$s AND %3$s;', ratelimit._literal(name), tab,
+               CASE value WHEN 'NULL' THEN col || ' IS NULL'
+               ELSE format('''%s'' = %s', value, CASE col WHEN 'log' THEN 'ANY (log)' ELSE col END) END));
+END
+$$;
+
+-- Raises an error for a row of a limit with a value that no call writes.
+CREATE OR REPLACE FUNCTION ratelimit._bad_row(r ratelimit._row) RETURNS void STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    is_letter CONSTANT boolean := r.kind::int BETWEEN 32 AND 126 AND r.kind NOT IN ('''', E'\\');
+    elements CONSTANT bigint := (SELECT count(e) FROM unnest(r.leases) e);
+    col text := CASE WHEN r.kind IS NULL THEN 'kind' WHEN r.value IS NULL THEN 'value' WHEN r.ts IS NULL THEN 'ts' END;
+    value text;
+BEGIN
+    IF col IS NOT NULL THEN
+        PERFORM ratelimit._raise('55000', format('a stored %s is NULL', col), NULL, 'To make such limits full again: '
+            'DELETE FROM ratelimit.rateLimits WHERE kind IS NULL OR value IS NULL OR ts IS NULL;');
+    END IF;
+    SELECT v.col, coalesce(v.value, 'NULL') INTO col, value FROM (VALUES
+        (1, CASE WHEN is_letter THEN 'kind' ELSE 'kind::integer' END,
+            CASE WHEN is_letter THEN r.kind::text ELSE r.kind::int::text END,
+            r.kind IN ('t', 's', 'l', 'c', '-', '#', '=')),
+        (2, 'value', r.value::text, r.value > '-Infinity' AND r.value < 'Infinity'),
+        (3, 'prior', r.prior::text, r.kind <> 's' OR r.prior > '-Infinity' AND r.prior < 'Infinity'),
+        (4, 'added', r.added::text, r.kind <> 't' OR r.added > '-Infinity' AND r.added < 'Infinity' OR r.added IS NULL),
+        (5, 'ts', initcap(r.ts::text), isfinite(r.ts)),
+        (6, 'log', CASE WHEN '-infinity' = ANY (r.log) THEN '-Infinity' WHEN r.log IS NOT NULL THEN 'Infinity' END,
+            r.kind <> 'l' OR r.log IS NOT NULL AND ('infinity' = ANY (r.log) OR '-infinity' = ANY (r.log)) IS NOT TRUE),
+        (7, 'leases', NULL, r.kind <> 'c' OR r.leases IS NOT NULL),
+        (8, 'cardinality(leases)', elements::text, false)) AS v (n, col, value, fine)
+    WHERE v.fine IS NOT TRUE ORDER BY v.n LIMIT 1;
+    PERFORM ratelimit._bad_state(r.name, col, value);
 END
 $$;
 
 -- Raises an error for a hold with a value that no call writes.
-CREATE OR REPLACE FUNCTION ratelimit._bad_hold(name text, count double precision, old double precision,
-    back double precision, taken_at timestamptz, expires_at timestamptz) RETURNS double precision STABLE
+CREATE OR REPLACE FUNCTION ratelimit._bad_hold(name text, count double precision, spent double precision,
+    returned double precision, taken_at timestamptz, expires_at timestamptz) RETURNS double precision STABLE
 LANGUAGE plpgsql AS $$
 DECLARE
     col text;
@@ -98,8 +128,8 @@ DECLARE
 BEGIN
     SELECT v.col, v.value INTO col, value FROM (VALUES
         (1, 'count', ratelimit._digits(count), count >= 0 AND count < 'Infinity'),
-        (2, 'old', ratelimit._digits(old), old >= 0 AND old <= count),
-        (3, 'back', ratelimit._digits(back), back >= 0 AND back < 'Infinity'),
+        (2, 'spent', ratelimit._digits(spent), spent >= 0 AND spent <= count),
+        (3, 'returned', ratelimit._digits(returned), returned >= 0 AND returned < 'Infinity'),
         (4, 'taken_at', initcap(taken_at::text), isfinite(taken_at)),
         (5, 'expires_at', initcap(expires_at::text), isfinite(expires_at))) AS v (n, col, value, fine)
     WHERE v.fine IS NOT TRUE ORDER BY v.n LIMIT 1;

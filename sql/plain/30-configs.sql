@@ -254,6 +254,8 @@ BEGIN
         AND NOT (l.keyed IS NOT NULL OR l.overage OR l.first_request)
         AND l.rate > 1e-200 AND l.capacity * l.period < 1e17 * l.rate; -- full again within the times of a bigint
     IF l.kind = 'fixed window' THEN l.adds := least(l.rate, l.capacity); END IF;
+    l.letter := CASE l.kind WHEN 'sliding window' THEN 's' WHEN 'sliding log' THEN 'l' WHEN 'concurrency' THEN 'c'
+                WHEN 'unlimited' THEN NULL ELSE 't' END;
     RETURN l;
 END
 $$;

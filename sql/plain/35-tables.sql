@@ -36,12 +36,16 @@ BEGIN
                 name   text COLLATE "C" NOT NULL,
                 key    text COLLATE "C" NOT NULL DEFAULT '',
                 shard  int NOT NULL DEFAULT 0 CHECK (shard = 0),
-                value  double precision NOT NULL,
-                ts     timestamptz NOT NULL,
-                prior  double precision,
-                log    timestamptz[],
-                added  double precision,
-                expires timestamptz, -- no later than the first hold that gives tokens back; NULL: there is none
+                -- t tokens of a token bucket or fixed window, s sliding window, l sliding log, c concurrency; - was
+                -- reset, the same as no row; # and =, which only the extension writes, are the same here
+                kind   "char" NOT NULL,
+                value  double precision NOT NULL, -- tokens left at ts; sliding kinds: used; concurrency: slots taken
+                ts     timestamptz NOT NULL, -- when value was counted; window kinds: start of the window
+                added  double precision, -- fixed window: tokens that this one has added; NULL: unknown
+                prior  double precision, -- sliding window: tokens used in the one before
+                log    timestamptz[], -- sliding log: when each token was taken
+                leases bigint[], -- concurrency: for each slot its lease's id, and when that expires, in us since 1970
+                holds_due timestamptz, -- no later than the first hold that gives tokens back; NULL: there is none
                 PRIMARY KEY (name, key, shard)
             ) WITH (fillfactor = 40, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02,
                     autovacuum_vacuum_cost_delay = 0);
@@ -73,11 +77,12 @@ BEGIN
                 name       text COLLATE "C" NOT NULL,
                 key        text COLLATE "C" NOT NULL DEFAULT '',
                 count      double precision NOT NULL, -- taken, and not given back
-                old        double precision NOT NULL DEFAULT 0, -- what of count can't come back
-                back       double precision NOT NULL DEFAULT 0, -- came back when it expired
-                taken_at   timestamptz NOT NULL, -- when those beyond old were taken; of slots, their lease's id
+                spent      double precision NOT NULL DEFAULT 0, -- what of count can't come back, or is slots
+                returned   double precision NOT NULL DEFAULT 0, -- came back when it expired
+                taken_at   timestamptz NOT NULL, -- when those beyond spent were taken; of a reservation, its start
                 expires_at timestamptz NOT NULL,
                 charge     boolean NOT NULL, -- whether they stay taken when it expires
+                lease      bigint, -- of slots: the id of their lease; NULL: it has tokens
                 config     jsonb, -- the call's, where the name isn't defined for the key
                 PRIMARY KEY (id, name, key)
             ) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02,

@@ -1,15 +1,6 @@
 -- What all kinds have in common. The extension's core has the same algorithms, with the source of each formula. Time
 -- and state are arguments: l is the limit, s the state, now the instant of the decision.
 
--- Whether a row's state can be of a kind.
-CREATE OR REPLACE FUNCTION ratelimit._fits(kind text, prior double precision, log timestamptz[]) RETURNS boolean
-IMMUTABLE LANGUAGE sql AS $$
-    SELECT CASE WHEN kind IN ('token bucket', 'fixed window') THEN prior IS NULL AND log IS NULL
-                WHEN kind = 'sliding window' THEN prior IS NOT NULL AND log IS NULL
-                WHEN kind = 'sliding log' THEN prior IS NULL AND log IS NOT NULL
-                WHEN kind = 'concurrency' THEN prior IS NOT NULL AND log IS NOT NULL ELSE false END
-$$;
-
 -- The state of an unused limit.
 CREATE OR REPLACE FUNCTION ratelimit._initial(l ratelimit._limit, now bigint, phase bigint) RETURNS ratelimit._state
 STABLE LANGUAGE plpgsql AS $$
@@ -29,7 +20,7 @@ BEGIN
         END IF;
     WHEN 'sliding window' THEN s.value := 0; s.prior := 0; s.ts := ratelimit._floor(now, l.period);
     WHEN 'sliding log' THEN s.value := 0; s.log := '{}';
-    WHEN 'concurrency' THEN s.value := 0; s.log := '{}'; s.prior := 0;
+    WHEN 'concurrency' THEN s.value := 0; s.leases := '{}';
     WHEN 'unlimited' THEN s.value := 0;
     ELSE PERFORM ratelimit._updated();
     END CASE;
@@ -37,38 +28,59 @@ BEGIN
 END
 $$;
 
--- The state in a row; that of an unused limit if there is no row, or it was reset or is of another kind.
-CREATE OR REPLACE FUNCTION ratelimit._state_of(l ratelimit._limit, name text, key text, now bigint,
-    value double precision DEFAULT NULL, ts timestamptz DEFAULT NULL, prior double precision DEFAULT NULL,
-    log timestamptz[] DEFAULT NULL, added double precision DEFAULT NULL) RETURNS ratelimit._state
-STABLE LANGUAGE plpgsql AS $$
+-- The same, of a name and key.
+CREATE OR REPLACE FUNCTION ratelimit._fresh(l ratelimit._limit, name text, key text, now bigint)
+RETURNS ratelimit._state STABLE LANGUAGE sql AS $$
+    SELECT ratelimit._initial(l, now, CASE WHEN l.kind = 'fixed window' AND l.start IS NULL AND l.zone IS NULL
+        AND NOT l.first_request THEN ratelimit._phase(name, key) END)
+$$;
+
+-- The state in a row; that of an unused limit if there is no row, or it was reset or is of another kind. Without a
+-- limit it only checks the row.
+CREATE OR REPLACE FUNCTION ratelimit._state_of(l ratelimit._limit, r ratelimit._row, now bigint)
+RETURNS ratelimit._state STABLE LANGUAGE plpgsql AS $$
 DECLARE
-    s ratelimit._state;
+    log timestamptz[];
+    leases bigint[];
 BEGIN
-    IF value IS NULL OR value = 'Infinity' OR NOT ratelimit._fits(l.kind, prior, log) THEN
-        RETURN ratelimit._initial(l, now, CASE WHEN l.kind = 'fixed window' AND l.start IS NULL AND l.zone IS NULL
-            AND NOT l.first_request THEN ratelimit._phase(name, key) END);
+    IF r.shard IS NULL OR l.kind = 'unlimited' THEN RETURN ratelimit._fresh(l, r.name, r.key, now); END IF;
+    -- The owner may have written a log in another order, or with NULLs.
+    IF r.kind = 'l' THEN
+        log := ARRAY(SELECT e FROM unnest(r.log) e WHERE e IS NOT NULL ORDER BY e);
+    ELSIF r.kind = 'c' THEN
+        leases := ratelimit._in_order(r.leases);
     END IF;
-    IF prior IS NOT NULL OR log IS NOT NULL THEN added := NULL; END IF;
-    IF value > '-Infinity' AND value < 'Infinity' AND (prior IS NULL OR prior > '-Infinity' AND prior < 'Infinity')
-        AND (added IS NULL OR added > '-Infinity' AND added < 'Infinity') AND ts > '-infinity' AND ts < 'infinity'
-        AND (log IS NULL OR cardinality(log) = 0 OR log[1] > '-infinity' AND log[cardinality(log)] < 'infinity'
-             AND (prior IS NULL OR 'infinity' <> ALL (log) AND '-infinity' <> ALL (log))) THEN
-        s.value := value; s.ts := ratelimit._us(ts); s.prior := prior; s.log := log; s.added := added;
-        -- The owner may have written a log in another order, or with NULLs.
-        IF l.kind = 'sliding log' THEN
-            s.log := ARRAY(SELECT e FROM unnest(log) e WHERE e IS NOT NULL ORDER BY e);
-        END IF;
-        RETURN s;
+    IF (r.value > '-Infinity' AND r.value < 'Infinity' AND r.ts > '-infinity' AND r.ts < 'infinity' AND CASE r.kind
+        WHEN 't' THEN r.added IS NULL OR r.added > '-Infinity' AND r.added < 'Infinity'
+        WHEN 's' THEN r.prior > '-Infinity' AND r.prior < 'Infinity'
+        WHEN 'l' THEN r.log IS NOT NULL AND (log = '{}' OR log[1] > '-infinity' AND log[cardinality(log)] < 'infinity')
+        WHEN 'c' THEN cardinality(leases) % 2 = 0
+        ELSE r.kind IN ('-', '#', '=') END) IS NOT TRUE THEN
+        PERFORM ratelimit._bad_row(r);
     END IF;
-    IF value IN ('NaN', '-Infinity') THEN PERFORM ratelimit._bad_state(name, 'value', value::text);
-    ELSIF prior IN ('NaN', 'Infinity', '-Infinity') THEN PERFORM ratelimit._bad_state(name, 'prior', prior::text);
-    ELSIF added IN ('NaN', 'Infinity', '-Infinity') THEN PERFORM ratelimit._bad_state(name, 'added', added::text);
-    ELSIF ts IN ('infinity', '-infinity') THEN PERFORM ratelimit._bad_state(name, 'ts', initcap(ts::text));
+    IF r.kind = l.letter THEN
+        RETURN ROW(r.value, ratelimit._us(r.ts), CASE r.kind WHEN 's' THEN r.prior END, log,
+                   CASE r.kind WHEN 't' THEN r.added END, leases)::ratelimit._state;
     END IF;
-    PERFORM ratelimit._bad_state(name, 'log', CASE WHEN log[1] = '-infinity' THEN '-Infinity' ELSE 'Infinity' END);
-    RETURN NULL;
+    RETURN CASE WHEN l.kind IS NOT NULL THEN ratelimit._fresh(l, r.name, r.key, now) END;
 END
+$$;
+
+-- Whether a row has a state, of whatever kind.
+CREATE OR REPLACE FUNCTION ratelimit._has_state(kind "char") RETURNS boolean IMMUTABLE LANGUAGE sql AS $$
+    SELECT coalesce(kind IN ('t', 's', 'l', 'c'), false)
+$$;
+
+-- The state that a decision leaves.
+CREATE OR REPLACE FUNCTION ratelimit._left(d ratelimit._decision) RETURNS ratelimit._state IMMUTABLE LANGUAGE sql AS $$
+    SELECT ROW(d.value, d.ts, d.prior, d.log, d.added, d.leases)::ratelimit._state
+$$;
+
+-- The row with the state that a decision leaves.
+CREATE OR REPLACE FUNCTION ratelimit._row_with(r ratelimit._row, l ratelimit._limit, s ratelimit._state)
+RETURNS ratelimit._row STABLE LANGUAGE sql AS $$
+    SELECT ROW(r.name, r.key, r.shard, l.letter, s.value, ratelimit._nearest(s.ts), s.added, s.prior, s.log, s.leases,
+               r.holds_due)::ratelimit._row
 $$;
 
 -- Ignores a state too far in the future, which a wrong clock has left: beyond an hour, and beyond a full refill or the
@@ -229,13 +241,13 @@ BEGIN
         IF r.tokens < l.capacity OR r.ts = s.ts AND s.added - greatest(s.value, 0) > l.adds THEN
             RETURN false;
         END IF;
-        fresh := ratelimit._state_of(l, name, key, now);
+        fresh := ratelimit._fresh(l, name, key, now);
         RETURN ratelimit._awaits(l, r.tokens) OR r.ts = fresh.ts;
     WHEN 'sliding window' THEN
         r := ratelimit._counters(l, s, now);
         RETURN r.value = 0 AND r.prior = 0;
     WHEN 'sliding log' THEN RETURN ratelimit._gone(l, s.log, now) = cardinality(s.log);
-    WHEN 'concurrency' THEN RETURN ratelimit._live(s.log, now) = '{}';
+    WHEN 'concurrency' THEN RETURN ratelimit._live(s.leases, now) = '{}';
     WHEN 'unlimited' THEN RETURN true;
     ELSE PERFORM ratelimit._updated();
     END CASE;

@@ -201,14 +201,15 @@ BEGIN
             reset := ratelimit._reset_at(l, r.ts, r.tokens, now);
             wait := ratelimit._retry(l, s, now, count, reserve, r.ts, r.tokens);
             RETURN ROW(false, wait, ratelimit._rounded(r.tokens, l.capacity, l.tolerance), l.capacity, reset, now,
-                false, l.enforce, 'tokens', NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ratelimit._decision;
+                false, l.enforce, 'tokens', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                NULL)::ratelimit._decision;
         END IF;
         IF wait <= 0 THEN wait := NULL; END IF;
     END IF;
     reset := ratelimit._reset_at(l, ts, value, now);
     IF l.kind = 'fixed window' THEN added := ratelimit._added(l, s, ts, value); END IF;
     RETURN ROW(true, wait, ratelimit._rounded(value, l.capacity, l.tolerance), l.capacity, reset, now, count > 0,
-               l.enforce, NULL, NULL, value, ts, NULL, NULL, added, NULL)::ratelimit._decision;
+               l.enforce, NULL, NULL, value, ts, NULL, NULL, added, NULL, NULL, NULL, NULL)::ratelimit._decision;
 END
 $$;
 

@@ -1,22 +1,33 @@
--- Concurrency limits, whose state is a pair for each slot taken: the id of its lease, and when that expires.
+-- Concurrency limits, whose state is a pair for each slot taken: the id of its lease, and when that expires. Pairs are
+-- in the order of their expiry.
 
--- The pairs that have not expired.
-CREATE OR REPLACE FUNCTION ratelimit._live(log timestamptz[], now bigint) RETURNS timestamptz[] STABLE
-LANGUAGE plpgsql AS $$
+-- Sorts pairs, keeping the order of those that expire together, and drops NULLs. An odd number is returned unsorted.
+CREATE OR REPLACE FUNCTION ratelimit._in_order(leases bigint[]) RETURNS bigint[] IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
-    at CONSTANT timestamptz := ratelimit._nearest(now);
-    live timestamptz[] := '{}'::timestamptz[];
+    last bigint;
 BEGIN
-    FOR i IN 1..cardinality(log) - 1 BY 2 LOOP
-        IF log[i + 1] > at THEN live := live || log[i:i + 1]; END IF;
+    FOR i IN 1..coalesce(cardinality(leases), 0) BY 2 LOOP
+        IF (leases[i] IS NOT NULL AND leases[i + 1] >= coalesce(last, leases[i + 1])) IS NOT TRUE THEN
+            leases := ARRAY(SELECT e FROM unnest(leases) WITH ORDINALITY u(e, n) WHERE e IS NOT NULL ORDER BY n);
+            IF cardinality(leases) % 2 = 1 THEN RETURN leases; END IF;
+            RETURN ARRAY(SELECT leases[pair - part] FROM generate_series(2, cardinality(leases), 2) pair,
+                         generate_series(0, 1) part ORDER BY leases[pair], pair, part DESC);
+        END IF;
+        last := leases[i + 1];
     END LOOP;
-    RETURN live;
+    RETURN leases;
 END
 $$;
 
--- When leases expire, soonest first.
-CREATE OR REPLACE FUNCTION ratelimit._expiries(live timestamptz[]) RETURNS timestamptz[] IMMUTABLE LANGUAGE sql AS $$
-    SELECT coalesce(array_agg(live[i] ORDER BY live[i]), '{}') FROM generate_series(2, cardinality(live), 2) i
+-- The pairs that have not expired.
+CREATE OR REPLACE FUNCTION ratelimit._live(leases bigint[], now bigint) RETURNS bigint[] IMMUTABLE
+LANGUAGE plpgsql AS $$
+BEGIN
+    FOR i IN 2..cardinality(leases) BY 2 LOOP
+        IF leases[i] > now THEN RETURN leases[i - 1:]; END IF;
+    END LOOP;
+    RETURN '{}'::bigint[];
+END
 $$;
 
 -- Grants a lease of count slots, with this id or the next unused one.
@@ -24,10 +35,8 @@ CREATE OR REPLACE FUNCTION ratelimit._acquire(l ratelimit._limit, s ratelimit._s
     count double precision, id bigint) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
     d ratelimit._decision;
-    live timestamptz[] := ratelimit._live(s.log, now);
+    live bigint[] := ratelimit._live(s.leases, now);
     taken double precision := cardinality(live) / 2 + count;
-    expiries timestamptz[];
-    last timestamptz;
 BEGIN
     d.at := now;
     d.capacity := l.capacity;
@@ -36,26 +45,21 @@ BEGIN
     d.limited_by := CASE WHEN NOT d.ok THEN 'slots' END;
     d.changed := d.ok AND count > 0;
     IF d.changed THEN
-        WHILE EXISTS (SELECT FROM generate_series(1, cardinality(s.log), 2) i
-                      WHERE s.log[i] = ratelimit._nearest(id)) LOOP
+        WHILE EXISTS (SELECT FROM generate_series(1, cardinality(s.leases), 2) i WHERE s.leases[i] = id) LOOP
             id := id + 1;
         END LOOP;
-        FOR i IN 1..count::int LOOP
-            live := live || ARRAY[ratelimit._nearest(id), ratelimit._nearest(ratelimit._plus(now, l.period))];
-        END LOOP;
+        d.lease := id;
+        d.ends := ratelimit._plus(now, l.period);
+        FOR i IN 1..count::int LOOP live := live || ARRAY[id, d.ends]; END LOOP;
+        live := ratelimit._in_order(live);
         d.value := taken;
         d.ts := greatest(s.ts, now);
-        d.prior := 0;
-        d.log := live;
+        d.leases := live;
+    ELSIF NOT d.ok AND count <= l.capacity THEN
+        d.wait := live[2 * greatest(taken - l.capacity, 1)::int] - now;
     END IF;
-    expiries := ratelimit._expiries(live);
-    IF NOT d.ok AND count <= l.capacity THEN
-        last := expiries[greatest(taken - l.capacity, 1)::int];
-        d.wait := ratelimit._us(last) - now;
-    END IF;
-    last := expiries[cardinality(expiries)];
-    d.remaining := greatest(l.capacity - cardinality(expiries), 0);
-    d.reset_at := CASE WHEN last IS NULL THEN now ELSE ratelimit._us(last) END;
+    d.remaining := greatest(l.capacity - cardinality(live) / 2, 0);
+    d.reset_at := coalesce(live[cardinality(live)], now);
     RETURN d;
 END
 $$;

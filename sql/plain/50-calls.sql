@@ -125,14 +125,43 @@ $$;
 -- Looks up a key's definition, block and row. One row, planned with the caller's statement, which locks the tables in
 -- the order of all calls.
 CREATE OR REPLACE FUNCTION ratelimit._look_up(name text, key text) RETURNS TABLE (defined ratelimit._limit,
-    until timestamptz, place tid, value double precision, ts timestamptz, prior double precision, log timestamptz[],
-    added double precision, expires timestamptz) STABLE LANGUAGE sql AS $$
+    until timestamptz, r ratelimit._row) STABLE LANGUAGE sql AS $$
     SELECT coalesce(CASE WHEN own.name IS NOT NULL THEN coalesce(own.parsed, ratelimit._plan(own.config)) END,
                (SELECT c.parsed FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = ''))::ratelimit._limit,
-           b.until, r.ctid, r.value, r.ts, r.prior, r.log, r.added, r.expires
+           b.until, ROW($1, $2, r.shard, r.kind, r.value, r.ts, r.added, r.prior, r.log, r.leases,
+                        r.holds_due)::ratelimit._row
     FROM (SELECT) AS one LEFT JOIN ONLY ratelimit.rateLimits r ON r.name = $1 AND r.key = $2
     LEFT JOIN ONLY ratelimit.rl_config own ON own.name = $1 AND own.key = $2
     LEFT JOIN ONLY ratelimit.rl_blocks b ON b.name = $1 AND b.key = $2
+$$;
+
+-- Locks a key's row.
+CREATE OR REPLACE FUNCTION ratelimit._lock(name text, key text) RETURNS ratelimit._row LANGUAGE plpgsql AS $$
+DECLARE
+    r ratelimit._row;
+BEGIN
+    SELECT $1, $2, x.shard, x.kind, x.value, x.ts, x.added, x.prior, x.log, x.leases, x.holds_due INTO r
+    FROM ONLY ratelimit.rateLimits x WHERE x.name = $1 AND x.key = $2 FOR UPDATE;
+    RETURN r;
+END
+$$;
+
+-- Inserts a row that counts as none, unless there is one. Returns whether it did.
+CREATE OR REPLACE FUNCTION ratelimit._make_row(name text, key text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO ratelimit.rateLimits (name, key, kind, value, ts)
+    VALUES ($1, $2, '-', 0, ratelimit._nearest(ratelimit._now())) ON CONFLICT DO NOTHING;
+    RETURN FOUND;
+END
+$$;
+
+-- Writes a row that is locked.
+CREATE OR REPLACE FUNCTION ratelimit._write_row(r ratelimit._row) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE ONLY ratelimit.rateLimits x SET kind = r.kind, value = r.value, ts = r.ts, added = r.added, prior = r.prior,
+        log = r.log, leases = r.leases, holds_due = r.holds_due WHERE x.name = r.name AND x.key = r.key;
+    IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
+END
 $$;
 
 -- The answer to a call on a state, blocked or not. After a block a call in a dry run passes, while rl_status goes on
@@ -170,12 +199,11 @@ END
 $$;
 
 -- Decides a change of a row's state, at a time after the row was read.
-CREATE OR REPLACE FUNCTION ratelimit._decided(function text, l ratelimit._limit, name text, key text, now bigint,
-    count double precision, reserve boolean, taken_at timestamptz, id bigint, at_least double precision,
-    value double precision, ts timestamptz, prior double precision, log timestamptz[], added double precision)
+CREATE OR REPLACE FUNCTION ratelimit._decided(function text, l ratelimit._limit, r ratelimit._row, now bigint,
+    count double precision, reserve boolean, taken_at timestamptz, id bigint, at_least double precision)
 RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
 DECLARE
-    s ratelimit._state := ratelimit._state_of(l, name, key, now, value, ts, prior, log, added);
+    s ratelimit._state := ratelimit._state_of(l, r, now);
 BEGIN
     IF function IN ('rl_credit', 'rl_take') THEN
         IF at_least IS NOT NULL THEN RETURN ratelimit._decide_as_many(l, s, now, count, at_least); END IF;
@@ -243,12 +271,11 @@ CREATE OR REPLACE FUNCTION ratelimit._change(function text, name text, key text,
 RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
 DECLARE
     stored record;
-    locked record;
+    locked ratelimit._row;
     l ratelimit._limit;
     d ratelimit._decision;
     now bigint;
     never boolean;
-    anew boolean;
 BEGIN
     FOR try IN 1..1000 LOOP
         SELECT f.*, ratelimit._now() AS now INTO stored FROM ratelimit._look_up($2, $3) f;
@@ -260,15 +287,14 @@ BEGIN
             IF d.limited_by = 'block' THEN RETURN ratelimit._logged(name, d); END IF;
         END IF;
         IF l.kind <> 'unlimited' THEN PERFORM ratelimit._writable(function); END IF;
-        d := ratelimit._decided(function, l, name, key, stored.now, count, reserve, taken_at, id, at_least,
-                                stored.value, stored.ts, stored.prior, stored.log, stored.added);
+        d := ratelimit._decided(function, l, stored.r, stored.now, count, reserve, taken_at, id, at_least);
         -- A denial that no expiry can change reads and writes nothing more.
-        never := stored.expires IS NOT NULL AND NOT d.ok AND d.wait IS NULL AND ratelimit._returns(l)
+        never := (stored.r).holds_due IS NOT NULL AND NOT d.ok AND d.wait IS NULL AND ratelimit._returns(l)
             AND ratelimit._never(l, name, key, stored.now, count, reserve, at_least);
-        IF ratelimit._is_due(l, stored.prior, stored.log, stored.expires, stored.now) AND NOT never THEN
+        IF ratelimit._is_due(l, stored.r, stored.now) AND NOT never THEN
             PERFORM ratelimit._expire(l, name, key);
             CONTINUE;
-        ELSIF stored.expires IS NOT NULL AND NOT d.ok AND d.enforced AND NOT never THEN
+        ELSIF (stored.r).holds_due IS NOT NULL AND NOT d.ok AND d.enforced AND NOT never THEN
             -- Again on one snapshot of row and holds; where it passes by now, it is decided under the lock.
             PERFORM ratelimit._attend();
             d := ratelimit._peek(function, name, key, count, reserve, config, at_least);
@@ -277,35 +303,29 @@ BEGIN
         END IF;
         IF NOT d.changed THEN RETURN ratelimit._logged(name, d); END IF;
 
-        IF stored.place IS NULL THEN
-            INSERT INTO ratelimit.rateLimits (name, key, value, ts, prior, log, added)
-            VALUES ($2, $3, d.value, ratelimit._nearest(d.ts), d.prior, d.log, d.added) ON CONFLICT DO NOTHING;
-            IF FOUND AND ratelimit._now() - stored.now < 1000 THEN RETURN d; END IF;
+        IF (stored.r).shard IS NULL THEN
+            INSERT INTO ratelimit.rateLimits (name, key, kind, value, ts, added, prior, log, leases)
+            VALUES ($2, $3, l.letter, d.value, ratelimit._nearest(d.ts), d.added, d.prior, d.log, d.leases)
+            ON CONFLICT DO NOTHING;
+            CONTINUE WHEN NOT FOUND;
+            IF ratelimit._now() - stored.now < 1000 THEN RETURN d; END IF;
             -- If it waited for an insert that was rolled back, the row is this transaction's own now.
-            locked := stored;
+            locked := stored.r;
         ELSE
-            SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires INTO locked
-            FROM ONLY ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3 FOR UPDATE;
+            locked := ratelimit._lock(name, key);
+            CONTINUE WHEN locked.shard IS NULL;
         END IF;
-        IF FOUND THEN
-            -- Others may have changed the row during the wait, and the clock has gone on.
-            now := ratelimit._now();
-            CONTINUE WHEN ratelimit._is_due(l, locked.prior, locked.log, locked.expires, now);
-            d := ratelimit._decided(function, l, name, key, now, count, reserve, taken_at, id, at_least,
-                                    locked.value, locked.ts, locked.prior, locked.log, locked.added);
-            IF locked.expires IS NOT NULL AND NOT d.ok AND d.enforced THEN
-                d := ratelimit._sooner(d, l, name, key, now, NULL, count, reserve, at_least,
-                                       locked.value, locked.ts, locked.prior, locked.log, locked.added);
-            END IF;
-            IF NOT d.changed THEN RETURN ratelimit._logged(name, d); END IF;
-            anew := ratelimit._begins_anew(l, name, key, now, locked.value, locked.ts, locked.prior, locked.log,
-                                           locked.added);
-            UPDATE ONLY ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = d.prior,
-                log = d.log, added = d.added, expires = CASE WHEN NOT anew THEN r.expires END
-            WHERE r.name = $2 AND r.key = $3;
-            IF FOUND THEN RETURN d; END IF;
-            PERFORM ratelimit._not_written();
+        -- Others may have changed the row during the wait, and the clock has gone on.
+        now := ratelimit._now();
+        CONTINUE WHEN ratelimit._is_due(l, locked, now);
+        d := ratelimit._decided(function, l, locked, now, count, reserve, taken_at, id, at_least);
+        IF locked.holds_due IS NOT NULL AND NOT d.ok AND d.enforced THEN
+            d := ratelimit._sooner(d, l, locked, now, NULL, count, reserve, at_least);
         END IF;
+        IF NOT d.changed THEN RETURN ratelimit._logged(name, d); END IF;
+        IF ratelimit._begins_anew(l, locked, now) THEN locked.holds_due := NULL; END IF;
+        PERFORM ratelimit._write_row(ratelimit._row_with(locked, l, ratelimit._left(d)));
+        RETURN d;
     END LOOP;
     PERFORM ratelimit._not_written();
     RETURN NULL;
@@ -347,12 +367,12 @@ DECLARE
     d ratelimit._decision;
     answer ratelimit.rl_result;
 BEGIN
-    SELECT f.defined, f.until, f.value, f.prior, f.log, f.added, f.expires, ratelimit._us(f.ts) AS ts,
+    SELECT f.defined, f.until, (f.r).kind, (f.r).value, (f.r).added, (f.r).holds_due, ratelimit._us((f.r).ts) AS ts,
            ratelimit._now() AS now
     INTO stored FROM ratelimit._look_up($1, $2) f;
     l := stored.defined;
     IF l.usual AND count > 0 AND count <= l.capacity AND NOT reserve AND NOT throws AND config IS NULL
-        AND stored.until IS NULL AND stored.prior IS NULL AND stored.log IS NULL AND stored.expires IS NULL
+        AND stored.until IS NULL AND stored.kind = 't' AND stored.holds_due IS NULL
         AND stored.added IS NOT DISTINCT FROM l.adds AND stored.value >= 0 AND stored.value < 'Infinity'
         AND stored.ts BETWEEN 0 AND stored.now
         AND current_setting('transaction_read_only') = 'off' THEN
@@ -367,13 +387,13 @@ BEGIN
                 tokens := NULL;
             END IF;
         ELSE
-            SELECT r.ctid AS place, r.value, r.prior, r.log, r.added, r.expires, ratelimit._us(r.ts) AS ts INTO locked
+            SELECT r.ctid AS place, r.kind, r.value, r.added, r.holds_due, ratelimit._us(r.ts) AS ts INTO locked
             FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
             -- Others may have changed the row during the wait, and the clock has gone on.
             now := ratelimit._now();
-            tokens := CASE WHEN locked.prior IS NULL AND locked.log IS NULL AND locked.added IS NOT DISTINCT FROM l.adds
+            tokens := CASE WHEN locked.kind = 't' AND locked.added IS NOT DISTINCT FROM l.adds
                 AND locked.value >= 0 AND locked.value < 'Infinity' AND locked.ts BETWEEN 0 AND now
-                AND locked.expires IS NULL
+                AND locked.holds_due IS NULL
                 THEN ratelimit._tokens_at(l, locked.value, locked.ts, now) END;
             IF count - tokens <= l.tolerance AND tokens - count < tokens
                 AND l.capacity - tokens + count > l.tolerance THEN
@@ -449,15 +469,10 @@ BEGIN
     SELECT f.* INTO stored FROM ratelimit._look_up($2, $3) f;
     l := ratelimit._usable(function, name, key, stored.defined, config, count);
     now := ratelimit._now();
-    IF ratelimit._is_due(l, stored.prior, stored.log, stored.expires, now) THEN
-        SELECT x.value, x.ts, x.prior, x.log, x.added
-        INTO stored.value, stored.ts, stored.prior, stored.log, stored.added
-        FROM ratelimit._lapse(l, name, key, stored.expires, now, stored.value, stored.ts, stored.prior, stored.log,
-                              stored.added) x;
-    END IF;
+    IF ratelimit._is_due(l, stored.r, now) THEN stored.r := (ratelimit._lapse(l, stored.r, now)).r; END IF;
     until := stored.until;
-    s := ratelimit._state_of(l, name, key, now, stored.value, stored.ts, stored.prior, stored.log, stored.added);
-    has_state := stored.value <> 'Infinity' AND ratelimit._fits(l.kind, stored.prior, stored.log);
+    s := ratelimit._state_of(l, stored.r, now);
+    has_state := (stored.r).kind = l.letter;
 END
 $$;
 
@@ -478,8 +493,7 @@ DECLARE
 BEGIN
     SELECT f.* INTO stored FROM ratelimit._look_up($2, $3) f;
     l := ratelimit._usable(function, name, key, stored.defined, config, count);
-    RETURN ratelimit._seen(l, name, key, ratelimit._now(), stored.until, count, reserve, at_least,
-                           stored.value, stored.ts, stored.prior, stored.log, stored.added, stored.expires);
+    RETURN ratelimit._seen(l, stored.r, ratelimit._now(), stored.until, count, reserve, at_least);
 END
 $$;
 
@@ -493,10 +507,10 @@ DECLARE
 BEGIN
     PERFORM ratelimit._check(name, key, count, reserve, throws);
     SELECT f.*, ratelimit._now() AS now INTO stored FROM ratelimit._look_up($1, $2) f;
-    IF stored.expires IS NULL THEN
+    IF (stored.r).holds_due IS NULL THEN
         l := ratelimit._usable('rl_check', name, key, stored.defined, config, count);
-        d := ratelimit._look(l, ratelimit._state_of(l, name, key, stored.now, stored.value, stored.ts, stored.prior,
-                             stored.log, stored.added), stored.now, stored.until, count, reserve, true);
+        d := ratelimit._look(l, ratelimit._state_of(l, stored.r, stored.now), stored.now, stored.until, count, reserve,
+                             true);
     ELSE
         PERFORM ratelimit._attend();
         d := ratelimit._peek('rl_check', name, key, count, reserve, config);
@@ -547,51 +561,55 @@ $$;
 -- Deletes a key's holds, under the lock of its row: if it has none, one is inserted for that long.
 CREATE OR REPLACE FUNCTION ratelimit._delete_holds(name text, key text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    has_row boolean;
+    is_made boolean;
 BEGIN
     FOR try IN 1..100 LOOP
         IF NOT EXISTS (SELECT FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2) THEN RETURN; END IF;
         PERFORM FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
         IF FOUND THEN
             PERFORM ratelimit._drop_holds(name, key);
-            IF NOT has_row THEN DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2; END IF;
+            IF is_made THEN DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2; END IF;
             RETURN;
         END IF;
-        INSERT INTO ratelimit.rateLimits (name, key, value, ts)
-        VALUES ($1, $2, 'Infinity', ratelimit._nearest(ratelimit._now())) ON CONFLICT DO NOTHING;
-        has_row := NOT FOUND;
+        is_made := ratelimit._make_row(name, key);
     END LOOP;
     PERFORM ratelimit._not_written();
 END
 $$;
 
+-- Whether a row counts as none, and has no value that no call writes.
+CREATE OR REPLACE FUNCTION ratelimit._is_reset(kind "char", value double precision, ts timestamptz) RETURNS boolean
+IMMUTABLE LANGUAGE sql AS $$
+    SELECT coalesce(kind IN ('-', '#', '=') AND value > '-Infinity' AND value < 'Infinity' AND ts > '-infinity'
+                    AND ts < 'infinity', false)
+$$;
+
 -- Deletes a key's row and holds. Returns whether the row had a state.
 CREATE OR REPLACE FUNCTION ratelimit._delete_key(name text, key text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    was double precision;
+    is_reset boolean;
 BEGIN
     FOR try IN 1..100 LOOP
-        SELECT r.value INTO was FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
+        SELECT ratelimit._is_reset(r.kind, r.value, r.ts) INTO is_reset
+        FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
         IF FOUND THEN
             DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2;
             IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
             PERFORM ratelimit._drop_holds(name, key);
-            RETURN was <> 'Infinity';
+            RETURN NOT is_reset;
         -- A row that was deleted meanwhile may have been made again.
         ELSIF NOT EXISTS (SELECT FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2)
             AND NOT EXISTS (SELECT FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2) THEN
             RETURN false;
         END IF;
         -- No other transaction makes a row or holds until this one ends.
-        INSERT INTO ratelimit.rateLimits (name, key, value, ts)
-        VALUES ($1, $2, 'Infinity', ratelimit._nearest(ratelimit._now())) ON CONFLICT DO NOTHING;
+        PERFORM ratelimit._make_row(name, key);
     END LOOP;
     PERFORM ratelimit._not_written();
     RETURN false;
 END
 $$;
 
--- A row that was reset has the value Infinity, and counts as no row.
 CREATE OR REPLACE FUNCTION ratelimit.rl_reset(name text, key text DEFAULT '') RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -604,15 +622,16 @@ BEGIN
     PERFORM ratelimit._writable('rl_reset');
     FOR try IN 1..100 LOOP
         PERFORM FROM ONLY ratelimit.rateLimits r
-        WHERE r.name = $1 AND r.key = $2 AND r.value <> 'Infinity' FOR UPDATE;
+        WHERE r.name = $1 AND r.key = $2 AND NOT ratelimit._is_reset(r.kind, r.value, r.ts) FOR UPDATE;
         was := FOUND;
         -- A row that was deleted meanwhile may have been made again.
-        EXIT WHEN was OR NOT EXISTS (SELECT FROM ONLY ratelimit.rateLimits r
-                                     WHERE r.name = $1 AND r.key = $2 AND r.value <> 'Infinity');
+        EXIT WHEN was OR NOT EXISTS (SELECT FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2
+                                     AND NOT ratelimit._is_reset(r.kind, r.value, r.ts));
     END LOOP;
     IF was THEN
-        UPDATE ONLY ratelimit.rateLimits r
-        SET value = 'Infinity', prior = NULL, log = NULL, added = NULL, expires = NULL
+        UPDATE ONLY ratelimit.rateLimits r SET kind = '-', value = 0,
+            ts = CASE WHEN isfinite(r.ts) THEN r.ts ELSE timestamptz '1970-01-01 00:00:00+00' END,
+            added = NULL, prior = NULL, log = NULL, leases = NULL, holds_due = NULL
         WHERE r.name = $1 AND r.key = $2;
         IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
     END IF;

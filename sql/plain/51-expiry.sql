@@ -1,24 +1,24 @@
 -- Holds that expire. A hold is an ordinary take, and a row of rl_holds. When it expires, what can come back does: at
 -- that time, whichever call finds it later. So every call that decides first gives back what has expired; calls that
--- only read do that to a copy of the state. rateLimits.expires says whether there is anything to do. While the limit is
+-- only read do that to a copy of the row. rateLimits.holds_due says whether there is anything to do. While the limit is
 -- undefined, exempt or of a kind without holds, what has expired waits.
 --
 -- What reads a key's row and its holds is STABLE, so that both are of one moment: of the query that calls it.
 
 -- The tokens of a hold that can come back; an error where a column has a value that no call writes. In one expression:
 -- there may be thousands of holds.
-CREATE OR REPLACE FUNCTION ratelimit._returnable(name text, count double precision, old double precision,
-    back double precision, taken_at timestamptz, expires_at timestamptz) RETURNS double precision STABLE
+CREATE OR REPLACE FUNCTION ratelimit._returnable(name text, count double precision, spent double precision,
+    returned double precision, taken_at timestamptz, expires_at timestamptz) RETURNS double precision STABLE
 LANGUAGE sql AS $$
-    SELECT CASE WHEN old >= 0 AND old <= count AND count < 'Infinity' AND back >= 0 AND back < 'Infinity'
+    SELECT CASE WHEN spent >= 0 AND spent <= count AND count < 'Infinity' AND returned >= 0 AND returned < 'Infinity'
                  AND taken_at > '-infinity' AND taken_at < 'infinity'
-                 AND expires_at > '-infinity' AND expires_at < 'infinity' THEN count - old
-                ELSE ratelimit._bad_hold(name, count, old, back, taken_at, expires_at) END
+                 AND expires_at > '-infinity' AND expires_at < 'infinity' THEN count - spent
+                ELSE ratelimit._bad_hold(name, count, spent, returned, taken_at, expires_at) END
 $$;
 
 -- Whether tokens of a kind can come back.
 CREATE OR REPLACE FUNCTION ratelimit._returns(l ratelimit._limit) RETURNS boolean IMMUTABLE LANGUAGE sql AS $$
-    SELECT coalesce(l.kind IN ('token bucket', 'fixed window'), false)
+    SELECT coalesce(l.letter = 't', false)
 $$;
 
 -- The limit that settles a hold: as defined, or as the call defined it.
@@ -45,10 +45,9 @@ END
 $$;
 
 -- Whether holds may have expired that give back to a call's limit, of whose state the row is.
-CREATE OR REPLACE FUNCTION ratelimit._is_due(l ratelimit._limit, prior double precision, log timestamptz[],
-    expires timestamptz, now bigint) RETURNS boolean STABLE LANGUAGE sql AS $$
-    SELECT coalesce(expires <= ratelimit._instant(now) AND l.kind IN ('token bucket', 'fixed window')
-                    AND prior IS NULL AND log IS NULL, false)
+CREATE OR REPLACE FUNCTION ratelimit._is_due(l ratelimit._limit, r ratelimit._row, now bigint) RETURNS boolean STABLE
+LANGUAGE sql AS $$
+    SELECT coalesce(r.holds_due <= ratelimit._instant(now) AND l.letter = 't' AND r.kind NOT IN ('s', 'l', 'c'), false)
 $$;
 
 -- Whether a call ignores a state, which is too far in the future. Its holds are ignored, too.
@@ -61,7 +60,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._never(l ratelimit._limit, name text, key text, now bigint, count double precision,
     reserve boolean, at_least double precision) RETURNS boolean STABLE LANGUAGE plpgsql AS $$
 DECLARE
-    full_state CONSTANT ratelimit._state := ratelimit._state_of(l, name, key, now);
+    full_state CONSTANT ratelimit._state := ratelimit._fresh(l, name, key, now);
 BEGIN
     IF at_least IS NULL THEN RETURN NOT (ratelimit._decide(l, full_state, now, count, reserve)).ok; END IF;
     RETURN NOT (ratelimit._decide_as_many(l, full_state, now, count, at_least, reserve)).ok;
@@ -70,23 +69,20 @@ $$;
 
 -- The tokens of a row of a token bucket at a later time, in one expression: there may be thousands of holds. NULL for
 -- all other rows, which take longer.
-CREATE OR REPLACE FUNCTION ratelimit._filled(l ratelimit._limit, value double precision, ts timestamptz,
-    prior double precision, log timestamptz[], at bigint) RETURNS double precision STABLE LANGUAGE sql AS $$
-    SELECT CASE WHEN l.kind = 'token bucket' AND l.rate > 1e-200 AND prior IS NULL AND log IS NULL AND value >= 0
+CREATE OR REPLACE FUNCTION ratelimit._filled(l ratelimit._limit, kind "char", value double precision, ts timestamptz,
+    at bigint) RETURNS double precision STABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN l.kind = 'token bucket' AND l.rate > 1e-200 AND kind = 't' AND value >= 0
                  AND value < 'Infinity' AND ts > '1970-01-01 00:00:00+00' AND ratelimit._us(ts) <= at
                 THEN ratelimit._tokens_at(l, value, ratelimit._us(ts), at) END
 $$;
 
--- A key's state after the holds that expire from since until now, with what came back of each; called: the limit of the
--- call, if there is one. waits: when the first of them expired that can't give back yet.
-CREATE OR REPLACE FUNCTION ratelimit._lapse(called ratelimit._limit, name text, key text, since timestamptz, now bigint,
-    INOUT value double precision, INOUT ts timestamptz, INOUT prior double precision, INOUT log timestamptz[],
-    INOUT added double precision, OUT changed boolean, OUT ids text[], OUT came double precision[],
-    OUT waits timestamptz) STABLE LANGUAGE plpgsql AS $$
+-- A key's row after the holds that expire from its holds_due until now, with what came back of each; called: the limit
+-- of the call, if there is one. waits: when the first of them expired that can't give back yet.
+CREATE OR REPLACE FUNCTION ratelimit._lapse(called ratelimit._limit, INOUT r ratelimit._row, now bigint, OUT ids text[],
+    OUT came double precision[], OUT waits timestamptz) STABLE LANGUAGE plpgsql AS $$
 DECLARE
-    defined CONSTANT ratelimit._limit := ratelimit._defined(name, key);
+    defined CONSTANT ratelimit._limit := ratelimit._defined(r.name, r.key);
     l ratelimit._limit := ratelimit._limit_of_expiry(defined, NULL, called);
-    of_other_kind CONSTANT boolean := value < 'Infinity' AND (prior IS NOT NULL OR log IS NOT NULL);
     parsed jsonb;
     h record;
     d ratelimit._decision;
@@ -94,40 +90,36 @@ DECLARE
     tokens double precision;
     back double precision;
 BEGIN
-    changed := false;
+    PERFORM ratelimit._state_of(NULL, r, now); -- an error where it has a value that no call writes
     ids := '{}'::text[];
     came := '{}'::double precision[];
     FOR h IN
-        SELECT x.id, ratelimit._returnable(x.name, x.count, x.old, x.back, x.taken_at, x.expires_at) AS count,
-               x.taken_at, x.expires_at, x.config FROM ONLY ratelimit.rl_holds x
-        WHERE x.name = $2 AND x.key = $3 AND NOT x.charge AND x.count > x.old AND x.expires_at >= since
-          AND x.expires_at <= ratelimit._instant($5) ORDER BY x.expires_at, x.id
+        SELECT x.id, x.taken_at, x.expires_at, x.config,
+               ratelimit._returnable(x.name, x.count, x.spent, x.returned, x.taken_at, x.expires_at) AS held
+        FROM ONLY ratelimit.rl_holds x
+        WHERE x.name = r.name AND x.key = r.key AND NOT x.charge AND x.count > x.spent
+          AND x.expires_at >= r.holds_due AND x.expires_at <= ratelimit._instant(now) ORDER BY x.expires_at, x.id
     LOOP
         IF defined.kind IS NULL AND h.config IS DISTINCT FROM parsed THEN
             parsed := h.config;
             l := ratelimit._limit_of_expiry(defined, parsed, called);
         END IF;
-        IF of_other_kind OR l.kind IS NULL AND value < 'Infinity' THEN
+        IF r.kind IN ('s', 'l', 'c') OR l.kind IS NULL AND r.kind = 't' THEN
             waits := h.expires_at;
             RETURN;
         END IF;
         at := ratelimit._us(h.expires_at);
-        tokens := CASE WHEN added IS NULL THEN ratelimit._filled(l, value, ts, prior, log, at) END;
-        IF value = 'Infinity' THEN
+        tokens := CASE WHEN r.added IS NULL THEN ratelimit._filled(l, r.kind, r.value, r.ts, at) END;
+        IF r.kind <> 't' THEN
             back := 0; -- a full limit has no room
         ELSIF tokens IS NULL THEN
-            d := ratelimit._refund(l, ratelimit._state_of(l, name, key, at, value, ts, prior, log, added), at, h.count,
-                                   h.taken_at);
+            d := ratelimit._refund(l, ratelimit._state_of(l, r, at), at, h.held, h.taken_at);
             back := d.taken;
-            IF d.changed THEN
-                value := d.value; ts := ratelimit._nearest(d.ts); prior := NULL; log := NULL; added := d.added;
-                changed := true;
-            END IF;
+            IF d.changed THEN r := ratelimit._row_with(r, l, ratelimit._left(d)); END IF;
         ELSE
-            back := least(h.count, l.capacity - tokens);
+            back := least(h.held, l.capacity - tokens);
             IF back > 0 AND least(tokens + back, l.capacity) <> tokens THEN
-                value := least(tokens + back, l.capacity); ts := h.expires_at;
-                changed := true;
+                r.value := least(tokens + back, l.capacity); r.ts := h.expires_at;
             END IF;
         END IF;
         ids := ids || h.id;
@@ -138,41 +130,36 @@ $$;
 
 -- Gives back what has expired, for a call's limit, if there is one: one write of the key's row, which it locks, and one
 -- of the holds. Returns whether holds had. With every hold it leaves a row that is locked, or has a value
--- that no call writes, and doesn't trust rateLimits.expires.
+-- that no call writes, and doesn't trust rateLimits.holds_due.
 CREATE OR REPLACE FUNCTION ratelimit._expire(called ratelimit._limit, name text, key text,
     every_hold boolean DEFAULT false) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    locked record;
+    locked ratelimit._row;
     now bigint;
     p record;
 BEGIN
-    FOR try IN 1..2 LOOP
-        EXIT WHEN NOT every_hold;
-        SELECT r.value, r.ts, r.prior, r.log, r.added, '-infinity'::timestamptz AS expires INTO locked
-        FROM ONLY ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3 FOR UPDATE SKIP LOCKED;
-        EXIT WHEN FOUND OR EXISTS (SELECT FROM ONLY ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3);
+    IF every_hold THEN
         -- Without a row the key has all its tokens: like one that was reset.
-        INSERT INTO ratelimit.rateLimits (name, key, value, ts)
-        VALUES ($2, $3, 'Infinity', ratelimit._nearest(ratelimit._now())) ON CONFLICT DO NOTHING;
-    END LOOP;
-    IF NOT every_hold THEN
-        SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires INTO locked
-        FROM ONLY ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3 FOR UPDATE;
+        IF NOT EXISTS (SELECT FROM ONLY ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3) THEN
+            PERFORM ratelimit._make_row(name, key);
+        END IF;
+        PERFORM FROM ONLY ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3 FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND THEN RETURN false; END IF;
     END IF;
+    locked := ratelimit._lock(name, key);
+    IF every_hold THEN locked.holds_due := '-infinity'; END IF;
     now := ratelimit._now();
-    IF (locked.expires <= ratelimit._instant(now)) IS NOT TRUE THEN RETURN false; END IF;
+    IF (locked.holds_due <= ratelimit._instant(now)) IS NOT TRUE THEN RETURN false; END IF;
     BEGIN
-        SELECT * INTO p FROM ratelimit._lapse(called, name, key, locked.expires, now, locked.value, locked.ts,
-                                              locked.prior, locked.log, locked.added) x;
+        p := ratelimit._lapse(called, locked, now);
     EXCEPTION WHEN object_not_in_prerequisite_state THEN
         IF every_hold THEN RETURN false; END IF; -- kept for inspection
         RAISE;
     END;
     IF p.waits IS NOT NULL AND p.ids = '{}' THEN RETURN false; END IF;
-    UPDATE ONLY ratelimit.rateLimits r SET value = p.value, ts = p.ts, prior = p.prior, log = p.log, added = p.added,
-        expires = coalesce(p.waits, ratelimit._next_expiry($2, $3, now)) WHERE r.name = $2 AND r.key = $3;
-    IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
-    PERFORM ratelimit._write_lapsed(name, key, locked.expires, now, p.ids, p.came);
+    p.r.holds_due := coalesce(p.waits, ratelimit._next_expiry(name, key, now));
+    PERFORM ratelimit._write_row(p.r);
+    PERFORM ratelimit._write_lapsed(name, key, locked.holds_due, now, p.ids, p.came);
     RETURN cardinality(p.ids) > 0;
 END
 $$;
@@ -185,14 +172,14 @@ DECLARE
 BEGIN
     -- A trigger may have changed them.
     WITH changed AS (
-        UPDATE ONLY ratelimit.rl_holds h SET back = e.back, count = e.count, old = e.count
-        FROM (SELECT x.ctid AS place, x.back + e.came AS back,
-                     CASE WHEN e.came = x.count - x.old THEN x.old ELSE x.count - e.came END AS count
+        UPDATE ONLY ratelimit.rl_holds h SET returned = e.returned, count = e.count, spent = e.count
+        FROM (SELECT x.ctid AS place, x.returned + e.came AS returned,
+                     CASE WHEN e.came = x.count - x.spent THEN x.spent ELSE x.count - e.came END AS count
               FROM unnest(ids, came) AS e (id, came)
               JOIN ONLY ratelimit.rl_holds x ON x.id = e.id AND x.name = $1 AND x.key = $2 AND NOT x.charge
                AND x.expires_at >= since AND x.expires_at <= ratelimit._instant(now)) AS e
         WHERE h.ctid = e.place
-        RETURNING (h.count, h.old, h.back) = (e.count, e.count, e.back) AS as_meant
+        RETURNING (h.count, h.spent, h.returned) = (e.count, e.count, e.returned) AS as_meant
     ) SELECT count(*) FILTER (WHERE as_meant) INTO written FROM changed;
     IF written < cardinality(ids) THEN PERFORM ratelimit._not_written('rl_holds'); END IF;
 END
@@ -203,34 +190,31 @@ CREATE OR REPLACE FUNCTION ratelimit._next_expiry(name text, key text, now bigin
 STABLE LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT x.expires_at FROM ONLY ratelimit.rl_holds x WHERE x.name = $1 AND x.key = $2 AND NOT x.charge
-            AND x.count > x.old AND x.expires_at > ratelimit._instant($3) ORDER BY x.expires_at LIMIT 1);
+            AND x.count > x.spent AND x.expires_at > ratelimit._instant($3) ORDER BY x.expires_at LIMIT 1);
 END
 $$;
 
 -- Whether a write begins a key's state again, since the row's is of another kind, or ignored. Then its holds are
 -- deleted: what they have was not taken from the new state.
-CREATE OR REPLACE FUNCTION ratelimit._begins_anew(l ratelimit._limit, name text, key text, now bigint,
-    value double precision, ts timestamptz, prior double precision, log timestamptz[], added double precision)
-RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._begins_anew(l ratelimit._limit, r ratelimit._row, now bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
 BEGIN
-    IF value IS NULL OR value = 'Infinity' OR ratelimit._fits(l.kind, prior, log) AND NOT (
-        ts > ratelimit._instant(now) AND ratelimit._ignores(l, ratelimit._state_of(l, name, key, now, value, ts, prior,
-                                                                                    log, added), now)) THEN
+    IF NOT ratelimit._has_state(r.kind) OR r.kind = l.letter AND NOT (r.ts > ratelimit._instant(now)
+        AND ratelimit._ignores(l, ratelimit._state_of(l, r, now), now)) THEN
         RETURN false;
     END IF;
-    PERFORM ratelimit._drop_holds(name, key);
+    PERFORM ratelimit._drop_holds(r.name, r.key);
     RETURN true;
 END
 $$;
 
 -- A denial's wait if the next 1,000 holds that expire give back what they can: until the first moment at which the
 -- same call passes. until: the end of a block.
-CREATE OR REPLACE FUNCTION ratelimit._sooner(d ratelimit._decision, l ratelimit._limit, name text, key text, now bigint,
-    until timestamptz, count double precision, reserve boolean, at_least double precision, value double precision,
-    ts timestamptz, prior double precision, log timestamptz[], added double precision) RETURNS ratelimit._decision
-STABLE LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._sooner(d ratelimit._decision, l ratelimit._limit, r ratelimit._row, now bigint,
+    until timestamptz, count double precision, reserve boolean, at_least double precision)
+RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
-    defined CONSTANT ratelimit._limit := ratelimit._defined(name, key);
+    defined CONSTANT ratelimit._limit := ratelimit._defined(r.name, r.key);
     opens CONSTANT bigint := greatest(ratelimit._us(until), now);
     passes bigint := ratelimit._plus(now, d.wait);
     at bigint;
@@ -238,33 +222,31 @@ DECLARE
     back ratelimit._decision;
     later ratelimit._decision;
     other ratelimit._limit;
+    s ratelimit._state;
 BEGIN
     IF NOT ratelimit._returns(l) OR d.forever OR passes <= opens
-        OR ratelimit._never(l, name, key, now, count, reserve, at_least) THEN
+        OR ratelimit._never(l, r.name, r.key, now, count, reserve, at_least) THEN
         RETURN d;
     ELSIF NOT reserve AND opens = now AND l = defined
-        AND ratelimit._filled(l, value, ts, prior, log, now) IS NOT NULL THEN
-        RETURN ratelimit._sooner_filled(d, l, name, key, now, coalesce(least(ceil(at_least), count), count), value, ts);
+        AND ratelimit._filled(l, r.kind, r.value, r.ts, now) IS NOT NULL THEN
+        RETURN ratelimit._sooner_filled(d, l, r, now, coalesce(least(ceil(at_least), count), count));
     END IF;
     FOR h IN
-        SELECT ratelimit._returnable(x.name, x.count, x.old, x.back, x.taken_at, x.expires_at) AS count,
+        SELECT ratelimit._returnable(x.name, x.count, x.spent, x.returned, x.taken_at, x.expires_at) AS held,
                x.taken_at, x.expires_at, x.config FROM ONLY ratelimit.rl_holds x
-        WHERE x.name = $3 AND x.key = $4 AND NOT x.charge AND x.count > x.old
-          AND x.expires_at > ratelimit._instant($5) ORDER BY x.expires_at, x.id LIMIT 1000
+        WHERE x.name = r.name AND x.key = r.key AND NOT x.charge AND x.count > x.spent
+          AND x.expires_at > ratelimit._instant(now) ORDER BY x.expires_at, x.id LIMIT 1000
     LOOP
         at := ratelimit._us(h.expires_at);
         EXIT WHEN passes <= at;
         other := ratelimit._limit_of_expiry(defined, h.config, l);
-        back := ratelimit._refund(other, ratelimit._state_of(other, name, key, at, value, ts, prior, log, added), at,
-                                  h.count, h.taken_at);
+        back := ratelimit._refund(other, ratelimit._state_of(other, r, at), at, h.held, h.taken_at);
         CONTINUE WHEN NOT back.changed;
-        value := back.value; ts := ratelimit._nearest(back.ts); prior := NULL; log := NULL; added := back.added;
+        r := ratelimit._row_with(r, other, ratelimit._left(back));
         at := greatest(at, opens);
-        later := CASE WHEN at_least IS NULL
-            THEN ratelimit._decide(l, ratelimit._state_of(l, name, key, at, value, ts, prior, log, added), at, count,
-                                   reserve)
-            ELSE ratelimit._decide_as_many(l, ratelimit._state_of(l, name, key, at, value, ts, prior, log, added), at,
-                                           count, at_least, reserve) END;
+        s := ratelimit._state_of(l, r, at);
+        later := CASE WHEN at_least IS NULL THEN ratelimit._decide(l, s, at, count, reserve)
+                      ELSE ratelimit._decide_as_many(l, s, at, count, at_least, reserve) END;
         passes := ratelimit._plus(at, CASE WHEN later.ok THEN 0 ELSE later.wait END);
         EXIT WHEN later.ok;
     END LOOP;
@@ -274,10 +256,11 @@ END
 $$;
 
 -- Does that for a row of a token bucket that has tokens, in few expressions a hold.
-CREATE OR REPLACE FUNCTION ratelimit._sooner_filled(d ratelimit._decision, l ratelimit._limit, name text, key text,
-    now bigint, count double precision, value double precision, ts timestamptz) RETURNS ratelimit._decision
-STABLE LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._sooner_filled(d ratelimit._decision, l ratelimit._limit, r ratelimit._row,
+    now bigint, count double precision) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
+    value double precision := r.value;
+    ts timestamptz := r.ts;
     came_at bigint := now; -- that of the state
     waited bigint := d.wait; -- from then on, without further holds
     known boolean := true;
@@ -286,29 +269,29 @@ DECLARE
     h record;
 BEGIN
     FOR h IN
-        SELECT ratelimit._returnable(x.name, x.count, x.old, x.back, x.taken_at, x.expires_at) AS count,
+        SELECT ratelimit._returnable(x.name, x.count, x.spent, x.returned, x.taken_at, x.expires_at) AS held,
                x.expires_at FROM ONLY ratelimit.rl_holds x
-        WHERE x.name = $3 AND x.key = $4 AND NOT x.charge AND x.count > x.old
-          AND x.expires_at > ratelimit._instant($5) ORDER BY x.expires_at, x.id LIMIT 1000
+        WHERE x.name = r.name AND x.key = r.key AND NOT x.charge AND x.count > x.spent
+          AND x.expires_at > ratelimit._instant(now) ORDER BY x.expires_at, x.id LIMIT 1000
     LOOP
         at := ratelimit._us(h.expires_at);
-        tokens := ratelimit._filled(l, value, ts, NULL, NULL, at);
+        tokens := ratelimit._filled(l, 't', value, ts, at);
         IF count - tokens <= l.tolerance THEN
             IF NOT known THEN
-                waited := (ratelimit._decide(l, ROW(value, came_at, NULL, NULL, NULL)::ratelimit._state, came_at, count,
-                                             false)).wait;
+                waited := (ratelimit._decide(l, ROW(value, came_at, NULL, NULL, NULL, NULL)::ratelimit._state, came_at,
+                                             count, false)).wait;
                 known := true;
             END IF;
             EXIT WHEN came_at + waited <= at;
         END IF;
         CONTINUE WHEN tokens >= l.capacity;
-        value := least(tokens + least(h.count, l.capacity - tokens), l.capacity);
+        value := least(tokens + least(h.held, l.capacity - tokens), l.capacity);
         ts := h.expires_at; came_at := at; known := count - value <= l.tolerance; waited := 0;
         EXIT WHEN known;
     END LOOP;
     IF NOT known THEN
-        waited := (ratelimit._decide(l, ROW(value, came_at, NULL, NULL, NULL)::ratelimit._state, came_at, count,
-                                     false)).wait;
+        waited := (ratelimit._decide(l, ROW(value, came_at, NULL, NULL, NULL, NULL)::ratelimit._state, came_at,
+                                     count, false)).wait;
     END IF;
     d.wait := ratelimit._plus(came_at, waited) - now;
     RETURN d;
@@ -317,37 +300,32 @@ $$;
 
 -- The answer to a call on a key's row, blocked or not, as if what has expired had come back. A block, and a denial that
 -- no expiry can change, read no holds.
-CREATE OR REPLACE FUNCTION ratelimit._seen(l ratelimit._limit, name text, key text, now bigint, until timestamptz,
-    count double precision, reserve boolean, at_least double precision, value double precision, ts timestamptz,
-    prior double precision, log timestamptz[], added double precision, expires timestamptz)
-RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._seen(l ratelimit._limit, r ratelimit._row, now bigint, until timestamptz,
+    count double precision, reserve boolean, at_least double precision) RETURNS ratelimit._decision STABLE
+LANGUAGE plpgsql AS $$
 DECLARE
     blocked CONSTANT boolean := coalesce(ratelimit._us(until) > now, false);
-    due CONSTANT boolean := ratelimit._is_due(l, prior, log, expires, now);
+    due CONSTANT boolean := ratelimit._is_due(l, r, now);
     d ratelimit._decision;
 BEGIN
-    IF NOT due OR blocked OR ratelimit._never(l, name, key, now, count, reserve, at_least) THEN
-        d := ratelimit._look(l, ratelimit._state_of(l, name, key, now, value, ts, prior, log, added), now, until, count,
-                             reserve, true, at_least);
-        IF expires IS NULL OR d.ok OR d.forever OR NOT blocked AND d.wait IS NULL
+    IF NOT due OR blocked OR ratelimit._never(l, r.name, r.key, now, count, reserve, at_least) THEN
+        d := ratelimit._look(l, ratelimit._state_of(l, r, now), now, until, count, reserve, true, at_least);
+        IF r.holds_due IS NULL OR d.ok OR d.forever OR NOT blocked AND d.wait IS NULL
             OR d.wait = ratelimit._us(until) - now OR NOT l.enforce THEN
             RETURN d;
         END IF;
     END IF;
     IF due THEN
-        SELECT x.value, x.ts, x.prior, x.log, x.added INTO value, ts, prior, log, added
-        FROM ratelimit._lapse(l, name, key, expires, now, value, ts, prior, log, added) x;
-        d := ratelimit._look(l, ratelimit._state_of(l, name, key, now, value, ts, prior, log, added), now, until, count,
-                             reserve, true, at_least);
+        r := (ratelimit._lapse(l, r, now)).r;
+        d := ratelimit._look(l, ratelimit._state_of(l, r, now), now, until, count, reserve, true, at_least);
         IF d.ok OR NOT l.enforce THEN RETURN d; END IF;
     END IF;
-    RETURN ratelimit._sooner(d, l, name, key, now, until, count, reserve, at_least, value, ts, prior, log, added);
+    RETURN ratelimit._sooner(d, l, r, now, until, count, reserve, at_least);
 END
 $$;
 
 -- Tokens of a key's holds that would come back if all were settled as unused now.
-CREATE OR REPLACE FUNCTION ratelimit._held(l ratelimit._limit, name text, key text, now bigint,
-    value double precision, ts timestamptz, prior double precision, log timestamptz[], added double precision)
+CREATE OR REPLACE FUNCTION ratelimit._held(l ratelimit._limit, of_key ratelimit._row, now bigint)
 RETURNS double precision STABLE LANGUAGE plpgsql AS $$
 DECLARE
     since timestamptz := timestamptz '-infinity';
@@ -356,7 +334,7 @@ DECLARE
     room double precision;
 BEGIN
     IF NOT ratelimit._returns(l) THEN RETURN 0; END IF;
-    s := ratelimit._state_of(l, name, key, now, value, ts, prior, log, added);
+    s := ratelimit._state_of(l, of_key, now);
     IF ratelimit._ignores(l, s, now) THEN RETURN 0; END IF;
     r := ratelimit._refilled(l, s, now);
     room := l.capacity - r.tokens;
@@ -366,9 +344,10 @@ BEGIN
     END IF;
     -- A charged hold counts for the day in which it can be settled.
     RETURN least(coalesce((
-        SELECT sum(ratelimit._returnable(h.name, h.count, h.old, h.back, h.taken_at, h.expires_at))
-        FROM ONLY ratelimit.rl_holds h WHERE h.name = $2 AND h.key = $3 AND h.count > h.old AND h.taken_at >= since
-        AND (h.expires_at > ratelimit._instant($4)
-             OR h.charge AND h.expires_at >= ratelimit._instant($4 - 86400000000))), 0), greatest(room, 0));
+        SELECT sum(ratelimit._returnable(h.name, h.count, h.spent, h.returned, h.taken_at, h.expires_at))
+        FROM ONLY ratelimit.rl_holds h
+        WHERE h.name = of_key.name AND h.key = of_key.key AND h.count > h.spent AND h.taken_at >= since
+        AND (h.expires_at > ratelimit._instant(now)
+             OR h.charge AND h.expires_at >= ratelimit._instant(now - 86400000000))), 0), greatest(room, 0));
 END
 $$;

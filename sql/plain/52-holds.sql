@@ -42,13 +42,14 @@ DECLARE
     h ratelimit._hold;
 BEGIN
     IF id IS NOT NULL THEN
-        SELECT x.id, x.name, x.key, x.count, x.old, x.back, x.taken_at, x.expires_at, x.charge, x.config INTO h
+        SELECT x.id, x.name, x.key, x.count, x.spent, x.returned, x.taken_at, x.expires_at, x.charge, x.lease,
+               x.config INTO h
         FROM ONLY ratelimit.rl_holds x WHERE x.id = $1 AND (x.name, x.key) >= ($2, $3)
         ORDER BY x.id, x.name, x.key LIMIT 1;
         IF (h.name, h.key) IS DISTINCT FROM ($2, $3) THEN
             h := NULL;
         ELSE
-            PERFORM ratelimit._returnable(h.name, h.count, h.old, h.back, h.taken_at, h.expires_at);
+            PERFORM ratelimit._returnable(h.name, h.count, h.spent, h.returned, h.taken_at, h.expires_at);
         END IF;
     END IF;
     RETURN h;
@@ -101,24 +102,25 @@ DECLARE
     since bigint := after.ts;
 BEGIN
     IF start > present AND l.kind = 'fixed window' THEN
-        -- A reservation's tokens of windows before that of its start end with those.
         since := (ratelimit._refilled(l, after, start)).ts;
         early := -(ratelimit._refilled(l, after, start - 1)).tokens;
+        -- Those of windows before that of its start: others move up in these once an earlier reservation is given back,
+        -- so it isn't known which are left of them.
         early := CASE WHEN early > 0 THEN taken - least(early, taken) ELSE 0 END;
     END IF;
     IF h.count IS NULL THEN
-        h.old := 0;
+        h.spent := 0;
         h.config := given;
     ELSIF taken > 0 AND l.kind = 'fixed window' AND since > ratelimit._us(h.taken_at) THEN
-        h.old := had; -- its window has ended
+        h.spent := had; -- its window has ended
     END IF;
-    IF h.count IS NULL OR taken > 0 AND (h.old = had OR start > present) THEN
+    IF h.count IS NULL OR taken > 0 AND (h.spent = had OR start > present) THEN
         h.taken_at := ratelimit._nearest(start);
     END IF;
-    h.old := h.old + early;
+    h.spent := h.spent + early;
     -- A sum may miss it by its last bit.
     h.count := greatest(had + taken, CASE WHEN taken = greatest(wanted - had, 0) THEN wanted END);
-    h.back := 0;
+    h.returned := 0;
     h.expires_at := greatest(h.expires_at, ratelimit._nearest(ratelimit._plus(now + coalesce(wait, 0), ttl)));
     RETURN h;
 END
@@ -129,14 +131,17 @@ CREATE OR REPLACE FUNCTION ratelimit._write_hold(h ratelimit._hold) RETURNS void
 DECLARE
     written record;
 BEGIN
-    INSERT INTO ratelimit.rl_holds AS x (id, name, key, count, old, back, taken_at, expires_at, charge, config)
-    VALUES (h.id, h.name, h.key, h.count, h.old, h.back, h.taken_at, h.expires_at, h.charge, h.config)
-    ON CONFLICT ON CONSTRAINT rl_holds_pkey DO UPDATE SET count = excluded.count, old = excluded.old,
-        back = excluded.back, taken_at = excluded.taken_at, expires_at = excluded.expires_at,
-        charge = excluded.charge, config = excluded.config
-    RETURNING x.id = h.id AND x.name = h.name AND x.key = h.key, x.count, x.old, x.back, x.taken_at, x.expires_at,
-        x.charge INTO written;
-    IF NOT FOUND OR written IS DISTINCT FROM (true, h.count, h.old, h.back, h.taken_at, h.expires_at, h.charge) THEN
+    INSERT INTO ratelimit.rl_holds AS x (id, name, key, count, spent, returned, taken_at, expires_at, charge,
+        lease, config)
+    VALUES (h.id, h.name, h.key, h.count, h.spent, h.returned, h.taken_at, h.expires_at, h.charge, h.lease,
+        h.config)
+    ON CONFLICT ON CONSTRAINT rl_holds_pkey DO UPDATE SET count = excluded.count, spent = excluded.spent,
+        returned = excluded.returned, taken_at = excluded.taken_at,
+        expires_at = excluded.expires_at, charge = excluded.charge, lease = excluded.lease, config = excluded.config
+    RETURNING x.id = h.id AND x.name = h.name AND x.key = h.key, x.count, x.spent, x.returned, x.taken_at,
+        x.expires_at, x.charge, x.lease INTO written;
+    IF NOT FOUND OR written IS DISTINCT FROM (true, h.count, h.spent, h.returned, h.taken_at, h.expires_at,
+                                              h.charge, h.lease) THEN
         PERFORM ratelimit._not_written('rl_holds');
     END IF;
 END
@@ -163,9 +168,9 @@ BEGIN
     IF l.kind <> 'unlimited' THEN PERFORM ratelimit._writable('rl_hold'); END IF;
     now := ratelimit._now();
     blocked := coalesce(ratelimit._us(stored.until) > now, false);
-    due := ratelimit._is_due(l, stored.prior, stored.log, stored.expires, now);
-    s := ratelimit._state_of(l, name, key, now, stored.value, stored.ts, stored.prior, stored.log, stored.added);
-    h := ratelimit._kept(ratelimit._hold_of(terms.id, name, key), l, s, now, stored.value, stored.prior, stored.log);
+    due := ratelimit._is_due(l, stored.r, now);
+    s := ratelimit._state_of(l, stored.r, now);
+    h := ratelimit._kept(ratelimit._hold_of(terms.id, name, key), l, s, now, (stored.r).kind);
     unknown := 0;
     FOR try IN 1..2 LOOP
         more := greatest(count - coalesce(h.count, 0), 0);
@@ -175,28 +180,24 @@ BEGIN
             -- It has all that it asks for.
             IF more = 0 AND h.id IS NOT NULL AND NOT d.forever THEN d.wait := ratelimit._us(stored.until) - now; END IF;
             -- A block reads no other holds, unless one that expires lets the call pass sooner.
-            IF stored.expires IS NULL OR (d.forever OR d.wait = ratelimit._us(stored.until) - now)
+            IF (stored.r).holds_due IS NULL OR (d.forever OR d.wait = ratelimit._us(stored.until) - now)
                 AND NOT (due AND coalesce(NOT h.charge AND h.expires_at <= ratelimit._instant(now), false)) THEN
                 RETURN;
             END IF;
         ELSIF NOT due THEN
             d := ratelimit._decide_hold(l, s, now, h, more, fewest, reserve);
-            IF d.ok OR NOT d.enforced OR stored.expires IS NULL THEN RETURN; END IF;
+            IF d.ok OR NOT d.enforced OR (stored.r).holds_due IS NULL THEN RETURN; END IF;
         END IF;
         IF due THEN
             due := false;
-            SELECT * INTO p FROM ratelimit._lapse(l, name, key, stored.expires, now, stored.value, stored.ts,
-                                                  stored.prior, stored.log, stored.added) x;
-            stored.value := p.value; stored.ts := p.ts; stored.prior := p.prior; stored.log := p.log;
-            stored.added := p.added;
+            p := ratelimit._lapse(l, stored.r, now);
+            stored.r := p.r;
             unknown := cardinality(p.ids);
             h := ratelimit._lapsed(h, p.ids, p.came);
-            s := ratelimit._state_of(l, name, key, now, stored.value, stored.ts, stored.prior, stored.log,
-                                     stored.added);
+            s := ratelimit._state_of(l, stored.r, now);
             CONTINUE;
         END IF;
-        d := ratelimit._sooner(d, l, name, key, now, CASE WHEN blocked THEN stored.until END, more, reserve, fewest,
-                               stored.value, stored.ts, stored.prior, stored.log, stored.added);
+        d := ratelimit._sooner(d, l, stored.r, now, CASE WHEN blocked THEN stored.until END, more, reserve, fewest);
         RETURN;
     END LOOP;
 END
@@ -209,7 +210,7 @@ CREATE OR REPLACE FUNCTION ratelimit._hold(name text, key text, count double pre
 DECLARE
     p record;
     l ratelimit._limit;
-    stored record;
+    r ratelimit._row;
     now bigint;
     s ratelimit._state;
     more double precision;
@@ -226,33 +227,27 @@ BEGIN
     FOR try IN 1..1000 LOOP
         -- A dry run extends a hold that it doesn't have more tokens for.
         EXIT WHEN d.limited_by = 'block' OR NOT d.ok AND (d.enforced OR h.id IS NULL);
-        SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires INTO stored
-        FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
+        r := ratelimit._lock(name, key);
         now := ratelimit._now();
-        IF NOT FOUND THEN
-            -- Like a row that was reset, it counts as no row.
-            INSERT INTO ratelimit.rateLimits (name, key, value, ts)
-            VALUES ($1, $2, 'Infinity', ratelimit._nearest(now)) ON CONFLICT DO NOTHING;
+        IF r.shard IS NULL THEN
+            PERFORM ratelimit._make_row(name, key);
             CONTINUE;
-        ELSIF ratelimit._is_due(l, stored.prior, stored.log, stored.expires, now) THEN
+        ELSIF ratelimit._is_due(l, r, now) THEN
             PERFORM ratelimit._expire(l, name, key);
             CONTINUE;
         END IF;
-        s := ratelimit._state_of(l, name, key, now, stored.value, stored.ts, stored.prior, stored.log, stored.added);
-        h := ratelimit._kept(ratelimit._hold_of(terms.id, name, key), l, s, now, stored.value, stored.prior,
-                             stored.log);
+        s := ratelimit._state_of(l, r, now);
+        h := ratelimit._kept(ratelimit._hold_of(terms.id, name, key), l, s, now, r.kind);
         more := greatest(count - coalesce(h.count, 0), 0);
         fewest := CASE WHEN at_least IS NOT NULL THEN greatest(at_least - coalesce(h.count, 0), 0) END;
         d := ratelimit._decide_hold(l, s, now, h, more, fewest, reserve);
         IF NOT d.ok AND (d.enforced OR h.id IS NULL) THEN
-            IF d.enforced AND stored.expires IS NOT NULL THEN
-                d := ratelimit._sooner(d, l, name, key, now, NULL, more, reserve, fewest, stored.value, stored.ts,
-                                       stored.prior, stored.log, stored.added);
+            IF d.enforced AND r.holds_due IS NOT NULL THEN
+                d := ratelimit._sooner(d, l, r, now, NULL, more, reserve, fewest);
             END IF;
             CONTINUE;
         END IF;
-        h := ratelimit._write_taken(name, key, h, l, s, d, now, count, terms, ttl, stored.value, stored.ts,
-                                    stored.prior, stored.log, stored.added, stored.expires);
+        h := ratelimit._write_taken(r, h, l, s, d, now, count, terms, ttl);
         -- A dry run lets all pass, whatever the limit has.
         held := CASE WHEN d.enforced THEN h.count ELSE greatest(count, h.count) END;
         d := ratelimit._logged(name, d);
@@ -269,44 +264,35 @@ $$;
 -- A hold where a limit may still have what it holds: not one of slots, nor of a state of another kind, nor of one that
 -- is ignored.
 CREATE OR REPLACE FUNCTION ratelimit._kept(h ratelimit._hold, l ratelimit._limit, s ratelimit._state, now bigint,
-    value double precision, prior double precision, log timestamptz[]) RETURNS ratelimit._hold STABLE
-LANGUAGE plpgsql AS $$
+    kind "char") RETURNS ratelimit._hold STABLE LANGUAGE plpgsql AS $$
 BEGIN
-    IF l.kind = 'unlimited' OR ratelimit._has_slots(h) OR value < 'Infinity'
-        AND (NOT ratelimit._fits(l.kind, prior, log) OR ratelimit._ignores(l, s, now)) THEN
+    IF l.kind = 'unlimited' OR h.lease IS NOT NULL
+        OR ratelimit._has_state(kind) AND (kind <> l.letter OR ratelimit._ignores(l, s, now)) THEN
         RETURN NULL;
     END IF;
     RETURN h;
 END
 $$;
 
--- Writes the hold of a take that passes, and the key's row, which is locked and has these columns.
-CREATE OR REPLACE FUNCTION ratelimit._write_taken(name text, key text, h ratelimit._hold, l ratelimit._limit,
-    s ratelimit._state, d ratelimit._decision, now bigint, count double precision, terms ratelimit._hold, ttl bigint,
-    value double precision, ts timestamptz, prior double precision, log timestamptz[], added double precision,
-    expires timestamptz) RETURNS ratelimit._hold LANGUAGE plpgsql AS $$
+-- Writes the hold of a take that passes, and the key's row, which is locked.
+CREATE OR REPLACE FUNCTION ratelimit._write_taken(r ratelimit._row, h ratelimit._hold, l ratelimit._limit,
+    s ratelimit._state, d ratelimit._decision, now bigint, count double precision, terms ratelimit._hold, ttl bigint)
+RETURNS ratelimit._hold LANGUAGE plpgsql AS $$
 DECLARE
-    anew CONSTANT boolean := ratelimit._begins_anew(l, name, key, now, value, ts, prior, log, added);
-    first timestamptz := CASE WHEN NOT anew THEN expires END;
-    after ratelimit._state;
+    anew CONSTANT boolean := ratelimit._begins_anew(l, r, now);
+    first timestamptz := CASE WHEN NOT anew THEN r.holds_due END;
+    after CONSTANT ratelimit._state := CASE WHEN d.changed THEN ratelimit._left(d)
+                                            ELSE ratelimit._current(l, s, now) END;
 BEGIN
-    IF d.changed THEN
-        after.value := d.value; after.ts := d.ts; after.added := d.added;
-    ELSE
-        after := ratelimit._current(l, s, now);
-    END IF;
     h := ratelimit._grown(h, l, after, now, CASE WHEN d.ok THEN d.taken ELSE 0 END, CASE WHEN d.ok THEN d.wait END,
                           count, terms.config, ttl);
     h.id := coalesce(terms.id, gen_random_uuid()::text);
-    h.name := name; h.key := key; h.charge := coalesce(h.charge, terms.charge);
-    IF NOT h.charge AND h.count > h.old THEN first := least(first, h.expires_at); END IF;
-    IF d.changed THEN
-        UPDATE ONLY ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = NULL, log = NULL,
-            added = d.added, expires = first WHERE r.name = $1 AND r.key = $2;
-        IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
-    ELSIF NOT anew AND first IS DISTINCT FROM expires THEN
-        UPDATE ONLY ratelimit.rateLimits r SET expires = first WHERE r.name = $1 AND r.key = $2;
-        IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
+    h.name := r.name; h.key := r.key; h.charge := coalesce(h.charge, terms.charge);
+    IF NOT h.charge AND h.count > h.spent THEN first := least(first, h.expires_at); END IF;
+    IF d.changed OR NOT anew AND first IS DISTINCT FROM r.holds_due THEN
+        r.holds_due := first;
+        IF d.changed THEN r := ratelimit._row_with(r, l, after); END IF;
+        PERFORM ratelimit._write_row(r);
     END IF;
     PERFORM ratelimit._write_hold(h);
     RETURN h;
@@ -353,18 +339,15 @@ END
 $$;
 
 -- Locks a key's row, or inserts it first, and gives back what has expired, to a limit that has holds.
-CREATE OR REPLACE FUNCTION ratelimit._locked(l ratelimit._limit, name text, key text, OUT value double precision,
-    OUT ts timestamptz, OUT prior double precision, OUT log timestamptz[], OUT added double precision,
-    OUT expires timestamptz, OUT now bigint) LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._locked(l ratelimit._limit, name text, key text, OUT r ratelimit._row,
+    OUT now bigint) LANGUAGE plpgsql AS $$
 BEGIN
     FOR try IN 1..100 LOOP
-        SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires INTO value, ts, prior, log, added, expires
-        FROM ONLY ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3 FOR UPDATE;
+        r := ratelimit._lock(name, key);
         now := ratelimit._now();
-        IF NOT FOUND THEN
-            INSERT INTO ratelimit.rateLimits (name, key, value, ts)
-            VALUES ($2, $3, 'Infinity', ratelimit._nearest(now)) ON CONFLICT DO NOTHING;
-        ELSIF ratelimit._is_due(l, prior, log, expires, now) THEN
+        IF r.shard IS NULL THEN
+            PERFORM ratelimit._make_row(name, key);
+        ELSIF ratelimit._is_due(l, r, now) THEN
             PERFORM ratelimit._expire(l, name, key);
         ELSE
             RETURN;
@@ -381,7 +364,7 @@ DECLARE
     h ratelimit._hold := ratelimit._hold_of(id, name, key);
     l CONSTANT ratelimit._limit := ratelimit._limit_of(ratelimit._defined(name, key), h.config);
     -- Where the limit is exempt or of another kind by now, nothing comes back or is taken.
-    fits CONSTANT boolean := CASE WHEN ratelimit._has_slots(h) THEN coalesce(l.kind = 'concurrency', false)
+    fits CONSTANT boolean := CASE WHEN h.lease IS NOT NULL THEN coalesce(l.kind = 'concurrency', false)
                                   ELSE ratelimit._returns(l) END;
     locked record;
     s ratelimit._state;
@@ -396,14 +379,15 @@ BEGIN
         DELETE FROM ONLY ratelimit.rl_holds x WHERE (x.name, x.key) = ($2, $3) AND x.ctid = (
             SELECT y.ctid FROM ONLY ratelimit.rl_holds y WHERE y.id = $1 AND (y.name, y.key) >= ($2, $3)
             ORDER BY y.id, y.name, y.key LIMIT 1)
-        RETURNING x.id, x.name, x.key, x.count, x.old, x.back, x.taken_at, x.expires_at, x.charge, x.config INTO h;
+        RETURNING x.id, x.name, x.key, x.count, x.spent, x.returned, x.taken_at, x.expires_at, x.charge,
+            x.lease, x.config INTO h;
         EXIT WHEN FOUND;
         -- Unless it has changed since: it may have no row to lock.
         IF (ratelimit._hold_of($1, $2, $3)).id IS NULL THEN RETURN NULL; END IF;
         IF try = 100 THEN PERFORM ratelimit._not_written('rl_holds'); END IF;
     END LOOP;
     IF NOT fits THEN
-        IF NOT h.charge AND h.count > h.old AND h.expires_at <= ratelimit._instant(ratelimit._now()) THEN
+        IF NOT h.charge AND h.count > h.spent AND h.expires_at <= ratelimit._instant(ratelimit._now()) THEN
             -- It has come back, and waits for a limit that has holds again; its new id is known to no caller.
             h.id := gen_random_uuid()::text;
             PERFORM ratelimit._write_hold(h);
@@ -412,29 +396,23 @@ BEGIN
             d.ok := true;
             RETURN d;
         END IF;
-        SELECT r.value, r.ts, r.prior, r.log, r.added, ratelimit._now() AS now INTO locked
-        FROM (SELECT) AS one LEFT JOIN ONLY ratelimit.rateLimits r ON r.name = $2 AND r.key = $3;
-        RETURN ratelimit._untouched(l, ratelimit._state_of(l, name, key, locked.now, locked.value, locked.ts,
-                                    locked.prior, locked.log, locked.added), locked.now);
+        SELECT f.r, ratelimit._now() AS now INTO locked FROM ratelimit._look_up($2, $3) f;
+        RETURN ratelimit._untouched(l, ratelimit._state_of(l, locked.r, locked.now), locked.now);
     END IF;
     -- It may have waited for the hold.
     IF ratelimit._now() - locked.now >= 1000 THEN locked := ratelimit._locked(l, name, key); END IF;
-    s := ratelimit._state_of(l, name, key, locked.now, locked.value, locked.ts, locked.prior, locked.log, locked.added);
+    s := ratelimit._state_of(l, locked.r, locked.now);
     -- As after a reset.
     IF ratelimit._ignores(l, s, locked.now) THEN RETURN NULL; END IF;
-    used := coalesce(used, h.count + h.back);
+    used := coalesce(used, h.count + h.returned);
     IF l.kind = 'concurrency' THEN
-        d := ratelimit._free(l, s, locked.now, h.taken_at);
+        d := ratelimit._free(l, s, locked.now, h.lease);
     ELSIF used > h.count THEN
         d := ratelimit._credit(l, s, locked.now, h.count - used, NULL);
     ELSE
-        d := ratelimit._credit(l, s, locked.now, h.count - greatest(used, h.old), h.taken_at);
+        d := ratelimit._credit(l, s, locked.now, h.count - greatest(used, h.spent), h.taken_at);
     END IF;
-    IF d.changed THEN
-        UPDATE ONLY ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = d.prior,
-            log = d.log, added = d.added WHERE r.name = $2 AND r.key = $3;
-        IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
-    END IF;
+    IF d.changed THEN PERFORM ratelimit._write_row(ratelimit._row_with(locked.r, l, ratelimit._left(d))); END IF;
     RETURN d;
 END
 $$;

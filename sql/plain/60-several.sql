@@ -4,14 +4,12 @@
 
 DO LANGUAGE plpgsql $do$
 BEGIN
-    -- The requests for one name and key. ns: their numbers; place: the row, if it is locked; ids and came: of the holds
-    -- that have expired since the row was written. A hold has ttl, what is asked for, and what it has.
+    -- The requests for one name and key. ns: their numbers; r: the row, and whether it is locked; ids and came: of the
+    -- holds that have expired since the row was written. A hold has ttl, what is asked for, and what it has.
     PERFORM ratelimit._make_type('_group', 'name text, key text, l ratelimit._limit, defined boolean, until timestamptz,
-        ns int[], counts double precision[], reserves boolean[],
-        place tid, value double precision, ts timestamptz, prior double precision, log timestamptz[],
-        added double precision, s ratelimit._state, after ratelimit._state, changed boolean, allows boolean,
-        never boolean, decisions ratelimit._decision[], config jsonb, expires timestamptz, ids text[],
-        came double precision[], ttl bigint, asked ratelimit._hold, h ratelimit._hold');
+        ns int[], counts double precision[], reserves boolean[], r ratelimit._row, locked boolean, s ratelimit._state,
+        after ratelimit._state, changed boolean, allows boolean, never boolean, decisions ratelimit._decision[],
+        config jsonb, ids text[], came double precision[], ttl bigint, asked ratelimit._hold, h ratelimit._hold');
 END
 $do$;
 
@@ -158,8 +156,7 @@ BEGIN
     FOR i IN 1..cardinality(counts) LOOP
         d := ratelimit._decide(l, after, now, counts[i], reserves[i]);
         IF d.changed THEN
-            after.value := d.value; after.ts := d.ts; after.prior := d.prior; after.log := d.log;
-            after.added := d.added;
+            after := ratelimit._left(d);
             changed := true;
         END IF;
         passes := passes AND d.ok;
@@ -207,8 +204,7 @@ BEGIN
         d := ratelimit._decide(g.l, g.s, now, g.counts[1], g.reserves[1]);
         g.decisions := ARRAY[d];
         g.changed := d.changed;
-        g.after := g.s;
-        IF d.changed THEN g.after := ROW(d.value, d.ts, d.prior, d.log, d.added)::ratelimit._state; END IF;
+        g.after := CASE WHEN d.changed THEN ratelimit._left(d) ELSE g.s END;
         RETURN g;
     END IF;
     r := ratelimit._run(g.l, g.s, now, g.counts, g.reserves);
@@ -217,7 +213,7 @@ BEGIN
     g.changed := r.changed;
     IF NOT r.passes THEN
         -- Takes that together exceed a full limit never pass.
-        IF (ratelimit._run(g.l, ratelimit._state_of(g.l, g.name, g.key, now), now, g.counts, g.reserves)).passes THEN
+        IF (ratelimit._run(g.l, ratelimit._fresh(g.l, g.name, g.key, now), now, g.counts, g.reserves)).passes THEN
             SELECT CASE WHEN bool_and(x.wait IS NOT NULL) THEN max(x.wait) END INTO wait
             FROM unnest(g.decisions) x WHERE NOT x.ok;
             -- The first take of a window would meet a change of its rate, which a denial doesn't.
@@ -242,12 +238,13 @@ CREATE OR REPLACE FUNCTION ratelimit._decide_group(g ratelimit._group, now bigin
 STABLE LANGUAGE plpgsql AS $$
 DECLARE
     ends CONSTANT bigint := ratelimit._us(g.until);
-    due boolean := g.ids IS NULL AND ratelimit._is_due(g.l, g.prior, g.log, g.expires, now);
+    due boolean := g.ids IS NULL AND ratelimit._is_due(g.l, g.r, now);
     d ratelimit._decision;
+    p record;
 BEGIN
     IF due AND ends > now THEN
         IF g.until < 'infinity' THEN
-            g.s := ratelimit._state_of(g.l, g.name, g.key, now, g.value, g.ts, g.prior, g.log, g.added);
+            g.s := ratelimit._state_of(g.l, g.r, now);
             FOREACH d IN ARRAY (ratelimit._decide_takes(g, ends)).decisions LOOP
                 due := due AND (g.l).enforce AND NOT d.ok;
             END LOOP;
@@ -258,12 +255,11 @@ BEGIN
         due := NOT ratelimit._never(g.l, g.name, g.key, now, g.counts[1], g.reserves[1], NULL);
     END IF;
     IF due THEN
-        SELECT x.value, x.ts, x.prior, x.log, x.added, x.ids, x.came
-        INTO g.value, g.ts, g.prior, g.log, g.added, g.ids, g.came
-        FROM ratelimit._lapse(g.l, g.name, g.key, g.expires, now, g.value, g.ts, g.prior, g.log, g.added) x;
+        p := ratelimit._lapse(g.l, g.r, now);
+        g.r := p.r; g.ids := p.ids; g.came := p.came;
         g.h := ratelimit._lapsed(g.h, g.ids, g.came);
     END IF;
-    g.s := ratelimit._state_of(g.l, g.name, g.key, now, g.value, g.ts, g.prior, g.log, g.added);
+    g.s := ratelimit._state_of(g.l, g.r, now);
     IF (ends > now) IS NOT TRUE THEN
         g := ratelimit._decide_takes(g, now);
     ELSE
@@ -303,18 +299,14 @@ DECLARE
 BEGIN
     FOR i IN 1..cardinality(groups) LOOP
         g := groups[i];
-        g.place := NULL;
         -- What has expired of another is left to a call that changes it.
-        IF g.changed THEN
+        g.locked := g.changed;
+        IF g.locked THEN
             g.ids := NULL;
             FOR try IN 1..100 LOOP
-                SELECT r.ctid, r.value, r.ts, r.prior, r.log, r.added, r.expires
-                INTO g.place, g.value, g.ts, g.prior, g.log, g.added, g.expires
-                FROM ONLY ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key FOR UPDATE;
-                EXIT WHEN FOUND;
-                -- Like a row that was reset, it counts as no row.
-                INSERT INTO ratelimit.rateLimits (name, key, value, ts)
-                VALUES (g.name, g.key, 'Infinity', ratelimit._nearest(ratelimit._now())) ON CONFLICT DO NOTHING;
+                g.r := ratelimit._lock(g.name, g.key);
+                EXIT WHEN (g.r).shard IS NOT NULL;
+                PERFORM ratelimit._make_row(g.name, g.key);
             END LOOP;
             IF g.ttl IS NOT NULL THEN g.h := ratelimit._hold_of((g.asked).id, g.name, g.key); END IF;
         END IF;
@@ -323,33 +315,24 @@ BEGIN
     now := ratelimit._now();
     FOR i IN 1..cardinality(groups) LOOP
         g := ratelimit._decide_group(groups[i], now);
-        passes := passes AND g.allows AND (g.place IS NOT NULL OR NOT g.changed);
+        passes := passes AND g.allows AND (g.locked OR NOT g.changed);
         groups[i] := g;
     END LOOP;
     IF NOT passes THEN RETURN groups; END IF;
     FOR i IN 1..cardinality(groups) LOOP
         g := groups[i];
-        CONTINUE WHEN g.place IS NULL;
+        CONTINUE WHEN NOT g.locked;
         IF g.ids IS NOT NULL THEN
-            PERFORM ratelimit._write_lapsed(g.name, g.key, g.expires, now, g.ids, g.came);
-            g.expires := ratelimit._next_expiry(g.name, g.key, now);
+            PERFORM ratelimit._write_lapsed(g.name, g.key, (g.r).holds_due, now, g.ids, g.came);
+            g.r.holds_due := ratelimit._next_expiry(g.name, g.key, now);
         END IF;
         IF g.changed THEN
-            IF ratelimit._begins_anew(g.l, g.name, g.key, now, g.value, g.ts, g.prior, g.log, g.added)
-                AND (g.after).ts IS NOT NULL THEN
-                g.expires := NULL;
-            END IF;
+            IF ratelimit._begins_anew(g.l, g.r, now) AND (g.after).ts IS NOT NULL THEN g.r.holds_due := NULL; END IF;
             IF g.ttl IS NOT NULL THEN g := ratelimit._write_held(g, now); END IF;
-        END IF;
-        IF g.changed AND (g.after).ts IS NOT NULL THEN
-            g.value := (g.after).value; g.ts := ratelimit._nearest((g.after).ts); g.prior := (g.after).prior;
-            g.log := (g.after).log; g.added := (g.after).added;
+            IF (g.after).ts IS NOT NULL THEN g.r := ratelimit._row_with(g.r, g.l, g.after); END IF;
         END IF;
         groups[i] := g;
-        CONTINUE WHEN NOT g.changed AND g.ids IS NULL;
-        UPDATE ONLY ratelimit.rateLimits r SET value = g.value, ts = g.ts, prior = g.prior, log = g.log,
-            added = g.added, expires = g.expires WHERE r.name = g.name AND r.key = g.key;
-        IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
+        IF g.changed OR g.ids IS NOT NULL THEN PERFORM ratelimit._write_row(g.r); END IF;
     END LOOP;
     RETURN groups;
 END
@@ -442,11 +425,10 @@ DECLARE
 BEGIN
     FOR i IN 1..cardinality(groups) LOOP
         g := groups[i];
-        CONTINUE WHEN g.allows OR g.expires IS NULL OR NOT ratelimit._returns(g.l);
+        CONTINUE WHEN g.allows OR (g.r).holds_due IS NULL OR NOT ratelimit._returns(g.l);
         IF cardinality(g.counts) = 1 THEN
             d := g.decisions[1];
-            g.decisions[1] := ratelimit._sooner(d, g.l, g.name, g.key, d.at, g.until, g.counts[1], g.reserves[1], NULL,
-                                                g.value, g.ts, g.prior, g.log, g.added);
+            g.decisions[1] := ratelimit._sooner(d, g.l, g.r, d.at, g.until, g.counts[1], g.reserves[1], NULL);
             g.never := (g.decisions[1]).wait IS NULL;
         ELSIF NOT g.never THEN
             g := ratelimit._sooner_together(g);
@@ -472,20 +454,19 @@ DECLARE
 BEGIN
     SELECT ratelimit._plus(now, max(x.wait)) INTO passes FROM unnest(g.decisions) x WHERE NOT x.ok;
     FOR h IN
-        SELECT ratelimit._returnable(x.name, x.count, x.old, x.back, x.taken_at, x.expires_at) AS count,
+        SELECT ratelimit._returnable(x.name, x.count, x.spent, x.returned, x.taken_at, x.expires_at) AS held,
                x.taken_at, x.expires_at, x.config FROM ONLY ratelimit.rl_holds x
-        WHERE x.name = g.name AND x.key = g.key AND NOT x.charge AND x.count > x.old
+        WHERE x.name = g.name AND x.key = g.key AND NOT x.charge AND x.count > x.spent
           AND x.expires_at > ratelimit._instant(now) ORDER BY x.expires_at, x.id LIMIT 1000
     LOOP
         instant := ratelimit._us(h.expires_at);
         EXIT WHEN passes <= instant OR passes <= opens;
         l := ratelimit._limit_of_expiry(ratelimit._defined(g.name, g.key), h.config, g.l);
-        d := ratelimit._refund(l, ratelimit._state_of(l, g.name, g.key, instant, later.value, later.ts, later.prior,
-                               later.log, later.added), instant, h.count, h.taken_at);
+        d := ratelimit._refund(l, ratelimit._state_of(l, later.r, instant), instant, h.held, h.taken_at);
         CONTINUE WHEN NOT d.changed;
-        later.value := d.value; later.ts := ratelimit._nearest(d.ts); later.added := d.added;
+        later.r := ratelimit._row_with(later.r, l, ratelimit._left(d));
         instant := greatest(instant, opens);
-        later.s := ratelimit._state_of(g.l, g.name, g.key, instant, later.value, later.ts, NULL, NULL, later.added);
+        later.s := ratelimit._state_of(g.l, later.r, instant);
         later := ratelimit._decide_takes(later, instant);
         SELECT ratelimit._plus(instant, coalesce(max(x.wait) FILTER (WHERE NOT x.ok), 0)) INTO passes
         FROM unnest(later.decisions) x;
@@ -507,13 +488,14 @@ CREATE OR REPLACE FUNCTION ratelimit._peek_groups(requested ratelimit._group[], 
 DECLARE
     now bigint;
     g ratelimit._group;
+    r ratelimit._row;
 BEGIN
     groups := requested;
     FOR i IN 1..cardinality(groups) LOOP
         g := groups[i];
-        SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires
-        INTO g.value, g.ts, g.prior, g.log, g.added, g.expires
-        FROM ONLY ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key;
+        SELECT g.name, g.key, x.shard, x.kind, x.value, x.ts, x.added, x.prior, x.log, x.leases, x.holds_due INTO r
+        FROM (SELECT) AS one LEFT JOIN ONLY ratelimit.rateLimits x ON x.name = g.name AND x.key = g.key;
+        g.r := r;
         IF ttl IS NOT NULL THEN g := ratelimit._held_group(g, asked, ttl); END IF;
         groups[i] := g;
     END LOOP;
@@ -561,7 +543,7 @@ BEGIN
             again := false;
             FOREACH g IN ARRAY groups LOOP
                 refused := refused OR NOT g.allows;
-                again := again OR g.changed AND g.place IS NULL;
+                again := again OR g.changed AND NOT g.locked;
             END LOOP;
             IF refused THEN groups := ratelimit._denials(groups); END IF;
             IF refused OR again THEN RAISE SQLSTATE 'RL001'; END IF;

@@ -1,19 +1,14 @@
 -- Holds of several limits, all or nothing, with slots of concurrency limits among them. A hold's slots are a lease like
--- others, but for its end. Its row of rl_holds has the lease's id in taken_at, and all its slots in old: they are never
--- charged, and come back in the state of the limit.
-
--- Whether a hold is of slots.
-CREATE OR REPLACE FUNCTION ratelimit._has_slots(h ratelimit._hold) RETURNS boolean IMMUTABLE LANGUAGE sql AS $$
-    SELECT coalesce(h.charge AND h.count > 0 AND h.old = h.count, false)
-$$;
+-- others, but for its end. Its row of rl_holds has the lease's id, and all its slots in spent: they come back in the
+-- state of the limit.
 
 -- Lets a lease have count slots until it ends: takes those that it lacks, and extends the others.
 CREATE OR REPLACE FUNCTION ratelimit._hold_slots(l ratelimit._limit, s ratelimit._state, now bigint,
-    count double precision, lease timestamptz, ends timestamptz) RETURNS ratelimit._decision STABLE
+    count double precision, lease bigint, ends bigint) RETURNS ratelimit._decision STABLE
 LANGUAGE plpgsql AS $$
 DECLARE
     d ratelimit._decision;
-    live timestamptz[] := ratelimit._live(s.log, now);
+    live bigint[] := ratelimit._live(s.leases, now);
     had int := 0;
     more double precision;
 BEGIN
@@ -31,13 +26,13 @@ BEGIN
         IF live[i] = lease THEN live[i + 1] := ends; END IF;
     END LOOP;
     FOR i IN 1..more::int LOOP live := live || ARRAY[lease, ends]; END LOOP;
-    s.log := live;
+    live := ratelimit._in_order(live);
+    s.leases := live;
     d := ratelimit._acquire(l, s, now, 0, 0);
     d.changed := had > 0 OR more > 0;
     d.value := cardinality(live) / 2;
     d.ts := greatest(s.ts, now);
-    d.prior := 0;
-    d.log := live;
+    d.leases := live;
     d.taken := greatest(count, had);
     RETURN d;
 END
@@ -47,9 +42,9 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._live_slots(h ratelimit._hold, s ratelimit._state, now bigint)
 RETURNS ratelimit._hold STABLE LANGUAGE plpgsql AS $$
 DECLARE
-    live CONSTANT timestamptz[] := ratelimit._live(s.log, now);
+    live CONSTANT bigint[] := ratelimit._live(s.leases, now);
 BEGIN
-    h.count := (SELECT count(*) FROM generate_series(1, cardinality(live), 2) i WHERE live[i] = h.taken_at);
+    h.count := (SELECT count(*) FROM generate_series(1, cardinality(live), 2) i WHERE live[i] = h.lease);
     RETURN h;
 END
 $$;
@@ -62,7 +57,7 @@ BEGIN
     asked.name := g.name;
     asked.key := g.key;
     asked.count := g.counts[1];
-    asked.taken_at := ratelimit._nearest(ratelimit._random_id());
+    asked.lease := ratelimit._random_id();
     asked.config := CASE WHEN g.config IS NOT NULL AND (ratelimit._defined(g.name, g.key)).kind IS NULL
                          THEN g.config END;
     g.asked := asked;
@@ -78,9 +73,9 @@ DECLARE
     back CONSTANT double precision := came[array_position(ids, h.id)];
 BEGIN
     IF h.id = ANY (ids) THEN
-        h.count := CASE WHEN back = h.count - h.old THEN h.old ELSE h.count - back END;
-        h.old := h.count;
-        h.back := h.back + back;
+        h.count := CASE WHEN back = h.count - h.spent THEN h.spent ELSE h.count - back END;
+        h.spent := h.count;
+        h.returned := h.returned + back;
     END IF;
     RETURN h;
 END
@@ -94,21 +89,20 @@ DECLARE
     d ratelimit._decision;
 BEGIN
     -- What it has of a state of another kind, or of one that is ignored, is gone.
-    IF g.value < 'Infinity' AND (g.l).kind <> 'unlimited' AND (NOT ratelimit._fits((g.l).kind, g.prior, g.log)
-            OR ratelimit._ignores(g.l, g.s, now))
-        OR (g.l).kind = 'unlimited' THEN
+    IF (g.l).kind = 'unlimited' OR ratelimit._has_state((g.r).kind)
+        AND ((g.r).kind <> (g.l).letter OR ratelimit._ignores(g.l, g.s, now)) THEN
         g.h := NULL;
     END IF;
     -- One of tokens means nothing to slots, nor one of slots to tokens, but a denial shows its end.
     asked.expires_at := NULL;
-    IF ((g.l).kind = 'concurrency') <> ratelimit._has_slots(g.h) THEN
+    IF ((g.l).kind = 'concurrency') <> ((g.h).lease IS NOT NULL) THEN
         asked.expires_at := (g.h).expires_at;
         g.h := NULL;
     END IF;
     g.asked := asked;
     IF (g.l).kind = 'concurrency' THEN
-        d := ratelimit._hold_slots(g.l, g.s, now, (g.asked).count, coalesce((g.h).taken_at, (g.asked).taken_at),
-                                   ratelimit._nearest(ratelimit._plus(now, g.ttl)));
+        d := ratelimit._hold_slots(g.l, g.s, now, (g.asked).count, coalesce((g.h).lease, (g.asked).lease),
+                                   ratelimit._plus(now, g.ttl));
         IF (g.h).id IS NOT NULL THEN g.h := ratelimit._live_slots(g.h, g.s, now); END IF;
     ELSE
         g.counts[1] := greatest((g.asked).count - coalesce((g.h).count, 0), 0);
@@ -116,7 +110,7 @@ BEGIN
     END IF;
     g.decisions := ARRAY[d];
     g.changed := (g.l).kind <> 'unlimited' AND (d.ok OR NOT d.enforced AND (g.h).id IS NOT NULL);
-    g.after := CASE WHEN d.changed THEN ROW(d.value, d.ts, d.prior, d.log, d.added)::ratelimit._state END;
+    g.after := CASE WHEN d.changed THEN ratelimit._left(d) END;
     RETURN g;
 END
 $$;
@@ -132,18 +126,19 @@ DECLARE
 BEGIN
     IF (g.l).kind = 'concurrency' AND d.taken > 0 THEN
         h := g.asked;
-        h.taken_at := coalesce((g.h).taken_at, h.taken_at);
-        h.count := d.taken; h.old := d.taken; h.back := 0; h.charge := true;
+        h.lease := coalesce((g.h).lease, h.lease);
+        h.taken_at := coalesce((g.h).taken_at, ratelimit._nearest(now));
+        h.count := d.taken; h.spent := d.taken; h.returned := 0; h.charge := false;
         h.expires_at := greatest((g.h).expires_at, ratelimit._nearest(ratelimit._plus(now, g.ttl)));
     ELSE
         -- A dry run extends a hold that it doesn't have more tokens for; and slots that have expired stay in it.
-        IF live IS NOT NULL THEN h.count := greatest(h.count, h.old); END IF;
+        IF live IS NOT NULL THEN h.count := greatest(h.count, h.spent); END IF;
         after := CASE WHEN (g.l).kind <> 'concurrency' THEN coalesce(g.after, ratelimit._current(g.l, g.s, now)) END;
         h := ratelimit._grown(h, g.l, after, now, CASE WHEN d.ok THEN d.taken ELSE 0 END,
                               CASE WHEN d.ok THEN d.wait END, (g.asked).count, (g.asked).config, g.ttl);
         h.id := (g.asked).id; h.name := g.name; h.key := g.key;
         h.charge := coalesce((g.h).charge, (g.asked).charge);
-        IF NOT h.charge AND h.count > h.old THEN g.expires := least(g.expires, h.expires_at); END IF;
+        IF NOT h.charge AND h.count > h.spent THEN g.r.holds_due := least((g.r).holds_due, h.expires_at); END IF;
     END IF;
     PERFORM ratelimit._write_hold(h);
     h.count := coalesce(live, h.count);
@@ -183,20 +178,20 @@ END
 $$;
 
 -- Gives the slots of a lease back.
-CREATE OR REPLACE FUNCTION ratelimit._free(l ratelimit._limit, s ratelimit._state, now bigint, lease timestamptz)
+CREATE OR REPLACE FUNCTION ratelimit._free(l ratelimit._limit, s ratelimit._state, now bigint, lease bigint)
 RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
 DECLARE
     d ratelimit._decision;
-    live CONSTANT timestamptz[] := ratelimit._live(s.log, now);
-    rest timestamptz[] := '{}'::timestamptz[];
+    live CONSTANT bigint[] := ratelimit._live(s.leases, now);
+    rest bigint[] := '{}'::bigint[];
 BEGIN
     FOR i IN 1..cardinality(live) BY 2 LOOP
         IF live[i] <> lease THEN rest := rest || live[i:i + 1]; END IF;
     END LOOP;
     IF rest = live THEN RETURN ratelimit._untouched(l, s, now); END IF;
-    s.log := rest;
+    s.leases := rest;
     d := ratelimit._untouched(l, s, now);
-    d.changed := true; d.value := cardinality(rest) / 2; d.ts := greatest(s.ts, now); d.prior := 0; d.log := rest;
+    d.changed := true; d.value := cardinality(rest) / 2; d.ts := greatest(s.ts, now); d.leases := rest;
     RETURN d;
 END
 $$;

@@ -42,16 +42,15 @@ BEGIN
     r.ok := a.ok; r.retry_after := a.retry_after; r.retry_at := a.retry_at; r.remaining := a.remaining;
     r.capacity := a.capacity; r.reset_at := a.reset_at; r.limited_by := a.limited_by;
     IF d.changed THEN
-        -- The last pair is the new lease.
-        r.lease := ratelimit._lease(name, key, ratelimit._us(d.log[cardinality(d.log) - 1])::text);
-        r.expires_at := ratelimit._shown(ratelimit._us(d.log[cardinality(d.log)]));
+        r.lease := ratelimit._lease(name, key, d.lease::text);
+        r.expires_at := ratelimit._shown(d.ends);
     END IF;
     RETURN r;
 END
 $$;
 
 -- Extends or releases a lease. Returns when it expires, NULL if it had expired or was released.
-CREATE OR REPLACE FUNCTION ratelimit._change_lease(function text, lease text, config jsonb) RETURNS timestamptz
+CREATE OR REPLACE FUNCTION ratelimit._change_lease(function text, lease text, config jsonb) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     -- A longer text is no lease, and would take long to read.
@@ -59,12 +58,13 @@ DECLARE
     lease_name CONSTANT text := ratelimit._decoded(parts[1]);
     lease_key CONSTANT text := ratelimit._decoded(parts[2]);
     l ratelimit._limit;
-    id timestamptz;
+    id bigint;
     now bigint;
     stored record;
-    s ratelimit._state;
-    rest timestamptz[];
-    ends timestamptz;
+    r ratelimit._row;
+    live bigint[];
+    rest bigint[];
+    ends bigint;
 BEGIN
     IF (cardinality(parts) = 3 AND octet_length(lease_name) BETWEEN 1 AND 200 AND octet_length(lease_key) <= 1024
         AND parts[3] ~ '^-?(0|[1-9][0-9]{0,17})$' AND ratelimit._lease(lease_name, lease_key, parts[3]) = lease)
@@ -72,39 +72,35 @@ BEGIN
         PERFORM ratelimit._bad('lease', 'malformed', 'a lease that rl_acquire() returned');
     END IF;
     PERFORM ratelimit._attend();
-    l := ratelimit._resolve(function, lease_name, lease_key, ratelimit._defined(lease_name, lease_key), config);
-    IF l.kind = 'unlimited' THEN RETURN CASE function WHEN 'rl_extend' THEN timestamptz 'infinity' END; END IF;
+    SELECT f.* INTO stored FROM ratelimit._look_up(lease_name, lease_key) f;
+    l := ratelimit._resolve(function, lease_name, lease_key, stored.defined, config);
+    IF l.kind = 'unlimited' THEN RETURN CASE function WHEN 'rl_extend' THEN 9223372036854775807 END; END IF;
     IF l.kind <> 'concurrency' THEN PERFORM ratelimit._wrong_kind(function, l.kind); END IF;
     PERFORM ratelimit._writable(function);
-    id := ratelimit._nearest(parts[3]::bigint);
+    id := parts[3]::bigint;
+    r := stored.r;
     -- A plain read first: a missing lease needs no lock.
     FOR reads IN 1..2 LOOP
-        IF reads = 1 THEN
-            SELECT r.value, r.ts, r.prior, r.log INTO stored FROM ONLY ratelimit.rateLimits r
-            WHERE r.name = lease_name AND r.key = lease_key;
-        ELSE
-            SELECT r.value, r.ts, r.prior, r.log INTO stored FROM ONLY ratelimit.rateLimits r
-            WHERE r.name = lease_name AND r.key = lease_key FOR UPDATE;
-        END IF;
+        IF reads = 2 THEN r := ratelimit._lock(lease_name, lease_key); END IF;
         now := ratelimit._now();
-        s := ratelimit._state_of(l, lease_name, lease_key, now, stored.value, stored.ts, stored.prior, stored.log);
-        s.log := ratelimit._live(s.log, now);
+        live := ratelimit._live((ratelimit._state_of(l, r, now)).leases, now);
         rest := '{}';
         ends := NULL;
-        FOR i IN 1..cardinality(s.log) BY 2 LOOP
-            IF s.log[i] <> id THEN
-                rest := rest || s.log[i:i + 1];
+        FOR i IN 1..cardinality(live) BY 2 LOOP
+            IF live[i] <> id THEN
+                rest := rest || live[i:i + 1];
             ELSE
                 -- Not sooner than before: the clock may have stepped back, or the ttl have become shorter.
-                ends := greatest(s.log[i + 1], ratelimit._nearest(ratelimit._plus(now, l.period)));
+                ends := greatest(live[i + 1], ratelimit._plus(now, l.period));
                 IF function = 'rl_extend' THEN rest := rest || ARRAY[id, ends]; END IF;
             END IF;
         END LOOP;
         IF ends IS NULL THEN RETURN NULL; END IF;
     END LOOP;
-    UPDATE ONLY ratelimit.rateLimits r SET value = cardinality(rest) / 2, log = rest,
-        ts = greatest(r.ts, ratelimit._nearest(now)) WHERE r.name = lease_name AND r.key = lease_key;
-    IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
+    r.leases := ratelimit._in_order(rest);
+    r.value := cardinality(rest) / 2;
+    r.ts := greatest(r.ts, ratelimit._nearest(now));
+    PERFORM ratelimit._write_row(r);
     RETURN ends;
 END
 $$;
@@ -113,8 +109,8 @@ CREATE OR REPLACE FUNCTION ratelimit.rl_extend(lease text, config jsonb DEFAULT 
 LANGUAGE plpgsql AS $$
 BEGIN
     -- That of an exempt key: there is nothing to extend.
-    RETURN ratelimit._shown(ratelimit._us(CASE WHEN lease IS NULL THEN timestamptz 'infinity'
-                                          ELSE ratelimit._change_lease('rl_extend', lease, config) END));
+    RETURN ratelimit._shown(CASE WHEN lease IS NULL THEN 9223372036854775807
+                            ELSE ratelimit._change_lease('rl_extend', lease, config) END);
 END
 $$;
 

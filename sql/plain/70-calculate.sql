@@ -5,24 +5,21 @@ CREATE OR REPLACE FUNCTION ratelimit._millis(us bigint) RETURNS numeric IMMUTABL
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit._state_json(s ratelimit._state, kind text) RETURNS jsonb STABLE LANGUAGE sql AS $$
-    SELECT jsonb_build_object('value', ratelimit._number(CASE WHEN s.log IS NULL THEN s.value
-               ELSE cardinality(s.log) / CASE WHEN s.prior IS NULL THEN 1 ELSE 2 END END),
-               'ts', ratelimit._millis(s.ts))
+    SELECT jsonb_build_object('ts', ratelimit._millis(s.ts),
+               'value', ratelimit._number(coalesce(cardinality(s.log), cardinality(s.leases) / 2, s.value)))
         || CASE WHEN s.added IS NOT NULL THEN jsonb_build_object('added', ratelimit._number(s.added))
-           WHEN s.prior IS NOT NULL AND s.log IS NOT NULL THEN jsonb_build_object('leases', coalesce((
-               SELECT jsonb_agg(jsonb_build_array(ratelimit._millis(ratelimit._us(s.log[i])),
-                                                  ratelimit._millis(ratelimit._us(s.log[i + 1]))) ORDER BY i)
-               FROM generate_series(1, cardinality(s.log), 2) i), '[]'))
+           WHEN s.leases IS NOT NULL THEN jsonb_build_object('leases', coalesce((
+               SELECT jsonb_agg(jsonb_build_array(ratelimit._millis(s.leases[i]), ratelimit._millis(s.leases[i + 1]))
+                                ORDER BY i) FROM generate_series(1, cardinality(s.leases), 2) i), '[]'))
            WHEN s.log IS NOT NULL THEN jsonb_build_object('log', coalesce((
                SELECT jsonb_agg(ratelimit._millis(ratelimit._us(e)) ORDER BY n)
                FROM unnest(s.log) WITH ORDINALITY u(e, n)), '[]'))
            WHEN kind = 'sliding window' THEN jsonb_build_object('prior', ratelimit._number(s.prior)) ELSE '{}' END
 $$;
 
--- Reads times in epoch milliseconds; NULL if one of them is none.
-CREATE OR REPLACE FUNCTION ratelimit._times(given jsonb) RETURNS timestamptz[] IMMUTABLE LANGUAGE sql AS $$
-    SELECT CASE WHEN bool_and(us IS NOT NULL) IS NOT FALSE
-                THEN coalesce(array_agg(ratelimit._nearest(us) ORDER BY n), '{}') END
+-- Reads times in epoch milliseconds, as microseconds; NULL if one of them is none.
+CREATE OR REPLACE FUNCTION ratelimit._times(given jsonb) RETURNS bigint[] IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN bool_and(us IS NOT NULL) IS NOT FALSE THEN coalesce(array_agg(us ORDER BY n), '{}') END
     FROM jsonb_array_elements(given) WITH ORDINALITY u(e, n), LATERAL (
         SELECT CASE jsonb_typeof(e) WHEN 'number' THEN CASE WHEN abs(e::numeric) <= 9223372036854775.807
                     THEN round(e::numeric * 1000)::bigint END END) AS times(us)
@@ -38,6 +35,7 @@ DECLARE
     field text;
     given jsonb;
     number numeric;
+    times bigint[];
     good boolean;
 BEGIN
     IF octet_length(state::text) > 1000000 THEN
@@ -63,15 +61,17 @@ BEGIN
             IF good THEN s.ts := round(number * 1000); END IF;
         WHEN 'log' THEN
             allowed := 'an array of at most 10000 epoch milliseconds, oldest first';
-            IF jsonb_typeof(given) = 'array' THEN s.log := ratelimit._times(given); END IF;
-            good := cardinality(s.log) <= 10000 AND s.log = ARRAY(SELECT e FROM unnest(s.log) e ORDER BY e);
+            IF jsonb_typeof(given) = 'array' THEN times := ratelimit._times(given); END IF;
+            good := cardinality(times) <= 10000 AND times = ARRAY(SELECT t FROM unnest(times) t ORDER BY t);
+            s.log := ARRAY(SELECT ratelimit._nearest(t) FROM unnest(times) t ORDER BY t);
         WHEN 'leases' THEN
             allowed := 'an array of at most 1000 pairs of epoch milliseconds';
             IF jsonb_typeof(given) = 'array' THEN
                 good := NOT jsonb_path_exists(given, 'strict $[*] ? (@.type() != "array" || @.size() != 2)');
-                IF good THEN s.log := ratelimit._times(jsonb_path_query_array(given, '$[*][*]')); s.prior := 0; END IF;
+                IF good THEN times := ratelimit._times(jsonb_path_query_array(given, '$[*][*]')); END IF;
             END IF;
-            good := cardinality(s.log) <= 2000;
+            good := cardinality(times) <= 2000;
+            s.leases := ratelimit._in_order(times);
         ELSE
             allowed := 'a finite number';
             good := abs(number) < 1.7976931348623158e308;
@@ -119,7 +119,8 @@ BEGIN
     r.reset_at := ratelimit._shown(d.reset_at);
     r.retry_at := ratelimit._shown(ratelimit._plus(now, d.wait));
     IF r.retry_at IS NOT NULL THEN r.retry_after := d.wait::float8 / 1e6; END IF;
-    IF d.changed THEN r.state := ratelimit._state_json(ROW(d.value, d.ts, d.prior, d.log, NULL), l.kind); END IF;
+    d.added := NULL;
+    IF d.changed THEN r.state := ratelimit._state_json(ratelimit._left(d), l.kind); END IF;
     RETURN r;
 END
 $$;

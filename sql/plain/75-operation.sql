@@ -69,9 +69,10 @@ BEGIN
     LOOP
         on_page := 0;
         FOR seen IN
-            SELECT k.name, k.key, r.value, r.ts, r.prior, r.log, r.added, r.expires, b.until, b.reason,
+            SELECT k.name, k.key, ROW(k.name, k.key, r.shard, r.kind, r.value, r.ts, r.added, r.prior, r.log, r.leases,
+                   r.holds_due)::ratelimit._row AS r, b.until, b.reason,
                    EXISTS (SELECT FROM ONLY ratelimit.rl_holds h
-                           WHERE h.name = k.name AND h.key = k.key AND h.count > h.old) AS has_holds,
+                           WHERE h.name = k.name AND h.key = k.key AND h.count > h.spent) AS has_holds,
                    coalesce(own.parsed, CASE WHEN own.name IS NOT NULL THEN ratelimit._plan(own.config) END,
                             whole.parsed) AS parsed
             FROM ratelimit._listed(of_name, of_key, last_name, last_key, is_first, page, now) k
@@ -93,25 +94,15 @@ BEGIN
                 parsed := seen.parsed;
                 l := parsed::ratelimit._limit;
             END IF;
-            IF ratelimit._is_due(l, seen.prior, seen.log, seen.expires, now) THEN
-                SELECT x.value, x.ts, x.prior, x.log, x.added
-                INTO seen.value, seen.ts, seen.prior, seen.log, seen.added
-                FROM ratelimit._lapse(l, seen.name, seen.key, seen.expires, now, seen.value, seen.ts, seen.prior,
-                                      seen.log, seen.added) x;
-            END IF;
+            IF ratelimit._is_due(l, seen.r, now) THEN seen.r := (ratelimit._lapse(l, seen.r, now)).r; END IF;
             shown.held := CASE WHEN l.kind IS NOT NULL THEN 0 END;
-            IF seen.has_holds AND l.kind IS NOT NULL THEN
-                shown.held := ratelimit._held(l, seen.name, seen.key, now, seen.value, seen.ts, seen.prior, seen.log,
-                                              seen.added);
-            END IF;
+            IF seen.has_holds AND l.kind IS NOT NULL THEN shown.held := ratelimit._held(l, seen.r, now); END IF;
             s := NULL;
             IF l.kind IS NOT NULL THEN
-                s := ratelimit._state_of(l, seen.name, seen.key, now, seen.value, seen.ts, seen.prior, seen.log,
-                                         seen.added);
+                s := ratelimit._state_of(l, seen.r, now);
                 d := ratelimit._look(l, s, now, seen.until, 1, false, false);
-                IF seen.expires IS NOT NULL AND NOT d.ok THEN
-                    d := ratelimit._sooner(d, l, seen.name, seen.key, now, seen.until, 1, false, NULL, seen.value,
-                                           seen.ts, seen.prior, seen.log, seen.added);
+                IF (seen.r).holds_due IS NOT NULL AND NOT d.ok THEN
+                    d := ratelimit._sooner(d, l, seen.r, now, seen.until, 1, false, NULL);
                 END IF;
             END IF;
             shown.as_of := ratelimit._shown(now);
@@ -189,18 +180,19 @@ DECLARE
     is_limited CONSTANT boolean := coalesce(l.kind <> 'unlimited', false);
 BEGIN
     -- What holds give back needs the row; also of a limit that isn't there now, as long as it may be there again.
-    IF seen.expires IS NOT NULL AND EXISTS (
+    IF seen.holds_due IS NOT NULL AND EXISTS (
         SELECT FROM ONLY ratelimit.rl_holds h WHERE h.name = seen.name AND h.key = seen.key AND NOT h.charge
-        AND h.count > h.old AND (is_limited OR span IS NULL OR h.expires_at >= ratelimit._instant(now - span)))
-        OR (is_limited OR span IS NULL) AND seen.expires > ratelimit._instant(now) THEN
+        AND h.count > h.spent AND (is_limited OR span IS NULL OR h.expires_at >= ratelimit._instant(now - span)))
+        OR (is_limited OR span IS NULL) AND seen.holds_due > ratelimit._instant(now) THEN
         RETURN false;
     END IF;
     IF NOT is_limited THEN
-        RETURN seen.value = 'Infinity' OR coalesce(ratelimit._us(seen.ts) < now - span
-            AND (seen.prior IS NULL OR seen.log IS NULL OR ratelimit._live(seen.log, now) = '{}'), false);
+        RETURN ratelimit._is_reset(seen.kind, seen.value, seen.ts) OR coalesce(ratelimit._us(seen.ts) < now - span
+            AND (seen.kind <> 'c' OR ratelimit._live(ratelimit._in_order(seen.leases), now) = '{}'), false);
     END IF;
-    RETURN ratelimit._idle(l, ratelimit._state_of(l, seen.name, seen.key, now, seen.value, seen.ts, seen.prior,
-                                                  seen.log, seen.added), now, seen.name, seen.key);
+    RETURN ratelimit._idle(l, ratelimit._state_of(l, ROW(seen.name, seen.key, seen.shard, seen.kind, seen.value,
+        seen.ts, seen.added, seen.prior, seen.log, seen.leases, seen.holds_due)::ratelimit._row, now), now, seen.name,
+        seen.key);
 EXCEPTION WHEN object_not_in_prerequisite_state THEN
     RETURN false; -- kept for inspection
 END
@@ -216,13 +208,10 @@ BEGIN
     IF NOT FOUND OR NOT ratelimit._prunable(seen, span) THEN RETURN false; END IF;
     DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = seen.name AND r.key = seen.key
         AND r.ctid = (SELECT x.ctid FROM ONLY ratelimit.rateLimits x
-        WHERE x.name = seen.name AND x.key = seen.key AND x.value = seen.value
-        AND x.ts = seen.ts AND x.prior IS NOT DISTINCT FROM seen.prior AND x.log IS NOT DISTINCT FROM seen.log
-        AND x.added IS NOT DISTINCT FROM seen.added AND x.expires IS NOT DISTINCT FROM seen.expires
-        FOR UPDATE SKIP LOCKED);
+        WHERE x.name = seen.name AND x.key = seen.key AND x *= seen FOR UPDATE SKIP LOCKED);
     IF NOT FOUND THEN RETURN false; END IF;
     -- Those of a limit are deleted a day after they expire.
-    IF seen.expires IS NOT NULL AND coalesce((ratelimit._defined($1, $2)).kind = 'unlimited', true) THEN
+    IF seen.holds_due IS NOT NULL AND coalesce((ratelimit._defined($1, $2)).kind = 'unlimited', true) THEN
         PERFORM ratelimit._drop_holds(name, key);
     END IF;
     RETURN true;
@@ -243,7 +232,7 @@ DECLARE
     began timestamptz;
 BEGIN
     FOR due_name, due_key IN
-        SELECT DISTINCT h.name, h.key FROM ONLY ratelimit.rl_holds h WHERE NOT h.charge AND h.count > h.old
+        SELECT DISTINCT h.name, h.key FROM ONLY ratelimit.rl_holds h WHERE NOT h.charge AND h.count > h.spent
         AND h.expires_at <= ratelimit._instant(ratelimit._now()) ORDER BY h.name, h.key
     LOOP
         began := coalesce(began, clock_timestamp());
@@ -256,7 +245,7 @@ BEGIN
         END IF;
     END LOOP;
     DELETE FROM ONLY ratelimit.rl_holds h WHERE h.ctid = ANY (ARRAY(SELECT x.ctid FROM ONLY ratelimit.rl_holds x
-        WHERE x.expires_at < ratelimit._instant(ratelimit._now() - 86400000000) AND (x.charge OR x.count <= x.old)
+        WHERE x.expires_at < ratelimit._instant(ratelimit._now() - 86400000000) AND (x.charge OR x.count <= x.spent)
         LIMIT max_rows - pruned FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS more = ROW_COUNT;
     pruned := pruned + more;

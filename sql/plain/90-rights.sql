@@ -37,9 +37,9 @@ DECLARE
         'rl_address_key', 'key of a client''s address: IPv4, also where IPv6 maps it, as it is; of IPv6, '
             'the network of masklen bits');
     -- Used by errors, definitions and log lines only, where a search_path of their own costs no call anything.
-    seldom CONSTANT text := '^_(allowed|bad|bad_config|bad_hold|bad_state|build|called|check_fields|check_support|'
-        'dates|denied|duration|example|first_date|keyed|literal|log|misuse|not_written|null|period|raise|set_clock|'
-        'short|start|type_of|unsupported|with_flag|wrong_kind|zones)$';
+    seldom CONSTANT text := '^_(allowed|bad|bad_config|bad_hold|bad_row|bad_state|build|called|check_fields|'
+        'check_support|dates|denied|duration|example|first_date|keyed|literal|log|misuse|not_written|null|period|raise|'
+        'set_clock|short|start|type_of|unsupported|with_flag|wrong_kind|zones)$';
     f record;
     taken text[] := '{}';
 BEGIN

@@ -8,12 +8,12 @@
 CREATE TEMP TABLE rl_kept_config (name text, key text, config jsonb) ON COMMIT DROP;
 CREATE TEMP TABLE rl_kept_block (name text, key text, until timestamptz, reason text) ON COMMIT DROP;
 CREATE TEMP TABLE rl_kept_state (
-    name text, key text, value float8, ts timestamptz, prior float8, log timestamptz[], added float8,
-    expires timestamptz
+    name text, key text, kind "char", value float8, ts timestamptz, added float8, prior float8, log timestamptz[],
+    leases bigint[], holds_due timestamptz
 ) ON COMMIT DROP;
 CREATE TEMP TABLE rl_kept_hold (
-    id text, name text, key text, count float8, old float8, back float8, taken_at timestamptz, expires_at timestamptz,
-    charge boolean, config jsonb
+    id text, name text, key text, count float8, spent float8, returned float8, taken_at timestamptz,
+    expires_at timestamptz, charge boolean, lease bigint, config jsonb
 ) ON COMMIT DROP;
 CREATE TEMP TABLE rl_kept_setting (name text, value text) ON COMMIT DROP;
 
@@ -32,7 +32,7 @@ BEGIN
         RAISE NOTICE 'these limits were in memory without "save", and begin with all their tokens: %', forgotten;
     END IF;
     -- What holds of such a limit have was taken from rows that it had before.
-    EXECUTE format($q$UPDATE ONLY %1$s.rl_holds AS h SET old = count WHERE count > old AND EXISTS (
+    EXECUTE format($q$UPDATE ONLY %1$s.rl_holds AS h SET spent = count WHERE count > spent AND EXISTS (
                       SELECT FROM ONLY %1$s.rl_config AS c WHERE c.name = h.name AND c.key IN ('', h.key)
                       AND c.config ->> 'store' = 'memory')$q$, home);
     EXECUTE format($q$UPDATE ONLY %1$s.rl_config SET config = config - 'store' - 'save'
@@ -53,20 +53,19 @@ BEGIN
     EXECUTE format($q$INSERT INTO rl_kept_block SELECT name, key, until, reason FROM ONLY %1$s.rl_blocks$q$, home);
     EXECUTE format($q$
         INSERT INTO rl_kept_state
-        SELECT name, key, value, ts, prior, log, added, expires FROM ONLY %1$s.ratelimits AS r
-        WHERE shard = 0 AND value <> 'Infinity'
+        SELECT name, key, kind, value, ts, added, prior, log, leases, holds_due FROM ONLY %1$s.ratelimits AS r
+        WHERE shard = 0
           AND NOT EXISTS (SELECT FROM ONLY %1$s.ratelimits AS o WHERE o.name = r.name AND o.key = r.key AND o.shard > 0)
         UNION ALL
         -- The total of shards, as the extension adds it up. Without a definition, since calls passed the config, it is
         -- the plain sum, which may be too low.
-        SELECT k.name, k.key, coalesce((s.state ->> 'value')::float8, k.value),
+        SELECT k.name, k.key, 't', coalesce((s.state ->> 'value')::float8, k.value),
                coalesce(timestamptz 'epoch' + (s.state ->> 'ts')::float8 * interval '1 millisecond', k.ts),
-               coalesce((s.state ->> 'prior')::float8, k.prior), NULL, k.added,
+               k.added, NULL, NULL, NULL,
                (SELECT min(h.expires_at) FROM ONLY %1$s.rl_holds AS h
-                WHERE h.name = k.name AND h.key = k.key AND NOT h.charge AND h.count > h.old)
-        FROM (SELECT name, key, sum(CASE WHEN value = 'Infinity' THEN 0 ELSE value END) AS value, max(ts) AS ts,
-                     sum(prior) AS prior, sum(added) AS added
-              FROM ONLY %1$s.ratelimits AS r WHERE shard > 0 GROUP BY name, key) AS k
+                WHERE h.name = k.name AND h.key = k.key AND NOT h.charge AND h.count > h.spent)
+        FROM (SELECT name, key, sum(value) AS value, max(ts) AS ts, sum(added) AS added
+              FROM ONLY %1$s.ratelimits AS r WHERE shard > 0 AND kind = 't' GROUP BY name, key) AS k
         CROSS JOIN LATERAL (
             SELECT EXISTS (SELECT FROM ONLY %1$s.rl_config AS c WHERE c.name = k.name AND c.key IN ('', k.key))
                    AND NOT EXISTS (SELECT FROM ONLY %1$s.rl_config AS c
@@ -80,7 +79,8 @@ BEGIN
         WHERE s.state IS NOT NULL OR NOT known.defined
         $q$, home);
     EXECUTE format($q$INSERT INTO rl_kept_hold
-        SELECT id, name, key, count, old, back, taken_at, expires_at, charge, config FROM ONLY %1$s.rl_holds$q$, home);
+        SELECT id, name, key, count, spent, returned, taken_at, expires_at, charge, lease, config
+        FROM ONLY %1$s.rl_holds$q$, home);
     INSERT INTO rl_kept_setting
     SELECT split_part(split_part(item, '=', 1), '.', 2),
            CASE split_part(item, '=', 1) WHEN 'ratelimit.log_denials' -- as a decimal number
@@ -151,10 +151,10 @@ BEGIN
     PERFORM pg_temp.rl_made(home); -- or ratelimit.sql is of another version
     EXECUTE format('INSERT INTO %s.rl_config (name, key, config) SELECT * FROM rl_kept_config', home);
     EXECUTE format('INSERT INTO %s.rl_blocks (name, key, until, reason) SELECT * FROM rl_kept_block', home);
-    EXECUTE format('INSERT INTO %s.ratelimits (name, key, value, ts, prior, log, added, expires)
+    EXECUTE format('INSERT INTO %s.ratelimits (name, key, kind, value, ts, added, prior, log, leases, holds_due)
                     SELECT * FROM rl_kept_state', home);
-    EXECUTE format('INSERT INTO %s.rl_holds (id, name, key, count, old, back, taken_at, expires_at, charge, config)
-                    SELECT * FROM rl_kept_hold', home);
+    EXECUTE format('INSERT INTO %s.rl_holds (id, name, key, count, spent, returned, taken_at, expires_at,
+                        charge, lease, config) SELECT * FROM rl_kept_hold', home);
     EXECUTE format('INSERT INTO %s.rl_settings (name, value) SELECT * FROM rl_kept_setting', home);
     PERFORM pg_temp.rl_grant_again();
     PERFORM pg_temp.rl_rewrite(off => false);

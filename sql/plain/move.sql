@@ -249,8 +249,8 @@ CREATE FUNCTION pg_temp.rl_list_plan() RETURNS void LANGUAGE sql AS $$
     JOIN pg_class c ON c.oid = a.attrelid
     WHERE c.relname IN ('ratelimits', 'rl_config', 'rl_blocks', 'rl_holds') AND c.relkind = 'r' AND a.attnum > 0
       AND NOT a.attisdropped
-      AND a.attname <> ALL ('{name,key,shard,value,ts,prior,log,added,expires,config,until,reason,parsed,id,count,old,'
-                            'back,taken_at,expires_at,charge}')
+      AND a.attname <> ALL ('{name,key,shard,kind,value,ts,added,prior,log,leases,holds_due,config,until,reason,'
+                            'parsed,id,count,spent,returned,taken_at,expires_at,charge,lease}')
 $$;
 
 -- Locks all that names the limiter, and its tables in the order in which calls lock them. It gives all locks up before

@@ -129,12 +129,13 @@ BEGIN
     EXECUTE format('INSERT INTO %s.rl_blocks (name, key, until, reason)
                     SELECT name, key, until, reason FROM ONLY %s.rl_blocks', home, aside);
     GET DIAGNOSTICS blocks = ROW_COUNT;
-    EXECUTE format('INSERT INTO %s.ratelimits (name, key, shard, value, ts, prior, log, added, expires)
-                    SELECT name, key, shard, value, ts, prior, log, added, expires FROM ONLY %s.ratelimits',
-                   home, aside);
+    EXECUTE format('INSERT INTO %s.ratelimits (name, key, shard, kind, value, ts, added, prior, log, leases, holds_due)
+                    SELECT name, key, shard, kind, value, ts, added, prior, log, leases, holds_due
+                    FROM ONLY %s.ratelimits', home, aside);
     GET DIAGNOSTICS states = ROW_COUNT;
-    EXECUTE format('INSERT INTO %s.rl_holds (id, name, key, count, old, back, taken_at, expires_at, charge, config)
-                    SELECT id, name, key, count, old, back, taken_at, expires_at, charge, config
+    EXECUTE format('INSERT INTO %s.rl_holds (id, name, key, count, spent, returned, taken_at, expires_at,
+                        charge, lease, config)
+                    SELECT id, name, key, count, spent, returned, taken_at, expires_at, charge, lease, config
                     FROM ONLY %s.rl_holds', home, aside);
     GET DIAGNOSTICS holds = ROW_COUNT;
     IF owner <> (SELECT relowner FROM pg_class WHERE oid = (home || '.ratelimits')::regclass) THEN

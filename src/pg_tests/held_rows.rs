@@ -22,11 +22,12 @@ mod tests {
     fn row(id: &str, key: &str, expires_at: i64) -> HoldRow {
         let hold = Hold {
             count: 10.0,
-            old: 0.0,
-            back: 0.0,
+            spent: 0.0,
+            returned: 0.0,
             taken_at: Micros(5_000_000),
             expires_at: Micros(expires_at * 1_000_000),
             charge: false,
+            lease: None,
         };
         HoldRow { id: id.into(), name: NAME.into(), key: key.into(), hold, config: None }
     }
@@ -45,11 +46,12 @@ mod tests {
         let mut row = HoldRow {
             hold: Hold {
                 count: 0.1 + 0.2,
-                old: 0.2,
-                back: 5e-324,
+                spent: 0.2,
+                returned: 5e-324,
                 taken_at: Micros(1_798_761_600_000_001),
                 expires_at: Micros(1_798_761_600_000_002),
                 charge: true,
+                lease: Some(Micros(i64::MIN)),
             },
             config: Some(r#"{"rate": 1, "period": "ä"}"#.into()),
             ..row("id ä", "key 'ä'", 0)
@@ -61,14 +63,14 @@ mod tests {
             holds.insert(&row)?;
             assert!(same(&holds.one(&id, NAME, &key)?.unwrap(), &row));
             assert!(!holds.insert(&row)?, "twice");
-            row.hold = Hold { old: 0.25, charge: false, expires_at: Micros(1), ..row.hold };
+            row.hold = Hold { spent: 0.25, charge: false, expires_at: Micros(1), ..row.hold };
             row.config = None;
             assert!(holds.update(&row)?);
             assert!(same(&holds.of_id(&id)?[0], &row));
             Ok(())
         })
         .unwrap();
-        let written = r#"("id ä","held ä","key 'ä'",0.30000000000000004,0.25,5e-324,"2027-01-01 00:00:00.000001+00","1970-01-01 00:00:00.000001+00",f,)"#;
+        let written = r#"("id ä","held ä","key 'ä'",0.30000000000000004,0.25,5e-324,"2027-01-01 00:00:00.000001+00","1970-01-01 00:00:00.000001+00",f,-9223372036854775808,)"#;
         assert_eq!(get::<String>("SELECT h::text FROM rl_holds h"), written);
         with_holds(|holds| {
             assert!(same(&holds.delete(&id, NAME, &key)?.unwrap(), &row));
@@ -82,7 +84,7 @@ mod tests {
     /// PostgreSQL 18 has NOT NULL constraints that hold for new rows only.
     #[pg_test]
     fn a_null_behind_a_constraint_is_an_error_and_no_number() {
-        for column in ["count", "old", "back", "taken_at", "expires_at", "charge"] {
+        for column in ["count", "spent", "returned", "taken_at", "expires_at", "charge"] {
             let before = row(column, column, 10);
             with_holds(|holds| holds.insert(&before)).unwrap();
             run(&format!(
@@ -117,7 +119,7 @@ mod tests {
             never.hold.charge = true;
             holds.insert(&never)?;
             let mut over = row("over", "k", 20);
-            over.hold.old = over.hold.count;
+            over.hold.spent = over.hold.count;
             holds.insert(&over)?;
             let at = |second: i64| Micros(second * 1_000_000);
             let found = |from, until, most| {
@@ -148,7 +150,7 @@ mod tests {
                 assert!(holds.insert(row)?);
             }
             for (n, row) in rows.iter_mut().enumerate() {
-                row.hold = Hold { count: 3.0, old: 3.0, back: n as f64, ..row.hold };
+                row.hold = Hold { count: 3.0, spent: 3.0, returned: n as f64, ..row.hold };
             }
             holds.expire(NAME, b"k", &rows)?;
             holds.expire(NAME, b"k", &[])?;
@@ -215,7 +217,7 @@ mod tests {
             for n in 0..10 {
                 let mut row = row(&n.to_string(), "k", n);
                 row.hold.charge = n % 3 == 0;
-                row.hold.old = if n % 3 == 1 { 10.0 } else { 0.0 };
+                row.hold.spent = if n % 3 == 1 { 10.0 } else { 0.0 };
                 holds.insert(&row)?;
             }
             assert_eq!(holds.prune(Micros(7_000_000), 3)?, 3);
@@ -230,9 +232,9 @@ mod tests {
         );
     }
 
-    /// A row without holds has no place for its last column.
+    /// A row has no place for its trailing NULLs.
     #[pg_test]
-    fn rows_without_holds_have_one_column_less() {
+    fn rows_have_the_columns_of_their_kind() {
         // The servers that are fetched for tests lack it.
         let shows_rows = "SELECT count(*) FROM pg_available_extensions WHERE name = 'pageinspect'";
         if get::<i64>(shows_rows) == 0 {
@@ -244,10 +246,21 @@ mod tests {
         let columns_and_header = "SELECT (t_infomask2 & 2047) || ', ' || t_hoff
             FROM (SELECT ctid::text::point AS place FROM ratelimits WHERE name = 'held') AS row,
                  LATERAL heap_page_items(get_raw_page('ratelimits', place[0]::int)) WHERE lp = place[1]::int";
-        assert_eq!(get::<String>(columns_and_header), "8, 24");
+        assert_eq!(get::<String>(columns_and_header), "6, 24");
         run("SELECT rl_limit('held', 'k', 1)");
-        assert_eq!(get::<String>(columns_and_header), "8, 24");
-        run("UPDATE ratelimits SET expires = 'infinity'; SELECT rl_limit('held', 'k', 1)");
-        assert_eq!(get::<String>(columns_and_header), "9, 32");
+        assert_eq!(get::<String>(columns_and_header), "6, 24");
+        run("UPDATE ratelimits SET holds_due = 'infinity'; SELECT rl_limit('held', 'k', 1)");
+        assert_eq!(get::<String>(columns_and_header), "11, 32");
+        let kinds = [
+            ("rl_fixed_window(5, '1 day')", "7, 24"),
+            ("rl_sliding_window(5, '1 day')", "8, 24"),
+            ("rl_sliding_log(5, '1 day')", "9, 32"),
+        ];
+        for (config, expected) in kinds {
+            run(&format!(
+                "TRUNCATE ratelimits; SELECT rl_define('held', {config}), rl_limit('held', 'k', 1)"
+            ));
+            assert_eq!(get::<String>(columns_and_header), expected, "{config}");
+        }
     }
 }

@@ -72,10 +72,10 @@ mod tests {
             &self,
             id: RowId,
             stored: &Stored,
-            expires: Option<Micros>,
+            holds_due: Option<Micros>,
             wait: bool,
         ) -> Result<bool> {
-            self.rows.insert(id, stored, expires, wait)
+            self.rows.insert(id, stored, holds_due, wait)
         }
 
         fn replace(
@@ -102,9 +102,9 @@ mod tests {
             id: RowId,
             locked: TupleId,
             stored: &Stored,
-            expires: Option<Micros>,
+            holds_due: Option<Micros>,
         ) -> Result<()> {
-            self.rows.update(id, locked, stored, expires)
+            self.rows.update(id, locked, stored, holds_due)
         }
 
         fn delete(&self, id: RowId, locked: TupleId) -> Result<()> {

@@ -3,13 +3,12 @@
 #[pgrx::pg_schema]
 mod tests {
     use pgrx::prelude::*;
-    use ratelimit_core::kinds::{Counters, Lease, Leases, Log, Shape, Tokens};
+    use ratelimit_core::kinds::{Counters, Lease, Leases, Log, Tokens};
     use ratelimit_core::{Micros, State};
 
     use super::super::{get, run, with_rows};
     use crate::schema::error::Error;
     use ratelimit_limiter::ports::{RowId, Stored};
-    use ratelimit_pg::clock::INFINITE;
     use ratelimit_pg::error::PgError;
 
     const STORES: [&str; 2] = ["heap", "sql"];
@@ -44,8 +43,11 @@ mod tests {
             rows.push(State::Counters(Counters { value, prior, ts }).into());
         }
         for (entries, ts) in logs.into_iter().zip(TIMES.map(Micros)) {
-            let lease = |&id: &Micros| Lease { id, expires_at: Micros(TIMES[4] - id.0 % 1000) };
-            let leases = entries.iter().rev().map(lease).collect();
+            let lease = |(n, &id): (i64, &Micros)| Lease {
+                id,
+                expires_at: Micros(i64::MAX - 10_000 + n / 2),
+            };
+            let leases = (0..).zip(entries.iter().rev()).map(lease).collect();
             rows.push(State::Leases(Leases { leases, ts }).into());
             rows.push(State::Log(Log { entries, ts }).into());
         }
@@ -74,12 +76,13 @@ mod tests {
                 assert!(with_rows(|rows| rows.insert(id, stored, first, true)).unwrap());
                 assert!(!with_rows(|rows| rows.insert(id, stored, first, true)).unwrap(), "twice");
                 let of_next = all.get(n + 1).unwrap_or(&all[1]);
-                for (write, expected, expires) in [(false, stored, first), (true, of_next, then)] {
+                for (write, expected, holds_due) in [(false, stored, first), (true, of_next, then)]
+                {
                     by(writer);
                     if write {
                         with_rows(|rows| {
                             let locked = rows.lock(id, true)?.unwrap();
-                            assert!(same(&locked.stored, stored) && locked.expires == first);
+                            assert!(same(&locked.stored, stored) && locked.holds_due == first);
                             rows.update(id, locked.tuple, of_next, then)
                         })
                         .unwrap();
@@ -90,7 +93,7 @@ mod tests {
                         let row = with_rows(|rows| rows.read(id)).unwrap().unwrap();
                         let read = row.stored;
                         assert!(same(&read, expected), "{what} {read:?}");
-                        assert_eq!(row.expires, expires, "{what}");
+                        assert_eq!(row.holds_due, holds_due, "{what}");
                         let shards =
                             with_rows(|rows| rows.read_key(id.name, id.key, Some(&[99, id.shard])))
                                 .unwrap();
@@ -111,7 +114,7 @@ mod tests {
                             found[0].name == id.name && same(&found[0].row.1.stored, expected),
                             "{what}"
                         );
-                        assert_eq!(found[0].row.1.expires, expires, "{what}");
+                        assert_eq!(found[0].row.1.holds_due, holds_due, "{what}");
                     }
                 }
             }
@@ -123,25 +126,33 @@ mod tests {
     fn what_is_written_is_what_sql_reads() {
         let ts = Micros(1_798_761_600_000_001);
         let at = r#""2027-01-01 00:00:00.000001+00""#;
-        let lease = Lease { id: Micros(-1), expires_at: Micros(1) };
+        let leases =
+            [(-1, 3), (7, 2)].map(|(id, at)| Lease { id: Micros(id), expires_at: Micros(at) });
         let times = r#""{""1969-12-31 23:59:59.999999+00"",""1970-01-01 00:00:00.000001+00""}""#;
         let of_states = [
-            (State::Tokens(Tokens { value: -2.5, ts, added: None }), format!("-2.5,{at},,,")),
-            (State::Tokens(Tokens { value: 1.0, ts, added: Some(4.0) }), format!("1,{at},,,4")),
-            (State::Tokens(Tokens { value: 0.0, ts, added: Some(0.0) }), format!("0,{at},,,0")),
-            (State::Counters(Counters { value: 2.0, prior: 0.25, ts }), format!("2,{at},0.25,,")),
-            (State::Counters(Counters { value: 2.0, prior: 0.0, ts }), format!("2,{at},0,,")),
+            (State::Tokens(Tokens { value: -2.5, ts, added: None }), format!("t,-2.5,{at},,,,")),
+            (State::Tokens(Tokens { value: 1.0, ts, added: Some(4.0) }), format!("t,1,{at},4,,,")),
+            (State::Tokens(Tokens { value: 0.0, ts, added: Some(0.0) }), format!("t,0,{at},0,,,")),
+            (
+                State::Counters(Counters { value: 2.0, prior: 0.25, ts }),
+                format!("s,2,{at},,0.25,,"),
+            ),
+            (State::Counters(Counters { value: 2.0, prior: 0.0, ts }), format!("s,2,{at},,0,,")),
             (
                 State::Log(Log { entries: vec![Micros(-1), Micros(1)], ts }),
-                format!("2,{at},,{times},"),
+                format!("l,2,{at},,,{times},"),
             ),
-            (State::Leases(Leases { leases: vec![lease], ts }), format!("1,{at},0,{times},")),
+            (
+                State::Leases(Leases { leases: leases.to_vec(), ts }),
+                format!(r#"c,2,{at},,,,"{{7,2,-1,3}}""#),
+            ),
         ];
         let mut all: Vec<(Stored, String)> =
             of_states.into_iter().map(|(state, columns)| (state.into(), columns)).collect();
-        all.push((Stored::Reset { ts }, format!("Infinity,{at},,,")));
-        all.push((Stored::Marker { reset: false }, "0,-infinity,,,".into()));
-        all.push((Stored::Marker { reset: true }, "Infinity,-infinity,,,".into()));
+        all.push((Stored::Reset { ts }, format!("-,0,{at},,,,")));
+        let epoch = r#""1970-01-01 00:00:00+00""#;
+        all.push((Stored::Marker { reset: false }, format!("#,0,{epoch},,,,")));
+        all.push((Stored::Marker { reset: true }, format!("=,0,{epoch},,,,")));
         run("SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'");
         for writer in STORES {
             by(writer);
@@ -149,14 +160,14 @@ mod tests {
                 let id = RowId { name: b"codec", key: writer.as_bytes(), shard: n as i32 };
                 let holds = n % 2 == 1;
                 let first = holds.then_some(ts);
-                let expires = if holds { at } else { "" };
+                let holds_due = if holds { at } else { "" };
                 assert!(with_rows(|rows| rows.insert(id, stored, first, true)).unwrap());
                 let row = format!(
                     "SELECT r::text FROM ratelimits r WHERE key = '{writer}' AND shard = {n}"
                 );
                 assert_eq!(
                     get::<String>(&row),
-                    format!("(codec,{writer},{n},{columns},{expires})")
+                    format!("(codec,{writer},{n},{columns},{holds_due})")
                 );
             }
         }
@@ -164,42 +175,53 @@ mod tests {
 
     #[pg_test]
     fn a_row_that_no_call_writes_is_reported_by_its_first_invalid_column() {
-        run("INSERT INTO ratelimits (name, key, shard, value, ts, prior, log) VALUES
-            ('codec', 'marker', 0, 0, '-infinity', NULL, NULL),
-            ('codec', 'reset marker', 0, 'Infinity', '-infinity', NULL, NULL),
-            ('codec', 'reset', 0, 'Infinity', 'infinity', '-Infinity', '{infinity,-infinity}'),
-            ('codec', 'tokens', 0, 1, '-infinity', NULL, NULL),
-            ('codec', 'shard', 1, 0, '-infinity', NULL, NULL),
-            ('codec', 'value', 0, '-Infinity', 'infinity', 'NaN', '{infinity}'),
-            ('codec', 'prior', 0, 1, 'infinity', '-Infinity', NULL),
-            ('codec', 'ts', 0, 1, 'infinity', -1, NULL),
-            ('codec', 'first', 0, 1, 'epoch', NULL, '{epoch,infinity,-infinity}'),
-            ('codec', 'last', 0, 1, 'epoch', NULL, '{infinity,epoch}'),
-            ('codec', 'leases', 0, 1, 'epoch', 0, '{epoch,epoch,epoch,infinity,epoch,epoch}'),
-            ('codec', 'nan', 0, 'NaN', 'epoch', 'NaN', '{}')");
-        run("INSERT INTO ratelimits (name, key, value, ts, added) VALUES
-            ('codec', 'added', 1, 'infinity', 'NaN'), ('codec', 'value and added', 'NaN', 'epoch', 'NaN')");
-        let epoch = Micros(0);
-        let [past, future] = INFINITE;
-        let invalid = |shape, ts, column, value: f64| {
-            format!("{:?}", Stored::Invalid { shape, ts, column, value })
+        run("INSERT INTO ratelimits (name, key, shard, kind, value, ts, added, prior, log, leases) VALUES
+            ('codec', 'marker', 0, '#', 1, '2000-01-01', 1, 1, '{}', '{}'),
+            ('codec', 'reset marker', 0, '=', 0, 'epoch', NULL, NULL, NULL, NULL),
+            ('codec', 'reset', 0, '-', 7, 'epoch', 'NaN', 'NaN', '{infinity}', '{1}'),
+            ('codec', 'shard', 1, '#', 0, 'epoch', NULL, NULL, NULL, NULL),
+            ('codec', 'marker NaN', 0, '#', 'NaN', 'epoch', NULL, NULL, NULL, NULL),
+            ('codec', 'marker ts', 0, '=', 0, '-infinity', NULL, NULL, NULL, NULL),
+            ('codec', 'reset ts', 0, '-', 0, 'infinity', NULL, NULL, NULL, NULL),
+            ('codec', 'kind', 0, 'b', 'NaN', 'infinity', NULL, NULL, NULL, NULL),
+            ('codec', 'quote', 0, '''', 1, 'epoch', NULL, NULL, NULL, NULL),
+            ('codec', 'zero', 0, '', 1, 'epoch', NULL, NULL, NULL, NULL),
+            ('codec', 'byte', 0, (-23)::\"char\", 1, 'epoch', NULL, NULL, NULL, NULL),
+            ('codec', 'tokens', 0, 't', 1, '-infinity', NULL, NULL, NULL, NULL),
+            ('codec', 'value', 0, 't', '-Infinity', 'infinity', 'NaN', NULL, NULL, NULL),
+            ('codec', 'added', 0, 't', 1, 'infinity', 'NaN', NULL, NULL, NULL),
+            ('codec', 'prior', 0, 's', 1, 'infinity', NULL, '-Infinity', NULL, NULL),
+            ('codec', 'no prior', 0, 's', 1, 'epoch', 1, NULL, '{}', '{}'),
+            ('codec', 'first', 0, 'l', 1, 'epoch', NULL, NULL, '{epoch,infinity,-infinity}', NULL),
+            ('codec', 'last', 0, 'l', 1, 'epoch', NULL, NULL, '{infinity,epoch}', NULL),
+            ('codec', 'no log', 0, 'l', 1, 'epoch', 1, 1, NULL, '{}'),
+            ('codec', 'leases', 0, 'c', 1, 'epoch', NULL, NULL, NULL, '{1,2,3}'),
+            ('codec', 'no leases', 0, 'c', 1, 'epoch', 1, 1, '{}', NULL)");
+        let invalid = |column, value: &str| {
+            format!("{:?}", Stored::Invalid { ts: Micros(0), column, value: value.into() })
         };
-        let inf = f64::INFINITY;
         let expected = [
             ("marker", 0, "Marker { reset: false }".into()),
             ("reset marker", 0, "Marker { reset: true }".into()),
-            ("reset", 0, format!("{:?}", Stored::Reset { ts: future })),
-            ("tokens", 0, invalid(Shape::Tokens, past, "ts", -inf)),
-            ("shard", 1, invalid(Shape::Tokens, past, "ts", -inf)),
-            ("value", 0, invalid(Shape::Leases, future, "value", -inf)),
-            ("prior", 0, invalid(Shape::Counters, future, "prior", -inf)),
-            ("ts", 0, invalid(Shape::Counters, future, "ts", inf)),
-            ("first", 0, invalid(Shape::Log, epoch, "log", -inf)),
-            ("last", 0, invalid(Shape::Log, epoch, "log", inf)),
-            ("leases", 0, invalid(Shape::Leases, epoch, "log", inf)),
-            ("nan", 0, invalid(Shape::Leases, epoch, "value", f64::NAN)),
-            ("added", 0, invalid(Shape::Tokens, future, "added", f64::NAN)),
-            ("value and added", 0, invalid(Shape::Tokens, epoch, "value", f64::NAN)),
+            ("reset", 0, format!("{:?}", Stored::Reset { ts: Micros(0) })),
+            ("shard", 1, invalid("kind", "#")),
+            ("marker NaN", 0, invalid("value", "NaN")),
+            ("marker ts", 0, invalid("ts", "-Infinity")),
+            ("reset ts", 0, invalid("ts", "Infinity")),
+            ("kind", 0, invalid("kind", "b")),
+            ("quote", 0, invalid("kind::integer", "39")),
+            ("zero", 0, invalid("kind::integer", "0")),
+            ("byte", 0, invalid("kind::integer", "-23")),
+            ("tokens", 0, invalid("ts", "-Infinity")),
+            ("value", 0, invalid("value", "-Infinity")),
+            ("added", 0, invalid("added", "NaN")),
+            ("prior", 0, invalid("prior", "-Infinity")),
+            ("no prior", 0, invalid("prior", "NULL")),
+            ("first", 0, invalid("log", "-Infinity")),
+            ("last", 0, invalid("log", "Infinity")),
+            ("no log", 0, invalid("log", "NULL")),
+            ("leases", 0, invalid("cardinality(leases)", "3")),
+            ("no leases", 0, invalid("leases", "NULL")),
         ];
         for access in STORES {
             by(access);
@@ -213,7 +235,7 @@ mod tests {
 
     #[pg_test]
     fn a_log_is_read_sorted_and_without_its_nulls() {
-        run("INSERT INTO ratelimits VALUES ('codec', 'log', 0, 0, 'epoch', NULL,
+        run("INSERT INTO ratelimits VALUES ('codec', 'log', 0, 'l', 0, 'epoch', NULL, NULL,
              ARRAY['2000-01-02', NULL, '2000-01-01', NULL, '2000-01-03']::timestamptz[])");
         for access in STORES {
             by(access);
@@ -227,11 +249,10 @@ mod tests {
         }
     }
 
-    /// A log of leases has pairs in their order; an odd last element is ignored.
     #[pg_test]
-    fn leases_are_read_as_stored() {
-        run("INSERT INTO ratelimits VALUES ('codec', 'leases', 0, 2, 'epoch', 0,
-             ARRAY['2000-01-01', '2000-01-09', '2000-01-02', '2000-01-03', '2000-01-04']::timestamptz[])");
+    fn leases_are_read_in_the_order_of_expiry_and_without_nulls() {
+        run("INSERT INTO ratelimits VALUES ('codec', 'leases', 0, 'c', 2, 'epoch', NULL, NULL, NULL,
+             '{9,300,NULL,7,-100,1,300,NULL}')");
         for access in STORES {
             by(access);
             let id = RowId { name: b"codec", key: b"leases", shard: 0 };
@@ -239,22 +260,23 @@ mod tests {
             let Stored::State(State::Leases(Leases { leases, .. })) = stored else {
                 panic!("{stored:?}")
             };
-            let first = leases[0].id.0;
-            let day = |at: Micros| (at.0 - first) / 86_400_000_000;
-            let days: Vec<_> =
-                leases.iter().map(|lease| (day(lease.id), day(lease.expires_at))).collect();
-            assert_eq!(days, [(0, 8), (1, 2)]);
+            let pairs: Vec<_> =
+                leases.iter().map(|lease| (lease.id.0, lease.expires_at.0)).collect();
+            assert_eq!(pairs, [(7, -100), (9, 300), (1, 300)]);
         }
     }
 
-    /// Only the table's owner writes `added` for other states.
+    /// Only the table's owner writes them.
     #[pg_test]
-    fn added_is_no_part_of_another_state() {
-        run("INSERT INTO ratelimits (name, key, value, ts, prior, log, added) VALUES
-            ('codec', 'window', 1, 'epoch', 2, NULL, 'NaN'), ('codec', 'log', 0, 'epoch', NULL, '{}', 5),
-            ('codec', 'leases', 0, 'epoch', 0, '{}', 5)");
+    fn columns_of_other_kinds_are_no_part_of_a_state() {
+        run("INSERT INTO ratelimits (name, key, kind, value, ts, added, prior, log, leases) VALUES
+            ('codec', 'bucket', 't', 1, 'epoch', NULL, 'NaN', '{infinity}', '{1}'),
+            ('codec', 'window', 's', 1, 'epoch', 'NaN', 2, '{infinity}', '{1}'),
+            ('codec', 'log', 'l', 0, 'epoch', 'NaN', 'NaN', '{}', '{1}'),
+            ('codec', 'leases', 'c', 0, 'epoch', 'NaN', 'NaN', '{infinity}', '{}')");
         let ts = Micros(0);
         let states = [
+            ("bucket", State::Tokens(Tokens { value: 1.0, ts, added: None })),
             ("window", State::Counters(Counters { value: 1.0, prior: 2.0, ts })),
             ("log", State::Log(Log { entries: vec![], ts })),
             ("leases", State::Leases(Leases { leases: vec![], ts })),
@@ -272,7 +294,7 @@ mod tests {
     /// Longer than any key of a call, which has at most 1,024 bytes.
     #[pg_test]
     fn names_and_keys_of_any_length_are_told_apart() {
-        run("INSERT INTO ratelimits SELECT repeat('n', n), repeat('k', n), 0, n, 'epoch'
+        run("INSERT INTO ratelimits SELECT repeat('n', n), repeat('k', n), 0, 't', n, 'epoch'
              FROM unnest(ARRAY[1, 1023, 1024, 1025, 1200]) n");
         for access in STORES {
             by(access);
@@ -289,11 +311,12 @@ mod tests {
 
     #[pg_test]
     fn a_null_that_the_owner_let_in_is_an_error_and_no_number() {
-        run("ALTER TABLE ratelimits ALTER value DROP NOT NULL, ALTER ts DROP NOT NULL");
         run(
-            "INSERT INTO ratelimits VALUES ('codec', 'value', 0, NULL, 'epoch'), ('codec', 'ts', 0, 1, NULL)",
+            "ALTER TABLE ratelimits ALTER kind DROP NOT NULL, ALTER value DROP NOT NULL, ALTER ts DROP NOT NULL",
         );
-        for column in ["value", "ts"] {
+        run("INSERT INTO ratelimits VALUES ('codec', 'kind', 0, NULL, 1, 'epoch'),
+            ('codec', 'value', 0, 't', NULL, 'epoch'), ('codec', 'ts', 0, 't', 1, NULL)");
+        for column in ["kind", "value", "ts"] {
             let id = RowId { name: b"codec", key: column.as_bytes(), shard: 0 };
             match with_rows(|rows| rows.read(id)).map(|row| row.map(|row| row.stored)) {
                 Err(Error::NullState { column: named, .. }) => assert_eq!(named, column),
@@ -305,7 +328,7 @@ mod tests {
     #[pg_test]
     fn a_column_of_another_type_is_an_error_and_no_number() {
         run("ALTER TABLE ratelimits ALTER prior TYPE real");
-        run("INSERT INTO ratelimits VALUES ('codec', 'prior', 0, 1, 'epoch', 1)");
+        run("INSERT INTO ratelimits VALUES ('codec', 'prior', 0, 's', 1, 'epoch', NULL, 1)");
         let id = RowId { name: b"codec", key: b"prior", shard: 0 };
         match with_rows(|rows| rows.read(id)).map(|row| row.map(|row| row.stored)) {
             Err(Error::Pg(PgError::AlteredColumn { column })) => assert_eq!(column, "prior"),

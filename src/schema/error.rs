@@ -120,7 +120,7 @@ impl Raised for Error {
                 }
             }
             Error::NullState { table: "rateLimits", .. } => report(b"55000").hint(format!(
-                "To make such limits full again: DELETE FROM {}rateLimits WHERE value IS NULL OR ts IS NULL;",
+                "To make such limits full again: DELETE FROM {}rateLimits WHERE kind IS NULL OR value IS NULL OR ts IS NULL;",
                 schema()
             )),
             Error::NullState { table, column } => report(b"55000").hint(format!(
@@ -251,11 +251,15 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
             .detail("Only concurrency limits have leases.")
             .hint(format!("SELECT * FROM {}rl_limit(name, key);", schema())),
         LimiterError::BadState { table, name, column, value } => {
-            let (schema, name, value) = (schema(), literal(name), float_text(*value));
-            let column = if *column == "log" { "ANY (log)" } else { column };
+            let (schema, name) = (schema(), literal(name));
+            let found = match (*column, value.as_str()) {
+                (column, "NULL") => format!("{column} IS NULL"),
+                ("log", value) => format!("'{value}' = ANY (log)"),
+                (column, value) => format!("'{value}' = {column}"),
+            };
             report(b"55000").hint(format!(
                 "To make it full again: SELECT {schema}rl_reset({name}, $1); To find its key: \
-                 SELECT key FROM {schema}{table} WHERE name = {name} AND '{value}' = {column};"
+                 SELECT key FROM {schema}{table} WHERE name = {name} AND {found};"
             ))
         }
         LimiterError::NotWritten { table } => report(b"55000").detail(format!(

@@ -30,37 +30,51 @@ const fn text(name: &'static CStr) -> Column {
 }
 
 /// The number of columns of the table.
-pub const COLUMNS: usize = 9;
+pub const COLUMNS: usize = 11;
 
 const CREATED: [Column; COLUMNS] = [
     text(c"name"),
     Column { has_default: true, ..text(c"key") },
     Column { has_default: true, ..column(c"shard", INT4OID) },
+    column(c"kind", CHAROID),
     column(c"value", FLOAT8OID),
     column(c"ts", TIMESTAMPTZOID),
+    Column { not_null: false, ..column(c"added", FLOAT8OID) },
     Column { not_null: false, ..column(c"prior", FLOAT8OID) },
     Column { not_null: false, extended: true, ..column(c"log", TIMESTAMPTZARRAYOID) },
-    Column { not_null: false, ..column(c"added", FLOAT8OID) },
-    Column { not_null: false, ..column(c"expires", TIMESTAMPTZOID) },
+    Column { not_null: false, extended: true, ..column(c"leases", INT8ARRAYOID) },
+    Column { not_null: false, ..column(c"holds_due", TIMESTAMPTZOID) },
 ];
 
+/// The number of columns of rl_holds.
+pub const HOLD_COLUMNS: usize = 11;
+
 /// The columns of rl_holds as CREATE EXTENSION made it.
-const HOLDS_CREATED: [Column; 10] = [
+const HOLDS_CREATED: [Column; HOLD_COLUMNS] = [
     text(c"id"),
     text(c"name"),
     Column { has_default: true, ..text(c"key") },
     column(c"count", FLOAT8OID),
-    Column { has_default: true, ..column(c"old", FLOAT8OID) },
-    Column { has_default: true, ..column(c"back", FLOAT8OID) },
+    Column { has_default: true, ..column(c"spent", FLOAT8OID) },
+    Column { has_default: true, ..column(c"returned", FLOAT8OID) },
     column(c"taken_at", TIMESTAMPTZOID),
     column(c"expires_at", TIMESTAMPTZOID),
     column(c"charge", BOOLOID),
+    Column { not_null: false, ..column(c"lease", INT8OID) },
     Column { not_null: false, extended: true, ..column(c"config", JSONBOID) },
 ];
 
-/// The names and types of the columns, in their order.
-pub fn columns() -> impl Iterator<Item = (&'static CStr, pg_sys::BuiltinOid)> {
-    CREATED.iter().map(|column| (column.name, column.data_type))
+/// The names and types of columns, in their order.
+pub type NamesAndTypes = fn(usize) -> (&'static CStr, pg_sys::BuiltinOid);
+
+/// Those of rateLimits.
+pub fn of_limits(n: usize) -> (&'static CStr, pg_sys::BuiltinOid) {
+    (CREATED[n].name, CREATED[n].data_type)
+}
+
+/// Those of rl_holds.
+pub fn of_holds(n: usize) -> (&'static CStr, pg_sys::BuiltinOid) {
+    (HOLDS_CREATED[n].name, HOLDS_CREATED[n].data_type)
 }
 
 /// Returns the primary key's index of the unaltered table.

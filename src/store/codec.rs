@@ -1,25 +1,27 @@
 //! The codec of a row's columns, for every way to the rows, of limits and of holds: no other code gives them a meaning.
 //!
-//! `expires`, the last column, is about the key's holds, whatever the state; the others are:
+//! `holds_due`, the last column, is about the key's holds, whatever the kind; the others are:
 //!
-//! | | value | ts | prior | log | added |
-//! |---|---|---|---|---|---|
-//! | token bucket | tokens left | | NULL | NULL | NULL |
-//! | fixed window | tokens left | start of the window | NULL | NULL | tokens that the window added, NULL: unknown |
-//! | sliding window | used | start of the window | used in the window before | NULL | NULL |
-//! | sliding log | entries | | NULL | entries | NULL |
-//! | concurrency | slots taken | | 0 | pairs: a lease's id, stored as a time, and when it expires | NULL |
-//! | reset | infinity | | NULL | NULL | NULL |
-//! | marker, in row 0 | 0, or infinity if reset | -infinity | NULL | NULL | NULL |
+//! | kind | | value | ts | besides |
+//! |---|---|---|---|---|
+//! | t | token bucket | tokens left | | |
+//! | t | fixed window | tokens left | start of the window | added: tokens that the window added, NULL: unknown |
+//! | s | sliding window | used | start of the window | prior: used in the window before |
+//! | l | sliding log | entries | | log: entries |
+//! | c | concurrency | slots taken | | leases: pairs of a lease's id and when it expires, in the order of expiry |
+//! | - | reset | 0 | | |
+//! | # | marker, in row 0 | 0 | 1970 | |
+//! | = | marker that was reset | 0 | 1970 | |
 //!
-//! `prior` and `log` decide which kinds a state can be of; `added` is read only where both are NULL.
+//! The columns that a kind doesn't name are NULL, and not read.
 
 use std::ffi::{c_char, c_int};
 
 use pgrx::pg_sys;
-use pgrx::pg_sys::BuiltinOid::{FLOAT8OID, INT4OID, TEXTOID, TIMESTAMPTZOID};
+use pgrx::pg_sys::BuiltinOid::{FLOAT8OID, INT4OID, INT8OID, TEXTOID, TIMESTAMPTZOID};
 use ratelimit_core::hold::Hold;
-use ratelimit_core::kinds::{Counters, Lease, Leases, Log, Shape, Tokens};
+use ratelimit_core::kinds::{Counters, Lease, Leases, Log, Tokens};
+use ratelimit_core::text::float_text;
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::error::LimiterError;
 use ratelimit_limiter::ports::Stored;
@@ -30,68 +32,105 @@ use ratelimit_pg::values::{float_datum, text_datum, utf8};
 
 /// The columns of a row after its primary key, as they are read. Times are timestamptz values.
 pub struct Columns {
+    pub kind: u8,
     pub value: f64,
     pub ts: i64,
+    pub added: Option<f64>,
     pub prior: Option<f64>,
     pub log: Option<Vec<i64>>,
-    pub added: Option<f64>,
+    pub leases: Option<Vec<i64>>,
+}
+
+/// The letters of `kind`.
+mod kind {
+    pub const TOKENS: u8 = b't';
+    pub const COUNTERS: u8 = b's';
+    pub const LOG: u8 = b'l';
+    pub const LEASES: u8 = b'c';
+    pub const RESET: u8 = b'-';
+    pub const MARKER: u8 = b'#';
+    pub const RESET_MARKER: u8 = b'=';
+    pub const ALL: [u8; 7] = [TOKENS, COUNTERS, LOG, LEASES, RESET, MARKER, RESET_MARKER];
 }
 
 /// Decodes a row.
 pub fn decode(shard: i32, columns: Columns) -> Stored {
-    let Columns { value, ts, prior, mut log, added } = columns;
-    if shard == 0 && ts == i64::MIN && (value == 0.0 || value == f64::INFINITY) {
-        return Stored::Marker { reset: value != 0.0 };
-    }
-    let ts = from_timestamptz(ts);
-    if value == f64::INFINITY {
-        return Stored::Reset { ts };
-    }
-    // The table's owner may have written a log in another order.
-    if let (None, Some(log)) = (prior, &mut log) {
-        log.sort_unstable();
-    }
-    let log: Option<Vec<Micros>> = log.map(|log| log.into_iter().map(from_timestamptz).collect());
-    let shape = match (prior, &log) {
-        (None, None) => Shape::Tokens,
-        (Some(_), None) => Shape::Counters,
-        (None, Some(_)) => Shape::Log,
-        (Some(_), Some(_)) => Shape::Leases,
-    };
-    let added = added.filter(|_| shape == Shape::Tokens);
-    let numbers = [("value", Some(value)), ("prior", prior), ("added", added)];
-    if let Some((column, value)) = invalid_column(numbers, ts, shape, log.as_deref()) {
-        return Stored::Invalid { shape, ts, column, value };
-    }
-    Stored::State(match (prior, log) {
-        (None, None) => State::Tokens(Tokens { value, ts, added }),
-        (Some(prior), None) => State::Counters(Counters { value, prior, ts }),
-        (None, Some(entries)) => State::Log(Log { entries, ts }),
-        (Some(_), Some(log)) => {
-            let lease = |pair: &[Micros; 2]| Lease { id: pair[0], expires_at: pair[1] };
-            State::Leases(Leases { leases: log.as_chunks().0.iter().map(lease).collect(), ts })
-        }
+    let ts = from_timestamptz(columns.ts);
+    decode_valid(shard, ts, columns).unwrap_or_else(|(column, value)| {
+        let ts = if infinite(&ts).is_some() { Micros(0) } else { ts };
+        Stored::Invalid { ts, column, value }
     })
 }
 
-/// Returns the first column with a value that no call writes, and that value, for a time ±infinity.
-fn invalid_column(
-    numbers: [(&'static str, Option<f64>); 3],
-    ts: Micros,
-    shape: Shape,
-    log: Option<&[Micros]>,
-) -> Option<(&'static str, f64)> {
-    let number = |(column, value): (_, Option<f64>)| {
-        Some((column, value.filter(|value| !value.is_finite())?))
+/// A column, or what is wrong of it, and its value, which no call writes.
+type Wrong = (&'static str, String);
+
+fn decode_valid(shard: i32, ts: Micros, columns: Columns) -> std::result::Result<Stored, Wrong> {
+    let finite = |column, value: f64| match value.is_finite() {
+        true => Ok(value),
+        false => Err((column, float_text(value))),
     };
-    let in_log = || {
-        let log = log?;
-        // A sorted log has them at its ends, leases anywhere.
-        let ends = || log.first().and_then(infinite).or(log.last().and_then(infinite));
-        ends().or_else(|| (shape == Shape::Leases).then(|| log.iter().find_map(infinite))?)
+    let in_time = |column, at: Micros| match infinite(&at) {
+        None => Ok(at),
+        Some(infinity) => Err((column, float_text(infinity))),
     };
-    let times = || infinite(&ts).map(|ts| ("ts", ts)).or_else(|| Some(("log", in_log()?)));
-    numbers.into_iter().find_map(number).or_else(times)
+    let missing = |column| (column, "NULL".to_owned());
+    let Columns { kind, added, prior, log, leases, .. } = columns;
+    if !kind::ALL.contains(&kind) || shard != 0 && matches!(kind, kind::MARKER | kind::RESET_MARKER)
+    {
+        return Err(wrong_kind(kind));
+    }
+    let value = finite("value", columns.value)?;
+    Ok(match kind {
+        kind::TOKENS => {
+            let added = added.map(|added| finite("added", added)).transpose()?;
+            State::Tokens(Tokens { value, ts: in_time("ts", ts)?, added })
+        }
+        kind::COUNTERS => {
+            let prior = finite("prior", prior.ok_or_else(|| missing("prior"))?)?;
+            State::Counters(Counters { value, prior, ts: in_time("ts", ts)? })
+        }
+        kind::LOG => {
+            let ts = in_time("ts", ts)?;
+            let mut log = log.ok_or_else(|| missing("log"))?;
+            // The table's owner may have written it in another order.
+            log.sort_unstable();
+            let entries = log.into_iter().map(|at| in_time("log", from_timestamptz(at)));
+            State::Log(Log { entries: entries.collect::<std::result::Result<_, _>>()?, ts })
+        }
+        kind::LEASES => {
+            let ts = in_time("ts", ts)?;
+            let leases = leases.ok_or_else(|| missing("leases"))?;
+            let (pairs, rest) = leases.as_chunks();
+            if !rest.is_empty() {
+                return Err(("cardinality(leases)", leases.len().to_string()));
+            }
+            let lease = |&[id, at]: &[i64; 2]| Lease { id: Micros(id), expires_at: Micros(at) };
+            let mut leases: Vec<Lease> = pairs.iter().map(lease).collect();
+            leases.sort_by_key(|lease| lease.expires_at);
+            State::Leases(Leases { leases, ts })
+        }
+        other => {
+            let ts = in_time("ts", ts)?;
+            return Ok(match other {
+                kind::MARKER | kind::RESET_MARKER => {
+                    Stored::Marker { reset: other == kind::RESET_MARKER }
+                }
+                _ => Stored::Reset { ts },
+            });
+        }
+    }
+    .into())
+}
+
+/// A letter that is no kind: as it is, or as the number of a byte that a text may not show.
+fn wrong_kind(letter: u8) -> Wrong {
+    match letter {
+        b'\'' | b'\\' => ("kind::integer", letter.to_string()),
+        b' '..=b'~' => ("kind", char::from(letter).to_string()),
+        // "char" is signed as a number.
+        _ => ("kind::integer", letter.cast_signed().to_string()),
+    }
 }
 
 /// An infinite time as a number.
@@ -99,13 +138,13 @@ fn infinite(at: &Micros) -> Option<f64> {
     INFINITE.contains(at).then(|| f64::INFINITY.copysign(at.0 as f64))
 }
 
-/// Decodes the row of a hold of limit `name`: its columns from `count` to `charge`, `None` for a NULL.
+/// Decodes the row of a hold of limit `name`: its columns from `count` to `lease`, `None` for a NULL.
 ///
 /// # Errors
 /// [`Error::NullState`], [`LimiterError::BadState`] (55000): a value that no call writes.
-pub fn decode_hold(name: &[u8], columns: [Option<pg_sys::Datum>; 6]) -> Result<Hold> {
+pub fn decode_hold(name: &[u8], columns: [Option<pg_sys::Datum>; 7]) -> Result<Hold> {
     let table = "rl_holds";
-    let [count, old, back, taken_at, expires_at, charge] = columns;
+    let [count, spent, returned, taken_at, expires_at, charge, lease] = columns;
     let bits = |column, datum: Option<pg_sys::Datum>| {
         datum.map(pg_sys::Datum::value).ok_or(Error::NullState { table, column })
     };
@@ -113,17 +152,18 @@ pub fn decode_hold(name: &[u8], columns: [Option<pg_sys::Datum>; 6]) -> Result<H
     let time = |column, datum| bits(column, datum).map(|bits| from_timestamptz(bits as i64));
     let hold = Hold {
         count: float("count", count)?,
-        old: float("old", old)?,
-        back: float("back", back)?,
+        spent: float("spent", spent)?,
+        returned: float("returned", returned)?,
         taken_at: time("taken_at", taken_at)?,
         expires_at: time("expires_at", expires_at)?,
         charge: bits("charge", charge)? as u8 != 0,
+        lease: lease.map(|id| Micros(id.value() as i64)),
     };
     let tokens = |column, value, most| (!(0.0..=most).contains(&value)).then_some((column, value));
     let time = |column, at| infinite(at).map(|at| (column, at));
     let invalid = tokens("count", hold.count, f64::MAX)
-        .or_else(|| tokens("old", hold.old, hold.count))
-        .or_else(|| tokens("back", hold.back, f64::MAX))
+        .or_else(|| tokens("spent", hold.spent, hold.count))
+        .or_else(|| tokens("returned", hold.returned, f64::MAX))
         .or_else(|| time("taken_at", &hold.taken_at))
         .or_else(|| time("expires_at", &hold.expires_at));
     invalid.map_or(Ok(hold), |(column, value)| Err(bad_hold(name, column, value).into()))
@@ -131,50 +171,69 @@ pub fn decode_hold(name: &[u8], columns: [Option<pg_sys::Datum>; 6]) -> Result<H
 
 /// The error of a hold with a value that no call writes.
 pub fn bad_hold(name: &[u8], column: &'static str, value: f64) -> LimiterError {
-    LimiterError::BadState { table: "rl_holds", name: utf8(name).into_owned(), column, value }
+    let (name, value) = (utf8(name).into_owned(), float_text(value));
+    LimiterError::BadState { table: "rl_holds", name, column, value }
+}
+
+/// Encodes the columns of a hold from `count` to `lease`, in the table's order; `None` for a NULL.
+pub fn encode_hold(hold: &Hold) -> [Option<pg_sys::Datum>; 7] {
+    let at = |at| Some(pg_sys::Datum::from(to_nearest_timestamptz(at)));
+    let float = |value| Some(float_datum(value));
+    let &Hold { count, spent, returned, taken_at, expires_at, charge, lease } = hold;
+    let lease = lease.map(|Micros(id)| id.into());
+    let [count, spent, returned] = [count, spent, returned].map(float);
+    [count, spent, returned, at(taken_at), at(expires_at), Some(charge.into()), lease]
 }
 
 /// The columns after the primary key, in the table's order, as they are written; `None` for a NULL.
-pub type Values = [Option<pg_sys::Datum>; 6];
+pub type Values = [Option<pg_sys::Datum>; 8];
 
 /// Encodes a row, with the first expiry of its holds; an invalid one, which no call writes, as if it were reset.
-pub fn encode(stored: &Stored, expires: Option<Micros>) -> Values {
-    let at = |ts: Micros| Some(pg_sys::Datum::from(to_nearest_timestamptz(ts)));
-    let float = |value: f64| Some(float_datum(value));
-    let expires = expires.and_then(at);
-    match stored {
+pub fn encode(stored: &Stored, holds_due: Option<Micros>) -> Values {
+    let (mut added, mut prior, mut log, mut leases) = (None, None, None, None);
+    let (kind, value, ts) = match stored {
         Stored::State(state) => {
-            let (prior, log, added) = match state {
-                State::Tokens(tokens) => (None, None, tokens.added),
-                State::Counters(counters) => (Some(counters.prior), None, None),
-                State::Log(log) => (None, Some(log_datum(log.entries.iter().copied())), None),
-                State::Leases(Leases { leases, .. }) => {
-                    let log = leases.iter().flat_map(|lease| [lease.id, lease.expires_at]);
-                    (Some(0.0), Some(log_datum(log)), None)
+            let kind = match state {
+                State::Tokens(tokens) => {
+                    added = tokens.added.map(float_datum);
+                    kind::TOKENS
+                }
+                State::Counters(counters) => {
+                    prior = Some(float_datum(counters.prior));
+                    kind::COUNTERS
+                }
+                State::Log(Log { entries, .. }) => {
+                    log = Some(log_datum(entries));
+                    kind::LOG
+                }
+                State::Leases(Leases { leases: taken, .. }) => {
+                    leases = Some(leases_datum(taken));
+                    kind::LEASES
                 }
             };
-            [
-                float(state.value()),
-                at(state.ts()),
-                prior.and_then(float),
-                log,
-                added.and_then(float),
-                expires,
-            ]
+            (kind, state.value(), state.ts())
         }
-        Stored::Reset { ts } | Stored::Invalid { ts, .. } => {
-            [float(f64::INFINITY), at(*ts), None, None, None, expires]
-        }
-        Stored::Marker { reset } => {
-            let value = if *reset { f64::INFINITY } else { 0.0 };
-            [float(value), Some(pg_sys::Datum::from(i64::MIN)), None, None, None, expires]
-        }
-    }
+        Stored::Reset { ts } | Stored::Invalid { ts, .. } => (kind::RESET, 0.0, *ts),
+        Stored::Marker { reset: false } => (kind::MARKER, 0.0, Micros(0)),
+        Stored::Marker { reset: true } => (kind::RESET_MARKER, 0.0, Micros(0)),
+    };
+    let at = |ts: Micros| pg_sys::Datum::from(to_nearest_timestamptz(ts));
+    let (kind, value, ts) = (pg_sys::Datum::from(kind.cast_signed()), float_datum(value), at(ts));
+    [Some(kind), Some(value), Some(ts), added, prior, log, leases, holds_due.map(at)]
 }
 
 /// Encodes the `log` column: a timestamptz\[] in Postgres memory.
-fn log_datum(log: impl Iterator<Item = Micros>) -> pg_sys::Datum {
-    array_datum(log.map(|at| to_nearest_timestamptz(at).into()).collect(), TIMESTAMPTZOID, 8, b'd')
+fn log_datum(log: &[Micros]) -> pg_sys::Datum {
+    let entries = log.iter().map(|&at| to_nearest_timestamptz(at).into()).collect();
+    array_datum(entries, TIMESTAMPTZOID, 8, b'd')
+}
+
+/// Encodes the `leases` column: a bigint\[] in Postgres memory.
+fn leases_datum(leases: &[Lease]) -> pg_sys::Datum {
+    let mut leases = leases.to_vec();
+    leases.sort_by_key(|lease| lease.expires_at);
+    let pairs = leases.iter().flat_map(|lease| [lease.id.0.into(), lease.expires_at.0.into()]);
+    array_datum(pairs.collect(), INT8OID, 8, b'd')
 }
 
 /// Encodes an integer\[] in Postgres memory.
@@ -212,11 +271,11 @@ pub fn array_datum(
     }
 }
 
-/// Decodes the `log` column to timestamptz values.
+/// Decodes the column `log` to timestamptz values, or `leases`; without NULLs, which no call writes.
 ///
 /// # Safety
-/// The datum is a timestamptz\[].
-pub unsafe fn decode_log(datum: pg_sys::Datum) -> Vec<i64> {
+/// The datum is an array of this type: timestamptz or bigint.
+pub unsafe fn decode_array(datum: pg_sys::Datum, element_type: pg_sys::BuiltinOid) -> Vec<i64> {
     let mut entries: Vec<i64> = Vec::new();
     // SAFETY: as the caller says; the values are copied out at once.
     unsafe {
@@ -224,7 +283,7 @@ pub unsafe fn decode_log(datum: pg_sys::Datum) -> Vec<i64> {
         let (mut values, mut nulls, mut count) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
         pg_sys::deconstruct_array(
             array,
-            TIMESTAMPTZOID.value(),
+            element_type.value(),
             8,
             true,
             b'd' as c_char,

@@ -25,8 +25,8 @@ use crate::schema::error::Result;
 use crate::schema::spi::{Connection, Statement};
 use crate::store::codec::{array_datum, int_array, text_array};
 use crate::store::sql::{
-    KEYED_ROW, ROW_PARAMETERS, SHARD_ROW, after, after_in_name, by_id, by_key, key_parameters,
-    row_parameters, select, set_row, shard_row,
+    KEYED_ROW, ROW_PARAMETERS, SHARD_ROW, after, after_in_name, by_id, by_key, joined,
+    key_parameters, row_parameters, select, set_row, shard_row,
 };
 use ratelimit_pg::transaction::beyond_savepoints;
 use ratelimit_pg::values::text_datum;
@@ -55,16 +55,10 @@ macro_rules! version {
 }
 
 /// The columns of [`SHARD_ROW`], then those of a version.
-const VERSION: [pg_sys::BuiltinOid; 9] = {
-    let [shard, value, ts, prior, log, added, expires] = SHARD_ROW;
-    [shard, value, ts, prior, log, added, expires, XIDOID, BOOLOID]
-};
+const VERSION: [pg_sys::BuiltinOid; 11] = joined(SHARD_ROW, [XIDOID, BOOLOID]);
 
 /// The columns of [`KEYED_ROW`], then those of a version.
-const KEYED_VERSION: [pg_sys::BuiltinOid; 11] = {
-    let [name, key, shard, value, ts, prior, log, added, expires] = KEYED_ROW;
-    [name, key, shard, value, ts, prior, log, added, expires, XIDOID, BOOLOID]
-};
+const KEYED_VERSION: [pg_sys::BuiltinOid; 13] = joined(KEYED_ROW, [XIDOID, BOOLOID]);
 
 impl Rows for Distributed<'_> {
     fn read(&self, id: RowId) -> PortResult<Option<Row>> {
@@ -126,7 +120,7 @@ impl Rows for Distributed<'_> {
         let count = self.0.execute(statement, &after)?;
         let row = |row| {
             let mut keyed = self.0.keyed_row(row)?;
-            keyed.row.1.tuple = self.version(row, 10);
+            keyed.row.1.tuple = self.version(row, 12);
             Ok(keyed)
         };
         (0..count).map(row).collect()
@@ -171,10 +165,10 @@ impl Rows for Distributed<'_> {
         &self,
         id: RowId,
         stored: &Stored,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
         wait: bool,
     ) -> PortResult<bool> {
-        self.0.insert(id, stored, expires, wait)
+        self.0.insert(id, stored, holds_due, wait)
     }
 
     fn update(
@@ -182,9 +176,9 @@ impl Rows for Distributed<'_> {
         id: RowId,
         locked: TupleId,
         stored: &Stored,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
     ) -> PortResult<()> {
-        self.0.update(id, locked, stored, expires)
+        self.0.update(id, locked, stored, holds_due)
     }
 
     fn delete(&self, id: RowId, locked: TupleId) -> PortResult<()> {
@@ -199,7 +193,7 @@ impl Rows for Distributed<'_> {
         id: RowId,
         seen: &Row,
         stored: &Stored,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
         wait: bool,
     ) -> PortResult<bool> {
         const REPLACE: Statement = Statement {
@@ -208,12 +202,9 @@ impl Rows for Distributed<'_> {
                 set_row!(),
                 " WHERE ",
                 by_id!(),
-                " AND xmin OPERATOR(pg_catalog.=) $10"
+                " AND xmin OPERATOR(pg_catalog.=) $12"
             ),
-            parameters: &{
-                let [name, key, shard, value, ts, prior, log, added, expires] = ROW_PARAMETERS;
-                [name, key, shard, value, ts, prior, log, added, expires, XIDOID]
-            },
+            parameters: &joined::<11, 1, 12>(ROW_PARAMETERS, [XIDOID]),
             results: &[],
             lock: TableLock::Write,
         };
@@ -223,15 +214,15 @@ impl Rows for Distributed<'_> {
                 set_row!(),
                 " WHERE ",
                 by_id!(),
-                " AND xmin OPERATOR(pg_catalog.=) $10 \
+                " AND xmin OPERATOR(pg_catalog.=) $12 \
                  AND ctid OPERATOR(pg_catalog.=) (SELECT ctid FROM @schema@.ratelimits WHERE ",
                 by_id!(),
-                " AND xmin OPERATOR(pg_catalog.=) $10 FOR UPDATE SKIP LOCKED)"
+                " AND xmin OPERATOR(pg_catalog.=) $12 FOR UPDATE SKIP LOCKED)"
             ),
             ..REPLACE
         };
         let TupleId { writer: Some(writer), unlocked, .. } = seen.tuple else { return Ok(false) };
-        let mut row = row_parameters(id, stored, expires).to_vec();
+        let mut row = row_parameters(id, stored, holds_due).to_vec();
         row.push(Some(pg_sys::Datum::from(writer)));
         let statement = if wait && unlocked { &REPLACE } else { &REPLACE_UNLOCKED };
         Ok(self.0.execute(statement, &row)? > 0)
@@ -256,9 +247,10 @@ impl Rows for Distributed<'_> {
         const DELETE_NAME: Statement = Statement {
             // Leaves out the columns that can be large: the others say which row it is, and whether it has a state.
             sql: "DELETE FROM @schema@.ratelimits WHERE name OPERATOR(pg_catalog.=) $1 \
-                  RETURNING name, key, shard, value, ts, \
-                            NULL::pg_catalog.float8, NULL::pg_catalog.timestamptz[], \
-                            NULL::pg_catalog.float8, NULL::pg_catalog.timestamptz",
+                  RETURNING name, key, shard, kind, value, ts, \
+                            NULL::pg_catalog.float8, NULL::pg_catalog.float8, \
+                            NULL::pg_catalog.timestamptz[], NULL::pg_catalog.int8[], \
+                            NULL::pg_catalog.timestamptz",
             parameters: &[TEXTOID],
             results: &KEYED_ROW,
             lock: TableLock::Write,
@@ -295,7 +287,7 @@ impl Distributed<'_> {
         let count = self.0.execute(statement, parameters)?;
         let row = |row| {
             let (shard, mut found) = self.0.decode_row(row, 1)?;
-            found.tuple = self.version(row, 8);
+            found.tuple = self.version(row, 10);
             Ok((shard, found))
         };
         (0..count).map(row).collect()

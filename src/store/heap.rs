@@ -95,6 +95,12 @@
 //!
 //! To delete one (ExecDelete): like an update, by table_tuple_delete, in [`Heap::delete_version`].
 //!
+//! To form a tuple (heap_form_tuple with the table's description):
+//!
+//! - has a flag for each NULL, if there is one
+//!   → `shortened`: trailing NULLs are left out, and read as NULL (getmissingattr), as after ADD COLUMN; so a table with a
+//!   default for missing values is an altered one
+//!
 //! To insert one (ExecInsert with ON CONFLICT DO NOTHING):
 //!
 //! - refuses ON CONFLICT on a table with `user_catalog_table` (transformOnConflictArbiter)
@@ -127,6 +133,7 @@ mod raw;
 mod read;
 mod roots;
 mod row;
+mod shortened;
 mod write;
 
 pub use held::{HeldHeap, Replaced};
@@ -151,10 +158,10 @@ impl Rows for Heap {
         id: RowId,
         seen: &Row,
         stored: &Stored,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
         wait: bool,
     ) -> Result<bool> {
-        Ok((wait || self.lock_seen(seen)) && self.update_version(id, seen.tuple, stored, expires))
+        Ok((wait || self.lock_seen(seen)) && self.update_version(id, seen.tuple, stored, holds_due))
     }
 
     fn read_key(&self, name: &[u8], key: &[u8], shards: Option<&[i32]>) -> Result<Vec<ShardRow>> {
@@ -167,10 +174,10 @@ impl Rows for Heap {
         &self,
         id: RowId,
         stored: &Stored,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
         wait: bool,
     ) -> Result<bool> {
-        Ok(self.insert_row(id, stored, expires, wait))
+        Ok(self.insert_row(id, stored, holds_due, wait))
     }
 
     fn update(
@@ -178,9 +185,9 @@ impl Rows for Heap {
         id: RowId,
         locked: TupleId,
         stored: &Stored,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
     ) -> Result<()> {
-        if self.update_version(id, locked, stored, expires) {
+        if self.update_version(id, locked, stored, holds_due) {
             Ok(())
         } else {
             Err(LimiterError::not_written())

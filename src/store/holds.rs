@@ -18,11 +18,11 @@ use ratelimit_limiter::ports::{HoldRow, Holds};
 use crate::schema::catalog::{Catalog, Table, TableLock};
 use crate::schema::error::{Error, Result};
 use crate::schema::spi::{self, Connection, Statement};
-use crate::store::codec::{bad_hold, decode_hold, float_array, text_array};
+use crate::store::codec::{bad_hold, decode_hold, encode_hold, float_array, text_array};
 use crate::store::heap::{HeldHeap, Replaced};
 use ratelimit_pg::clock::to_nearest_timestamptz;
 use ratelimit_pg::interrupts::check_for_interrupts;
-use ratelimit_pg::values::{Jsonb, float_datum, jsonb_from_json, text_datum, utf8};
+use ratelimit_pg::values::{Jsonb, jsonb_from_json, text_datum, utf8};
 
 /// The most holds that one statement expires: the plan of more would be compiled (JIT).
 const TOGETHER: usize = 1000;
@@ -30,7 +30,8 @@ const TOGETHER: usize = 1000;
 /// The columns of [`ROW`].
 macro_rules! row {
     () => {
-        "id, name, key, count, old, back, taken_at, expires_at, charge, config::pg_catalog.text"
+        "id, name, key, count, spent, returned, taken_at, expires_at, charge, lease, \
+         config::pg_catalog.text"
     };
 }
 
@@ -49,7 +50,7 @@ macro_rules! keys {
             "SELECT DISTINCT name, key FROM ONLY @schema@.rl_holds WHERE ",
             $name,
             " AND key OPERATOR(pg_catalog.=) COALESCE($2, key) \
-              AND ($3 IS NULL OR count OPERATOR(pg_catalog.>) old AND ",
+              AND ($3 IS NULL OR count OPERATOR(pg_catalog.>) spent AND ",
             is_held!("$3", "$4"),
             ")"
         )
@@ -69,6 +70,13 @@ macro_rules! is_held {
     };
 }
 
+/// The first columns of [`WRITTEN`].
+macro_rules! written {
+    () => {
+        "count, spent, returned, taken_at, expires_at, charge, lease, "
+    };
+}
+
 /// The primary key is the first three parameters.
 macro_rules! by_id {
     () => {
@@ -78,22 +86,15 @@ macro_rules! by_id {
 }
 
 /// The types of a [`HoldRow`], as it is read and written.
-const ROW: [pg_sys::BuiltinOid; 10] = [
-    TEXTOID,
-    TEXTOID,
-    TEXTOID,
-    FLOAT8OID,
-    FLOAT8OID,
-    FLOAT8OID,
-    TIMESTAMPTZOID,
-    TIMESTAMPTZOID,
-    BOOLOID,
-    TEXTOID,
-];
+const ROW: [pg_sys::BuiltinOid; 11] = {
+    let [count, spent, returned, taken_at, expires_at, charge, lease, _] = WRITTEN;
+    let (text, config) = (TEXTOID, TEXTOID);
+    [text, text, text, count, spent, returned, taken_at, expires_at, charge, lease, config]
+};
 
-/// The types of its columns from `count` to `charge`, which are passed by value, and of whether it has its id.
-const WRITTEN: [pg_sys::BuiltinOid; 7] =
-    [FLOAT8OID, FLOAT8OID, FLOAT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID, BOOLOID];
+/// The types of its columns from `count` to `lease`, which are passed by value, and of whether it has its id.
+const WRITTEN: [pg_sys::BuiltinOid; 8] =
+    [FLOAT8OID, FLOAT8OID, FLOAT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID, INT8OID, BOOLOID];
 
 /// The rows of rl_holds, of which those that a hold and its settlement need are accessed directly in the heap.
 pub struct HeapHolds<'a> {
@@ -231,7 +232,7 @@ impl Holds for SqlHolds<'_> {
             sql: select!(
                 "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 AND NOT charge \
                  AND expires_at OPERATOR(pg_catalog.>=) $3 AND expires_at OPERATOR(pg_catalog.<=) $4 \
-                 AND count OPERATOR(pg_catalog.>) old ORDER BY expires_at, id LIMIT $5"
+                 AND count OPERATOR(pg_catalog.>) spent ORDER BY expires_at, id LIMIT $5"
             ),
             parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID],
             results: &ROW,
@@ -247,9 +248,10 @@ impl Holds for SqlHolds<'_> {
         const INSERT: Statement = Statement {
             sql: concat!(
                 "INSERT INTO @schema@.rl_holds \
-                 (id, name, key, count, old, back, taken_at, expires_at, charge, config) \
-                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10::pg_catalog.jsonb) \
-                 ON CONFLICT DO NOTHING RETURNING count, old, back, taken_at, expires_at, charge, ",
+                 (id, name, key, count, spent, returned, taken_at, expires_at, charge, lease, config) \
+                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11::pg_catalog.jsonb) \
+                 ON CONFLICT DO NOTHING RETURNING ",
+                written!(),
                 by_id!()
             ),
             parameters: &ROW,
@@ -272,10 +274,12 @@ impl Holds for SqlHolds<'_> {
     fn update(&self, row: &HoldRow) -> PortResult<bool> {
         const UPDATE: Statement = Statement {
             sql: concat!(
-                "UPDATE ONLY @schema@.rl_holds SET count = $4, old = $5, back = $6, taken_at = $7, \
-                 expires_at = $8, charge = $9, config = $10::pg_catalog.jsonb WHERE ",
+                "UPDATE ONLY @schema@.rl_holds SET count = $4, spent = $5, returned = $6, \
+                 taken_at = $7, expires_at = $8, charge = $9, lease = $10, \
+                 config = $11::pg_catalog.jsonb WHERE ",
                 by_id!(),
-                " RETURNING count, old, back, taken_at, expires_at, charge, ",
+                " RETURNING ",
+                written!(),
                 by_id!()
             ),
             parameters: &ROW,
@@ -292,14 +296,15 @@ impl Holds for SqlHolds<'_> {
     fn expire(&self, name: &[u8], key: &[u8], rows: &[HoldRow]) -> PortResult<()> {
         const EXPIRE: Statement = Statement {
             sql: "UPDATE ONLY @schema@.rl_holds AS hold \
-                  SET count = now.count, old = now.old, back = now.back \
+                  SET count = now.count, spent = now.spent, returned = now.returned \
                   FROM ROWS FROM (pg_catalog.unnest($3), pg_catalog.unnest($4), \
                                   pg_catalog.unnest($5), pg_catalog.unnest($6)) \
-                    AS now (id, count, old, back) \
+                    AS now (id, count, spent, returned) \
                   WHERE hold.id OPERATOR(pg_catalog.=) now.id \
                     AND hold.name OPERATOR(pg_catalog.=) $1 AND hold.key OPERATOR(pg_catalog.=) $2 \
                   RETURNING hold.count OPERATOR(pg_catalog.=) now.count \
-                    AND hold.old OPERATOR(pg_catalog.=) now.old AND hold.back OPERATOR(pg_catalog.=) now.back",
+                    AND hold.spent OPERATOR(pg_catalog.=) now.spent \
+                    AND hold.returned OPERATOR(pg_catalog.=) now.returned",
             parameters: &[
                 TEXTOID,
                 TEXTOID,
@@ -322,8 +327,8 @@ impl Holds for SqlHolds<'_> {
                     text(key),
                     ids,
                     floats(|hold| hold.count),
-                    floats(|hold| hold.old),
-                    floats(|hold| hold.back),
+                    floats(|hold| hold.spent),
+                    floats(|hold| hold.returned),
                 ],
             )?;
             // A trigger may keep or change them.
@@ -410,10 +415,10 @@ impl Holds for SqlHolds<'_> {
     fn held(&self, name: &[u8], key: &[u8], since: Micros, now: Micros) -> PortResult<f64> {
         const HELD: Statement = Statement {
             sql: concat!(
-                "SELECT pg_catalog.sum(count OPERATOR(pg_catalog.-) old) \
+                "SELECT pg_catalog.sum(count OPERATOR(pg_catalog.-) spent) \
                   FROM ONLY @schema@.rl_holds \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
-                    AND count OPERATOR(pg_catalog.>) old AND taken_at OPERATOR(pg_catalog.>=) $4 AND ",
+                    AND count OPERATOR(pg_catalog.>) spent AND taken_at OPERATOR(pg_catalog.>=) $4 AND ",
                 is_held!("$3", "$5")
             ),
             parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID],
@@ -440,7 +445,7 @@ impl Holds for SqlHolds<'_> {
         const DUE_KEYS: Statement = Statement {
             sql: "SELECT DISTINCT name, key FROM ONLY @schema@.rl_holds \
                   WHERE ROW(name, key) OPERATOR(pg_catalog.>) ROW($1, $2) AND NOT charge \
-                    AND expires_at OPERATOR(pg_catalog.<=) $3 AND count OPERATOR(pg_catalog.>) old \
+                    AND expires_at OPERATOR(pg_catalog.<=) $3 AND count OPERATOR(pg_catalog.>) spent \
                   ORDER BY name, key LIMIT $4",
             parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, INT8OID],
             results: &[TEXTOID, TEXTOID],
@@ -456,7 +461,7 @@ impl Holds for SqlHolds<'_> {
                   (ARRAY(SELECT ctid FROM ONLY @schema@.rl_holds \
                          WHERE name OPERATOR(pg_catalog.>) '' \
                            AND expires_at OPERATOR(pg_catalog.<) $1 \
-                           AND (charge OR count OPERATOR(pg_catalog.<=) old) \
+                           AND (charge OR count OPERATOR(pg_catalog.<=) spent) \
                          LIMIT $2 FOR UPDATE SKIP LOCKED))",
             parameters: &[TIMESTAMPTZOID, INT8OID],
             results: &[],
@@ -505,8 +510,8 @@ impl SqlHolds<'_> {
         let text =
             |n, column| self.sql.text(row, n).ok_or(Error::NullState { table: "rl_holds", column });
         let (id, name, key) = (text(1, "id")?, text(2, "name")?, text(3, "key")?);
-        let hold = decode_hold(&name, [4, 5, 6, 7, 8, 9].map(|n| self.sql.field(row, n)))?;
-        Ok(HoldRow { id, name, key, hold, config: self.sql.text(row, 10) })
+        let hold = decode_hold(&name, [4, 5, 6, 7, 8, 9, 10].map(|n| self.sql.field(row, n)))?;
+        Ok(HoldRow { id, name, key, hold, config: self.sql.text(row, 11) })
     }
 
     /// Runs a statement that writes one row, whose columns are its parameters; false if it wrote none.
@@ -515,19 +520,10 @@ impl SqlHolds<'_> {
     /// [`LimiterError::NotWritten`](ratelimit_limiter::error::LimiterError::NotWritten) (55000): a trigger has changed it.
     fn write_hold(&self, statement: &Statement, row: &HoldRow) -> Result<bool> {
         let HoldRow { id, name, key, hold, config } = row;
-        let float = |value| Some(float_datum(value));
-        let columns = [
-            text(id),
-            text(name),
-            text(key),
-            float(hold.count),
-            float(hold.old),
-            float(hold.back),
-            at(hold.taken_at),
-            at(hold.expires_at),
-            Some(hold.charge.into()),
-            config.as_deref().and_then(text),
-        ];
+        let numbers = encode_hold(hold);
+        let mut columns = vec![text(id), text(name), text(key)];
+        columns.extend(numbers);
+        columns.push(config.as_deref().and_then(text));
         if self.sql.execute(statement, &columns)? == 0 {
             return Ok(false);
         }
@@ -536,8 +532,7 @@ impl SqlHolds<'_> {
             let written = self.sql.field(0, n).map(pg_sys::Datum::value);
             written == column.map(pg_sys::Datum::value)
         };
-        let numbers = columns[3..9].iter().chain([&is_of_id]);
-        match (1..).zip(numbers).all(is_same) {
+        match (1..).zip(numbers.iter().chain([&is_of_id])).all(is_same) {
             true => Ok(true),
             false => Err(self.sql.not_written()),
         }

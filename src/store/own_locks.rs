@@ -98,10 +98,10 @@ impl<S: Rows> Rows for Noting<'_, S> {
         &self,
         id: RowId,
         stored: &Stored,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
         wait: bool,
     ) -> Result<bool> {
-        Ok(noted(id, self.0.insert(id, stored, expires, wait)?))
+        Ok(noted(id, self.0.insert(id, stored, holds_due, wait)?))
     }
 
     fn replace(
@@ -109,10 +109,10 @@ impl<S: Rows> Rows for Noting<'_, S> {
         id: RowId,
         seen: &Row,
         stored: &Stored,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
         wait: bool,
     ) -> Result<bool> {
-        Ok(noted(id, self.0.replace(id, seen, stored, expires, wait)?))
+        Ok(noted(id, self.0.replace(id, seen, stored, holds_due, wait)?))
     }
 
     fn remove(&self, keys: &[KeyRows]) -> Result<u64> {
@@ -139,9 +139,9 @@ impl<S: Rows> Rows for Noting<'_, S> {
         id: RowId,
         locked: TupleId,
         stored: &Stored,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
     ) -> Result<()> {
-        self.0.update(id, locked, stored, expires)
+        self.0.update(id, locked, stored, holds_due)
     }
 
     fn delete(&self, id: RowId, locked: TupleId) -> Result<()> {

@@ -4,7 +4,8 @@ use std::ffi::c_int;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::{
-    FLOAT8OID, INT4ARRAYOID, INT4OID, INT8OID, TEXTOID, TIDOID, TIMESTAMPTZARRAYOID, TIMESTAMPTZOID,
+    CHAROID, FLOAT8OID, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, TEXTOID, TIDOID,
+    TIMESTAMPTZARRAYOID, TIMESTAMPTZOID,
 };
 use ratelimit_core::Micros;
 use ratelimit_limiter::error::Result as PortResult;
@@ -15,7 +16,7 @@ use ratelimit_limiter::ports::{
 use crate::schema::catalog::TableLock;
 use crate::schema::error::{Error, Result};
 use crate::schema::spi::{Connection, Statement};
-use crate::store::codec::{Columns, decode, decode_log, encode, int_array};
+use crate::store::codec::{Columns, decode, decode_array, encode, int_array};
 use ratelimit_pg::clock::from_timestamptz;
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::values::{text_datum, varlena_bytes};
@@ -60,21 +61,32 @@ macro_rules! after_in_name {
 /// The columns of [`SHARD_ROW`].
 macro_rules! shard_row {
     () => {
-        "shard, value, ts, prior, log, added, expires"
+        "shard, kind, value, ts, added, prior, log, leases, holds_due"
     };
 }
 
 /// The columns of [`KEYED_ROW`].
 macro_rules! keyed_row {
     () => {
-        "name, key, shard, value, ts, prior, log, added, expires"
+        "name, key, shard, kind, value, ts, added, prior, log, leases, holds_due"
+    };
+}
+
+/// Inserts a row of [`ROW_PARAMETERS`].
+macro_rules! insert {
+    () => {
+        concat!(
+            "INSERT INTO @schema@.ratelimits (",
+            keyed_row!(),
+            ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
+        )
     };
 }
 
 /// Sets the columns after the primary key to [`ROW_PARAMETERS`].
 macro_rules! set_row {
     () => {
-        "value = $4, ts = $5, prior = $6, log = $7, added = $8, expires = $9"
+        "kind = $4, value = $5, ts = $6, added = $7, prior = $8, log = $9, leases = $10, holds_due = $11"
     };
 }
 
@@ -159,26 +171,24 @@ impl Rows for Connection<'_> {
         &self,
         id: RowId,
         row: &Stored,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
         _wait: bool,
     ) -> PortResult<bool> {
         // ON CONFLICT names no columns: that would choose the valid index only, and the one that REINDEX
         // CONCURRENTLY is building would raise 23505.
         const INSERT: Statement = Statement {
-            sql: "INSERT INTO @schema@.ratelimits (name, key, shard, value, ts, prior, log, added, expires) \
-                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT DO NOTHING",
+            sql: concat!(insert!(), " ON CONFLICT DO NOTHING"),
             parameters: &ROW_PARAMETERS,
             results: &[],
             lock: TableLock::Write,
         };
         // Raises 42P10 if no unique index covers the key.
         const INSERT_BY_COLUMNS: Statement = Statement {
-            sql: "INSERT INTO @schema@.ratelimits (name, key, shard, value, ts, prior, log, added, expires) \
-                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (name, key, shard) DO NOTHING",
+            sql: concat!(insert!(), " ON CONFLICT (name, key, shard) DO NOTHING"),
             ..INSERT
         };
         let insert = if self.catalog.usual_key { &INSERT } else { &INSERT_BY_COLUMNS };
-        Ok(self.execute(insert, &row_parameters(id, row, expires))? > 0)
+        Ok(self.execute(insert, &row_parameters(id, row, holds_due))? > 0)
     }
 
     fn update(
@@ -186,7 +196,7 @@ impl Rows for Connection<'_> {
         id: RowId,
         _: TupleId,
         row: &Stored,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
     ) -> PortResult<()> {
         const UPDATE: Statement = Statement {
             sql: concat!("UPDATE ONLY @schema@.ratelimits SET ", set_row!(), " WHERE ", by_id!()),
@@ -194,7 +204,7 @@ impl Rows for Connection<'_> {
             results: &[],
             lock: TableLock::Write,
         };
-        match self.execute(&UPDATE, &row_parameters(id, row, expires))? {
+        match self.execute(&UPDATE, &row_parameters(id, row, holds_due))? {
             0 => Err(Connection::not_written(self).into()),
             _ => Ok(()),
         }
@@ -259,18 +269,38 @@ impl Rows for Connection<'_> {
     }
 }
 
-/// The types of a [`ShardRow`]: shard, value, ts, prior, log, added, expires.
-pub(super) const SHARD_ROW: [pg_sys::BuiltinOid; 7] =
-    [INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID, FLOAT8OID, TIMESTAMPTZOID];
+/// Joins two lists of types.
+pub(super) const fn joined<const A: usize, const B: usize, const N: usize>(
+    first: [pg_sys::BuiltinOid; A],
+    second: [pg_sys::BuiltinOid; B],
+) -> [pg_sys::BuiltinOid; N] {
+    let mut all = [TEXTOID; N];
+    let mut n = 0;
+    while n < N {
+        all[n] = if n < A { first[n] } else { second[n - A] };
+        n += 1;
+    }
+    all
+}
+
+/// The types of a [`ShardRow`]: shard, kind, value, ts, added, prior, log, leases, holds_due.
+pub(super) const SHARD_ROW: [pg_sys::BuiltinOid; 9] = [
+    INT4OID,
+    CHAROID,
+    FLOAT8OID,
+    TIMESTAMPTZOID,
+    FLOAT8OID,
+    FLOAT8OID,
+    TIMESTAMPTZARRAYOID,
+    INT8ARRAYOID,
+    TIMESTAMPTZOID,
+];
 
 /// The types of a [`KeyedRow`]: name, key, and those of [`SHARD_ROW`].
-pub(super) const KEYED_ROW: [pg_sys::BuiltinOid; 9] = {
-    let [shard, value, ts, prior, log, added, expires] = SHARD_ROW;
-    [TEXTOID, TEXTOID, shard, value, ts, prior, log, added, expires]
-};
+pub(super) const KEYED_ROW: [pg_sys::BuiltinOid; 11] = joined([TEXTOID, TEXTOID], SHARD_ROW);
 
 /// The parameters of a statement that writes a row: all columns.
-pub(super) const ROW_PARAMETERS: [pg_sys::BuiltinOid; 9] = KEYED_ROW;
+pub(super) const ROW_PARAMETERS: [pg_sys::BuiltinOid; 11] = KEYED_ROW;
 
 impl Connection<'_> {
     /// Selects at most one row, by its primary key.
@@ -311,21 +341,25 @@ impl Connection<'_> {
         let field = |column| self.field(row, first + column);
         let null = |column| Error::NullState { table: "rateLimits", column };
         let not_null = |column, name| field(column).ok_or_else(|| null(name));
-        let (shard, value, ts) = (not_null(0, "shard")?, not_null(1, "value")?, not_null(2, "ts")?);
+        let (shard, kind) = (not_null(0, "shard")?, not_null(1, "kind")?);
+        let (value, ts) = (not_null(2, "value")?, not_null(3, "ts")?);
         let float = |datum: pg_sys::Datum| f64::from_bits(datum.value() as u64);
         let shard = shard.value() as i32;
         let columns = Columns {
+            kind: kind.value() as u8,
             value: float(value),
             ts: ts.value() as i64,
-            prior: field(3).map(float),
+            added: field(4).map(float),
+            prior: field(5).map(float),
             // SAFETY: `execute` has checked that the column is a timestamptz[].
-            log: field(4).map(|log| unsafe { decode_log(log) }),
-            added: field(5).map(float),
+            log: field(6).map(|log| unsafe { decode_array(log, TIMESTAMPTZOID) }),
+            // SAFETY: likewise a bigint[].
+            leases: field(7).map(|leases| unsafe { decode_array(leases, INT8OID) }),
         };
         // There are no holds where Citus distributes the table; some may have been there before.
-        let expires = field(6).filter(|_| !self.catalog.rate_limits.distributed);
-        let expires = expires.map(|expires| from_timestamptz(expires.value() as i64));
-        let row = Row { stored: decode(shard, columns), expires, tuple: TupleId::NONE };
+        let holds_due = field(8).filter(|_| !self.catalog.rate_limits.distributed);
+        let holds_due = holds_due.map(|holds_due| from_timestamptz(holds_due.value() as i64));
+        let row = Row { stored: decode(shard, columns), holds_due, tuple: TupleId::NONE };
         Ok((shard, row))
     }
 }
@@ -339,9 +373,9 @@ pub(super) fn key_parameters(id: RowId) -> [Option<pg_sys::Datum>; 3] {
 pub(super) fn row_parameters(
     id: RowId,
     row: &Stored,
-    expires: Option<Micros>,
-) -> [Option<pg_sys::Datum>; 9] {
+    holds_due: Option<Micros>,
+) -> [Option<pg_sys::Datum>; 11] {
     let [name, key, shard] = key_parameters(id);
-    let [value, ts, prior, log, added, expires] = encode(row, expires);
-    [name, key, shard, value, ts, prior, log, added, expires]
+    let [kind, value, ts, added, prior, log, leases, holds_due] = encode(row, holds_due);
+    [name, key, shard, kind, value, ts, added, prior, log, leases, holds_due]
 }

@@ -30,7 +30,7 @@ CREATE ROLE client LOGIN;
 GRANT EXECUTE ON FUNCTION rl_limit, rl_limit_all, rl_check, rl_credit, rl_stats, rl_memory TO client;
 -- For monitoring.py.
 GRANT EXECUTE ON FUNCTION rl_hold, rl_settle_all TO client;
-GRANT SELECT (name, count, old, expires_at, charge) ON rl_holds TO client;
+GRANT SELECT (name, count, spent, expires_at, charge) ON rl_holds TO client;
 GRANT SELECT, INSERT ON users, messages TO client;
 GRANT SELECT, INSERT, DELETE ON jobs TO client;
 GRANT USAGE ON SCHEMA blog TO client;

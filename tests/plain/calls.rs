@@ -654,10 +654,20 @@ impl Calls {
                 "UPDATE rateLimits SET ts = ts + interval '90 minutes' WHERE name = {name} AND key = {key}"
             ),
             3 if random.u8(..8) == 0 => {
-                let value = one(random, &["NaN", "-Infinity", "Infinity", "-1e300", "1e300"]);
-                format!(
-                    "UPDATE rateLimits SET value = '{value}' WHERE name = {name} AND key = {key}"
-                )
+                let value = one(
+                    random,
+                    &[
+                        "value = 'NaN'",
+                        "value = '-Infinity'",
+                        "value = -1e300",
+                        "value = 1e300",
+                        "kind = 'b'",
+                        "kind = 's'",
+                        "kind = '#'",
+                        "ts = 'infinity'",
+                    ],
+                );
+                format!("UPDATE rateLimits SET {value} WHERE name = {name} AND key = {key}")
             }
             4 => "UPDATE rl_config SET config = config || '{\"enforce\": true}'
                   WHERE config ->> 'kind' <> 'unlimited'"

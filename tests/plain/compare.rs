@@ -142,31 +142,29 @@ fn answer(result: Result<Vec<SimpleQueryMessage>, tokio_postgres::Error>) -> Ans
 }
 
 /// The rows that differ, but for those that were reset, without the ids of leases and of holds, where these are random.
-/// rateLimits.expires may be too early: it is compared by the hold that it finds.
+/// rateLimits.holds_due may be too early: it is compared by the hold that it finds.
 const ROWS: &str = "
     SELECT coalesce(a.place, b.place), a.row, b.row
-    FROM (SELECT concat_ws('/', name, key, shard) AS place, row(float8send(value + 0), ts, float8send(prior), float8send(added),
+    FROM (SELECT concat_ws('/', name, key, shard) AS place, row(kind, float8send(value + 0), ts, float8send(added), float8send(prior), log,
                  (SELECT min(expires_at) FROM extension.rl_holds h
-                  WHERE h.name = r.name AND h.key = r.key AND NOT charge AND count > old AND expires_at >= r.expires),
-                 CASE WHEN prior IS NULL OR log IS NULL THEN log
-                      ELSE ARRAY(SELECT log[n] FROM generate_series(2, cardinality(log), 2) n ORDER BY n) END)::text
-          FROM extension.rateLimits r WHERE value <> 'Infinity'
+                  WHERE h.name = r.name AND h.key = r.key AND NOT charge AND count > spent AND expires_at >= r.holds_due),
+                 ARRAY(SELECT leases[n] FROM generate_series(2, cardinality(leases), 2) n ORDER BY n))::text
+          FROM extension.rateLimits r WHERE kind <> '-'
           UNION ALL SELECT concat_ws('/', 'config', name, key), config::text FROM extension.rl_config
           UNION ALL SELECT concat_ws('/', 'block', name, key), until::text FROM extension.rl_blocks
-          UNION ALL SELECT concat_ws('/', 'hold', name, key, h.id), row(float8send(count + 0), float8send(old + 0), float8send(back + 0),
-                 CASE WHEN NOT (charge AND count > 0 AND old = count) THEN taken_at END, expires_at, charge, config)::text
+          UNION ALL SELECT concat_ws('/', 'hold', name, key, h.id), row(float8send(count + 0), float8send(spent + 0), float8send(returned + 0),
+                 taken_at, expires_at, charge, lease IS NULL, config)::text
           FROM extension.rl_holds, LATERAL (SELECT CASE WHEN length(id) < 36 THEN id ELSE expires_at::text END) AS h (id)) AS a (place, row)
     FULL JOIN
-         (SELECT concat_ws('/', name, key, shard), row(float8send(value + 0), ts, float8send(prior), float8send(added),
+         (SELECT concat_ws('/', name, key, shard), row(kind, float8send(value + 0), ts, float8send(added), float8send(prior), log,
                  (SELECT min(expires_at) FROM ratelimit.rl_holds h
-                  WHERE h.name = r.name AND h.key = r.key AND NOT charge AND count > old AND expires_at >= r.expires),
-                 CASE WHEN prior IS NULL OR log IS NULL THEN log
-                      ELSE ARRAY(SELECT log[n] FROM generate_series(2, cardinality(log), 2) n ORDER BY n) END)::text
-          FROM ratelimit.rateLimits r WHERE value <> 'Infinity'
+                  WHERE h.name = r.name AND h.key = r.key AND NOT charge AND count > spent AND expires_at >= r.holds_due),
+                 ARRAY(SELECT leases[n] FROM generate_series(2, cardinality(leases), 2) n ORDER BY n))::text
+          FROM ratelimit.rateLimits r WHERE kind <> '-'
           UNION ALL SELECT concat_ws('/', 'config', name, key), config::text FROM ratelimit.rl_config
           UNION ALL SELECT concat_ws('/', 'block', name, key), until::text FROM ratelimit.rl_blocks
-          UNION ALL SELECT concat_ws('/', 'hold', name, key, h.id), row(float8send(count + 0), float8send(old + 0), float8send(back + 0),
-                 CASE WHEN NOT (charge AND count > 0 AND old = count) THEN taken_at END, expires_at, charge, config)::text
+          UNION ALL SELECT concat_ws('/', 'hold', name, key, h.id), row(float8send(count + 0), float8send(spent + 0), float8send(returned + 0),
+                 taken_at, expires_at, charge, lease IS NULL, config)::text
           FROM ratelimit.rl_holds, LATERAL (SELECT CASE WHEN length(id) < 36 THEN id ELSE expires_at::text END) AS h (id)) AS b (place, row)
     USING (place) WHERE a.row IS DISTINCT FROM b.row ORDER BY 1 LIMIT 3";
 

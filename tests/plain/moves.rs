@@ -334,7 +334,7 @@ const SAME: &[&str] = &[
     "SELECT * FROM rl_config ORDER BY name, key", // without internal columns: see same()
     "SELECT * FROM rl_blocks ORDER BY name",
     "SELECT * FROM rl_holds ORDER BY id, name",
-    "SELECT name, key, expires FROM rateLimits WHERE value < 'Infinity' ORDER BY name, key",
+    "SELECT name, key, holds_due FROM rateLimits WHERE kind <> '-' ORDER BY name, key",
     "SELECT rl_extend(lease) FROM leases",
     "SELECT tgname, tgrelid::regclass, pg_get_triggerdef(oid), tgenabled, obj_description(oid, 'pg_trigger')
      FROM pg_trigger WHERE tgrelid::regclass::text ~ '^(messages|parted)' ORDER BY 2, 1",

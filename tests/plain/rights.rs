@@ -262,8 +262,8 @@ CREATE TYPE evil.word AS (word text);
 CREATE FUNCTION evil.text(evil.word) RETURNS text LANGUAGE sql AS 'SELECT current_user::text';
 CREATE CAST (evil.word AS text) WITH FUNCTION evil.text AS IMPLICIT;
 CREATE TEMP TABLE rl_config (name text, key text, config jsonb, parsed text);
-CREATE TEMP TABLE rateLimits (name text, key text, shard int, value float8, ts timestamptz, prior float8,
-    log timestamptz[], added float8);
+CREATE TEMP TABLE rateLimits (name text, key text, shard int, kind "char", value float8, ts timestamptz, added float8,
+    prior float8, log timestamptz[], leases bigint[], holds_due timestamptz);
 CREATE TEMP TABLE rl_blocks (name text, key text, until timestamptz);
 CREATE TEMP VIEW pg_proc AS SELECT evil.strike();
 GRANT ALL ON rl_config, rateLimits, rl_blocks, pg_proc TO PUBLIC;
@@ -664,9 +664,9 @@ fn tables_that_inherit_are_left_alone() {
     assert_eq!(answers(&mut client), (without.clone(), 0, Some((None, 0, 0))));
     client
         .batch_execute(
-            "INSERT INTO child (name, key, value, ts) SELECT n, k, 0, '2027-01-01 12:00:00+00'
+            "INSERT INTO child (name, key, kind, value, ts) SELECT n, k, 't', 0, '2027-01-01 12:00:00+00'
              FROM unnest('{s,slots,of a child}'::text[]) n, unnest('{k,2,of a child,\"\"}'::text[]) k;
-             INSERT INTO child (name, key, value, ts) SELECT n, 'idle', 77, '2026-01-01 12:00:00+00'
+             INSERT INTO child (name, key, kind, value, ts) SELECT n, 'idle', 't', 77, '2026-01-01 12:00:00+00'
              FROM unnest('{s,of a child}'::text[]) n;
              INSERT INTO child_config (name, key, config) VALUES ('s', 'k', rl_unlimited()), ('s', '', rl_unlimited()),
                  ('of a child', '', rl_token_bucket(1, '1 hour'));

@@ -118,7 +118,7 @@ fn rl_prune_gives_back_as_many_keys_as_it_may_and_ends_with_0() {
              SET ratelimit.clock = '2027-01-01 12:02:00+00'",
         )
         .unwrap();
-    let left = "SELECT count(*) FILTER (WHERE count > old) FROM rl_holds";
+    let left = "SELECT count(*) FILTER (WHERE count > spent) FROM rl_holds";
     for (pruned, expected) in [(10, 15), (10, 5), (4, 1), (0, 1)] {
         let now: i64 = owner.query_one("SELECT rl_prune(10)", &[]).unwrap().get(0);
         assert_eq!(now, pruned);

@@ -357,7 +357,7 @@ fn in_schema(file: &str, schema: &str) -> String {
 
 /// State, definitions, blocks and settings.
 const KEPT: &str = "
-    SELECT concat((SELECT string_agg(concat_ws(' ', r.name, r.key, r.value, r.ts, r.log), ', ' ORDER BY r.name, r.key)
+    SELECT concat((SELECT string_agg(concat_ws(' ', r.name, r.key, r.kind, r.value, r.ts, r.log, r.leases), ', ' ORDER BY r.name, r.key)
          FROM ratelimit.rateLimits r),
         (SELECT string_agg(concat(name, key, config), ' ' ORDER BY name, key) FROM ratelimit.rl_config),
         (SELECT string_agg(concat_ws(' ', name, key, until), ' ' ORDER BY name, key) FROM ratelimit.rl_blocks),
@@ -497,10 +497,12 @@ fn a_function_that_is_no_longer_made_is_dropped() {
 }
 
 /// The types of results get attributes at their end, under what uses them; one that was altered is refused.
+/// The end of the attributes of rl_status_result.
+const LAST: &str = "held double precision');";
+
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn results_grow_at_their_end() {
-    const LAST: &str = "held double precision');";
     let mut newer = database::file();
     assert_eq!(newer.matches(LAST).count(), 1);
     newer = newer.replace(LAST, "held double precision, more int');");
@@ -541,17 +543,25 @@ fn results_grow_at_their_end() {
     }
 }
 
-/// A newer file gives a table a column while four sessions call: a call works, or fails once and takes nothing.
+/// A newer file gives a table a column, a result an attribute, and the schema a function while sessions call: a call
+/// works, or fails once and takes nothing.
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
-fn calls_go_on_while_a_newer_file_alters_a_table() {
+fn calls_go_on_while_a_newer_file_adds_to_what_there_is() {
     const PART: &str = "-- Functions that only the extension has,";
-    let newer = database::file();
-    assert_eq!(newer.matches(PART).count(), 1);
-    let newer = newer.replace(
-        PART,
-        &format!("ALTER TABLE ratelimit.rateLimits ADD COLUMN IF NOT EXISTS later text;\n{PART}"),
-    );
+    const LISTED: &str = "\nfunction rl_version()";
+    let later = "ALTER TABLE ratelimit.rateLimits ADD COLUMN IF NOT EXISTS later text;
+        CREATE OR REPLACE FUNCTION ratelimit.rl_later() RETURNS text LANGUAGE sql AS $$ SELECT 'later' $$;
+        COMMENT ON FUNCTION ratelimit.rl_later IS 'of a later file';\n";
+    let mut newer = database::file();
+    for (there, more) in [
+        (LAST, "held double precision, more int');".into()),
+        (LISTED, format!("\nfunction rl_later(){LISTED}")),
+        (PART, format!("{later}{PART}")),
+    ] {
+        assert_eq!(newer.matches(there).count(), 1, "{there}");
+        newer = newer.replace(there, &more);
+    }
     let database = Database::new("plain_later");
     let mut owner = database.connect_as(OWNER);
     owner
@@ -565,12 +575,13 @@ fn calls_go_on_while_a_newer_file_alters_a_table() {
                 let call = [
                     "SELECT rl_limit('one', 'k'), rl_limit('two', 'k')",
                     "SELECT * FROM rl_limit_all('[{\"name\": \"one\", \"key\": \"k\"}, {\"name\": \"two\", \"key\": \"k\"}]')",
-                ][n % 2];
+                    "SELECT * FROM rl_status('one')",
+                ][n % 3];
                 scope.spawn(move || {
                     let mut taken = 0;
                     while !stop.load(Ordering::Relaxed) {
                         match client.batch_execute(call) {
-                            Ok(()) => taken += 1,
+                            Ok(()) => taken += usize::from(n % 3 < 2),
                             Err(error) => {
                                 let code = error.as_db_error().unwrap().code();
                                 assert!(FAIL_ONCE.contains(&code.code()), "{error:?}");
@@ -581,7 +592,7 @@ fn calls_go_on_while_a_newer_file_alters_a_table() {
                 })
             })
             .collect();
-        let file = [&newer, &database::file(), &newer].map(|file| {
+        let file = [&newer, &newer].map(|file| {
             thread::sleep(Duration::from_millis(200));
             owner.batch_execute(file)
         });
@@ -592,10 +603,12 @@ fn calls_go_on_while_a_newer_file_alters_a_table() {
     });
     let left = "SELECT round(capacity - remaining)::text FROM (VALUES ('one'), ('two')) AS n (name), rl_check(name, 'k')";
     assert_eq!(rows(&mut owner, left), [taken.to_string(), taken.to_string()]);
+    let more = "SELECT concat_ws(' ', rl_later(), more IS NULL) FROM rl_status('one')";
+    assert_eq!(rows(&mut owner, more), ["later t"]);
 }
 
 /// What docs/sql-file.md says a call may fail with that has waited for a run of the file.
-const FAIL_ONCE: [&str; 4] = ["XX000", "42883", "42703", "40001"];
+const FAIL_ONCE: [&str; 5] = ["XX000", "42883", "42703", "42P13", "40001"];
 
 /// A call of an earlier version that goes on after an upgrade can have read a limit that seems to have no kind.
 #[test]
@@ -605,7 +618,7 @@ fn a_limit_without_a_kind_is_not_an_unlimited_one() {
     let mut owner = database.connect_as(OWNER);
     for function in [
         "_initial(NULL, 0, 0)",
-        "_decide(NULL, ROW(1, 0, NULL, NULL, NULL)::_state, 0, 1, false)",
+        "_decide(NULL, ROW(1, 0, NULL, NULL, NULL, NULL)::_state, 0, 1, false)",
         "_idle(NULL, NULL, 0, 'l', '')",
     ] {
         let error = owner.batch_execute(&format!("SELECT {function}")).unwrap_err();

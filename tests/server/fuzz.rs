@@ -375,10 +375,12 @@ fn whatever_is_passed_there_is_an_answer_or_an_error_that_says_why() {
         let sql = match random.u8(..20) {
             // A row that no call writes.
             0 => {
+                let letters = ["kind", "'t'", "'s'", "'l'", "'c'", "'-'", "'#'", "'b'"];
+                let kind = one_of(&mut random, &letters);
                 let mut column = |r#type| argument(&mut random, r#type);
                 let (number, time) = ("double precision", "timestamp with time zone");
                 format!(
-                    "UPDATE rateLimits SET value = {}, ts = {}, prior = {}, log = ARRAY[{}, {}]::timestamptz[]
+                    "UPDATE rateLimits SET kind = {kind}, value = {}, ts = {}, prior = {}, log = ARRAY[{}, {}]::timestamptz[]
                      WHERE name = {} AND hashtext(key) % 3 = 0",
                     column(number), column(time), column(number), column(time), column(time), column("text"),
                 )

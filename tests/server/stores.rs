@@ -263,8 +263,8 @@ fn the_stores_give_the_same_answers_and_leave_the_same_rows() {
 
         // But for the ids of leases, which are random.
         let rows =
-            "SELECT name, key, shard, value, ts, prior, CASE WHEN prior IS NULL THEN log ELSE
-            (SELECT array_agg(log[n] ORDER BY n) FROM generate_series(2, cardinality(log), 2) n) END, expires,
+            "SELECT name, key, shard, kind, value, ts, added, prior, log,
+            (SELECT array_agg(leases[n] ORDER BY n) FROM generate_series(2, cardinality(leases), 2) n), holds_due,
             (SELECT string_agg(h::text, ' ' ORDER BY id) FROM rl_holds h WHERE (h.name, h.key) = (r.name, r.key) AND shard = 0)
             FROM rateLimits r ORDER BY name, key, shard";
         let expected = outcome(sql, rows);
@@ -315,7 +315,7 @@ fn rows_are_found_while_others_come_and_go() {
         .batch_execute(
             "SELECT rl_define('api', rl_token_bucket(1000, '1 day'));
              CREATE TABLE there AS SELECT format('%s-there', to_hex(n)) AS key FROM generate_series(0, 1500, 3) n;
-             INSERT INTO rateLimits (name, key, value, ts) SELECT 'api', key, 999, '2027-01-01 00:00:00+00' FROM there",
+             INSERT INTO rateLimits (name, key, kind, value, ts) SELECT 'api', key, 't', 999, '2027-01-01 00:00:00+00' FROM there",
         )
         .unwrap();
     let database = &database;
@@ -446,8 +446,8 @@ fn the_direct_search_finds_every_row_and_no_other() {
         .batch_execute(
             "DELETE FROM wanted a USING wanted b WHERE a.name = b.name AND a.key = b.key AND a.ctid > b.ctid;
              UPDATE wanted SET value = 1 + abs(hashtext(name || key)) % 1000000;
-             INSERT INTO rateLimits (name, key, value, ts)
-                 SELECT name, key, value, '2027-01-01 00:00:00+00' FROM wanted ORDER BY hashtext(key)",
+             INSERT INTO rateLimits (name, key, kind, value, ts)
+                 SELECT name, key, 't', value, '2027-01-01 00:00:00+00' FROM wanted ORDER BY hashtext(key)",
         )
         .unwrap();
     let check = |client: &mut Client, what: &str| {

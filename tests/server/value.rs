@@ -41,9 +41,9 @@ BEGIN
     dry := coalesce(value -> 'config' -> 'enforce' = 'false', false);
     until := value ->> 'blockedUntil';
     unwritten := EXISTS (SELECT FROM rateLimits t WHERE t.name = $1 AND t.key = $2
-                         AND t.expires <= timestamptz 'epoch' + $3 * interval '1 us');
+                         AND t.holds_due <= timestamptz 'epoch' + $3 * interval '1 us');
     expires := (SELECT min(h.expires_at) FROM rl_holds h WHERE h.name = $1 AND h.key = $2 AND NOT h.charge
-                AND h.count > h.old AND h.expires_at > timestamptz 'epoch' + $3 * interval '1 us');
+                AND h.count > h.spent AND h.expires_at > timestamptz 'epoch' + $3 * interval '1 us');
     FOREACH span IN ARRAY spans LOOP
         at := timestamptz 'epoch' + (now + span) * interval '1 us';
         EXIT WHEN expires <= at;

@@ -92,8 +92,8 @@ fn a_new_call_can_come_before_one_whose_wait_is_over() {
     ] {
         for kept in [true, false] {
             let case = format!("{hold}; {end}; the new call's take is kept: {kept}");
-            let insert = "TRUNCATE rateLimits; INSERT INTO rateLimits (name, key, value, ts)
-                          VALUES ('api', 'k', 9, '2027-01-01 00:00:00+00')";
+            let insert = "TRUNCATE rateLimits; INSERT INTO rateLimits (name, key, kind, value, ts)
+                          VALUES ('api', 'k', 't', 9, '2027-01-01 00:00:00+00')";
             client.batch_execute(insert).unwrap();
             let answer = overtaken(&database, &mut client, (hold, end, left), kept, &case);
             // The waiting call wants 6 tokens; it got them if it had come first.

@@ -34,16 +34,19 @@ pub const SETTLED_LATE: Micros = Micros::DAY;
 pub struct Hold {
     /// Tokens that it has taken and not given back.
     pub count: f64,
-    /// Those of `count` that can't come back: of windows that have ended, or after its expiry.
-    pub old: f64,
+    /// Those of `count` that can't come back: of windows that have ended, or after its expiry; slots, which come back
+    /// with their lease.
+    pub spent: f64,
     /// Tokens that came back when it expired.
-    pub back: f64,
-    /// When those beyond `old` were taken; of a reservation, when they are there. Of slots the id of the lease.
+    pub returned: f64,
+    /// When those beyond `spent` were taken; of a reservation, when all are there.
     pub taken_at: Micros,
     /// When it expires.
     pub expires_at: Micros,
     /// Whether its tokens stay taken when it expires.
     pub charge: bool,
+    /// Of slots the id of their lease, which expires in the state of the limit.
+    pub lease: Option<Micros>,
 }
 
 /// Tokens that a hold takes.
@@ -77,26 +80,28 @@ impl Hold {
         // The clock may be behind the state.
         let present = limit.present(after, now);
         let taken_at = took.wait.map_or(present, |wait| present.max(now.plus(wait)));
-        // A reservation's tokens of windows before that of its start end with those.
+        // Those of windows before that of its start: others move up in these once an earlier reservation is given back, so
+        // it isn't known which are left of them.
         let early = match taken_at > present {
             true => took.tokens - reserved_last(limit, after, taken_at).min(took.tokens),
             false => 0.0,
         };
         let Some(&before) = before else {
-            let count = took.tokens;
-            return Hold { count, old: early, back: 0.0, taken_at, expires_at, charge };
+            let (count, spent, returned, lease) = (took.tokens, early, 0.0, None);
+            return Hold { count, spent, returned, taken_at, expires_at, charge, lease };
         };
-        let mut hold = Hold { back: 0.0, expires_at: before.expires_at.max(expires_at), ..before };
+        let expires_at = before.expires_at.max(expires_at);
+        let mut hold = Hold { returned: 0.0, expires_at, ..before };
         if took.tokens > 0.0 {
             let since = returnable(limit, after, taken_at).map(|returnable| returnable.since);
             // What is of an ended window returns nothing.
             if since.is_none_or(|since| before.taken_at < since) {
-                hold.old = before.count;
+                hold.spent = before.count;
             }
-            if hold.old == before.count || taken_at > present {
+            if hold.spent == before.count || taken_at > present {
                 hold.taken_at = taken_at;
             }
-            hold.old += early;
+            hold.spent += early;
             hold.count = before.count + took.tokens;
         }
         hold
@@ -107,21 +112,15 @@ impl Hold {
         (self.taken_at > limit.present(state, now)).then(|| self.taken_at.minus(now))
     }
 
-    /// The hold of slots of a concurrency limit: these are never charged, and expire in the state of the limit.
-    pub fn of_slots(slots: f64, lease: Micros, expires_at: Micros) -> Hold {
-        let (count, old) = (slots, slots);
-        Hold { count, old, back: 0.0, taken_at: lease, expires_at, charge: true }
-    }
-
-    /// The lease that has its slots, of a hold of slots.
-    pub fn lease(&self) -> Option<Micros> {
-        let is_of_slots = self.charge && self.count > 0.0 && self.old == self.count;
-        is_of_slots.then_some(self.taken_at)
+    /// The hold of slots of a concurrency limit, taken first at `taken_at`.
+    pub fn of_slots(slots: f64, lease: Micros, taken_at: Micros, expires_at: Micros) -> Hold {
+        let (count, spent, returned, lease) = (slots, slots, 0.0, Some(lease));
+        Hold { count, spent, returned, taken_at, expires_at, charge: false, lease }
     }
 
     /// Whether it gives tokens back when it expires.
     pub fn returns(&self) -> bool {
-        !self.charge && self.count > self.old
+        !self.charge && self.count > self.spent
     }
 
     /// The first expiry of holds that give tokens back: of this one and others, of which the first is known.
@@ -134,7 +133,7 @@ impl Hold {
 
     /// The same hold, which gives nothing back any more.
     pub fn lost(self) -> Hold {
-        Hold { old: self.count, ..self }
+        Hold { spent: self.count, ..self }
     }
 
     /// The hold after its expiry, which gives back what there is room for at that instant; and the state after it,
@@ -144,24 +143,24 @@ impl Hold {
         let room = returnable(limit, state, at)
             .filter(|returnable| self.taken_at >= returnable.since)
             .map_or(0.0, |returnable| returnable.room);
-        let held = self.count - self.old;
+        let held = self.count - self.spent;
         let back = held.min(room);
         if back <= 0.0 {
             return (self.lost(), None);
         }
-        let count = if back == held { self.old } else { self.count - back };
+        let count = if back == held { self.spent } else { self.count - back };
         let after = credit(limit, state, at, back, Some(self.taken_at));
-        let hold = Hold { count, old: count, back: self.back + back, ..self };
+        let hold = Hold { count, returned: self.returned + back, ..self }.lost();
         (hold, after.and_then(|decision| decision.state))
     }
 
     /// The credit that settles it: the tokens, negative where more was used than it has; and when they were taken.
     /// `used` in tokens; `None`: all that it held.
     pub fn credit(&self, used: Option<f64>) -> (f64, Option<Micros>) {
-        let used = used.unwrap_or(self.count + self.back);
+        let used = used.unwrap_or(self.count + self.returned);
         match used > self.count {
             true => (self.count - used, None),
-            false => (self.count - used.max(self.old), Some(self.taken_at)),
+            false => (self.count - used.max(self.spent), Some(self.taken_at)),
         }
     }
 

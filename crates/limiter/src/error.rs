@@ -3,7 +3,6 @@
 use std::fmt;
 
 use ratelimit_core::config::ConfigError;
-use ratelimit_core::text::float_text;
 use ratelimit_core::{ArgumentError, Kind};
 
 /// The result of a use case.
@@ -105,7 +104,7 @@ pub enum LimiterError {
         limits: usize,
     },
     /// A stored row has a value that no call writes, such as NaN.
-    #[error("rate limit \"{name}\" has a stored {column} of {}", float_text(*.value))]
+    #[error("rate limit \"{name}\" has a stored {column} of {value}")]
     BadState {
         /// The row's table.
         table: &'static str,
@@ -114,7 +113,7 @@ pub enum LimiterError {
         /// The row's column.
         column: &'static str,
         /// Its value.
-        value: f64,
+        value: String,
     },
     /// A row was not written although no statement failed: a trigger or rule swallows it.
     #[error("the rate limit could not be stored")]
@@ -164,6 +163,12 @@ impl LimiterError {
     /// A row could not be written although nothing failed (55000).
     pub fn not_written() -> LimiterError {
         LimiterError::NotWritten { table: "rateLimits" }
+    }
+
+    /// A row of this limit has a value that no call writes (55000).
+    pub fn bad_state(name: String, column: &'static str, value: &str) -> LimiterError {
+        let value = value.to_owned();
+        LimiterError::BadState { table: "rateLimits", name, column, value }
     }
 
     /// The error of the `n`th request of a list, from 1.

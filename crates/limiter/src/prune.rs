@@ -53,7 +53,7 @@ pub fn prune<H: Host>(
         let mut batch = (most > 1).then(Batch::default);
         let mut visit = |mut key: KeyRows| {
             // Settled since, or about to expire: the row says no later.
-            let is_past = |(_, row): &ShardRow| row.expires.is_some_and(|at| at <= host.now());
+            let is_past = |(_, row): &ShardRow| row.holds_due.is_some_and(|at| at <= host.now());
             if key.rows.first().is_some_and(is_past) {
                 holds::prune::give_back_if_valid(host, rows, &key.name, &key.key)?;
                 key.rows = rows.read_key(&key.name, &key.key, None)?;

@@ -140,7 +140,7 @@ pub(crate) fn look<H: Host>(
     let peeked = stores::peek(host, target)?;
     let first = answer(&peeked);
     // Only a limit in one row counts what expires.
-    if first.ok || peeked.expires.is_none() {
+    if first.ok || peeked.holds_due.is_none() {
         return Ok(first);
     }
     host.with_rows(RowAccess::Read, |rows| {
@@ -148,10 +148,10 @@ pub(crate) fn look<H: Host>(
             let peeked = stores::peek_rows(host, rows, target)?;
             let answer = answer(&peeked);
             match peeked.shards.states() {
-                [state] if peeked.expires.is_some() && !answer.ok => {
+                [state] if peeked.holds_due.is_some() && !answer.ok => {
                     let is_dry = dry_run_passes && !target.definition.enforce;
                     let passes = is_dry && answer.blocked.is_some();
-                    expiry::denial(host, target, take, state, peeked.expires, answer, passes)
+                    expiry::denial(host, target, take, state, peeked.holds_due, answer, passes)
                 }
                 _ => Ok(answer),
             }

@@ -244,7 +244,7 @@ fn defined<'a, H: Host>(
     peeked: &Peeked,
     block: Option<Block>,
 ) -> Result<Status<'a>> {
-    let Peeked { now, ref shards, expires } = *peeked;
+    let Peeked { now, ref shards, holds_due } = *peeked;
     let one = Take { count: 1.0, reserve: false, lease: None, at_least: None };
     let until = target.block(now);
     let answer = match until {
@@ -254,7 +254,7 @@ fn defined<'a, H: Host>(
             target.answer(&decision, decision.level, now)
         }
     };
-    let retry_after = match expires {
+    let retry_after = match holds_due {
         // What expires is read after the row: the wait is that of one moment, and 0 if the key is limited no more.
         Some(_) if !answer.ok => {
             let again = single::look(host, target, one, false)?;

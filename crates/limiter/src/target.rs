@@ -173,9 +173,8 @@ impl<'a> Target<'a> {
     ) -> Result<Cow<'s, State>> {
         match stored {
             Some(Stored::State(state)) if limit.accepts(state.shape()) => Ok(Cow::Borrowed(state)),
-            Some(&Stored::Invalid { shape, column, value, .. }) if limit.accepts(shape) => {
-                let (table, name) = ("rateLimits", self.name_text());
-                Err(LimiterError::BadState { table, name, column, value })
+            Some(Stored::Invalid { column, value, .. }) => {
+                Err(LimiterError::bad_state(self.name_text(), column, value))
             }
             // A row that was reset, or of a kind with nothing to carry over, counts as none.
             _ => Ok(Cow::Owned(limit.initial_state(now, self.phase()))),

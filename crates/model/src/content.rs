@@ -36,11 +36,11 @@ impl Eq for HoldOf {}
 
 impl Hash for Content {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        let (stored, expires) = match self {
-            Content::Limit(stored, expires) => (stored, expires),
+        let (stored, holds_due) = match self {
+            Content::Limit(stored, holds_due) => (stored, holds_due),
             Content::Hold(hold) => return (13, hold).hash(hasher),
         };
-        expires.map(|Micros(at)| at).hash(hasher);
+        holds_due.map(|Micros(at)| at).hash(hasher);
         match stored {
             Stored::State(state) => hash_state(state, hasher),
             Stored::Reset { ts } => (10, ts.0).hash(hasher),
@@ -58,9 +58,10 @@ impl Hash for Total {
 
 impl Hash for HoldOf {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        let Hold { count, old, back, taken_at, expires_at, charge } = self.hold;
-        let tokens = [count, old, back].map(bits);
-        (&self.id, tokens, taken_at.0, expires_at.0, charge).hash(hasher);
+        let Hold { count, spent, returned, taken_at, expires_at, charge, lease } = self.hold;
+        let tokens = [count, spent, returned].map(bits);
+        let lease = lease.map(|Micros(id)| id);
+        (&self.id, tokens, taken_at.0, expires_at.0, charge, lease).hash(hasher);
     }
 }
 

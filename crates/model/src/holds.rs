@@ -97,7 +97,7 @@ impl Holds for Run<'_> {
         let holds = self.holds(WhichHolds::OfKey(key_number(key))).into_iter();
         let returns = |row: &HoldRow| {
             let hold = &row.hold;
-            !hold.charge && hold.count > hold.old && (from..=until).contains(&hold.expires_at)
+            !hold.charge && hold.count > hold.spent && (from..=until).contains(&hold.expires_at)
         };
         let mut rows: Vec<HoldRow> = holds.map(|hold| hold.row).filter(returns).collect();
         rows.sort_by(|one, other| {
@@ -172,7 +172,7 @@ impl Holds for Run<'_> {
             let row = &hold.row;
             let is_after = (&row.name[..], &row.key[..]) > after;
             let hold = &row.hold;
-            is_after && !hold.charge && hold.count > hold.old && hold.expires_at <= now
+            is_after && !hold.charge && hold.count > hold.spent && hold.expires_at <= now
         };
         let holds = self.holds(WhichHolds::All).into_iter().filter(is_due);
         let mut keys: Vec<_> = holds.map(|hold| (hold.row.name, hold.row.key)).collect();
@@ -185,7 +185,7 @@ impl Holds for Run<'_> {
     fn prune(&self, before: Micros, most: i64) -> Result<i64> {
         let is_old = |row: &HoldRow| {
             let hold = &row.hold;
-            (hold.charge || hold.count <= hold.old) && hold.expires_at < before
+            (hold.charge || hold.count <= hold.spent) && hold.expires_at < before
         };
         let mut deleted = 0;
         for hold in self.holds(WhichHolds::All).iter().filter(|hold| is_old(&hold.row)) {

@@ -175,8 +175,8 @@ pub fn left_in_rows(
     let target =
         Target::defined::<Run>(NAME, KEYS[usize::from(key)], Rc::new(definition.clone()), None);
     let row = |(shard, version): &(i32, &Version)| match version.content.clone() {
-        Content::Limit(stored, expires) => {
-            Some((*shard, Row { stored, expires, tuple: TupleId::NONE }))
+        Content::Limit(stored, holds_due) => {
+            Some((*shard, Row { stored, holds_due, tuple: TupleId::NONE }))
         }
         Content::Hold(_) => None,
     };

@@ -18,8 +18,8 @@ fn place(id: RowId) -> RowKey {
 
 /// A row that was found.
 fn row((tid, unlocked, content): Found) -> Row {
-    let Content::Limit(stored, expires) = content else { unreachable!("{content:?}") };
-    Row { stored, expires, tuple: TupleId { tid: Some(tid), unlocked, writer: None } }
+    let Content::Limit(stored, holds_due) = content else { unreachable!("{content:?}") };
+    Row { stored, holds_due, tuple: TupleId { tid: Some(tid), unlocked, writer: None } }
 }
 
 /// The version of a row.
@@ -136,10 +136,10 @@ impl Rows for Run<'_> {
         &self,
         id: RowId,
         stored: &Stored,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
         wait: bool,
     ) -> Result<bool> {
-        let is_alone = self.insert_row(id, Content::Limit(stored.clone(), expires));
+        let is_alone = self.insert_row(id, Content::Limit(stored.clone(), holds_due));
         if !is_alone && (wait || self.setting.access != AccessPath::Heap) {
             self.wait_for_inserter(place(id));
         }
@@ -151,9 +151,9 @@ impl Rows for Run<'_> {
         _: RowId,
         locked: TupleId,
         stored: &Stored,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
     ) -> Result<()> {
-        let update = Primitive::Update(tid(locked), Content::Limit(stored.clone(), expires));
+        let update = Primitive::Update(tid(locked), Content::Limit(stored.clone(), holds_due));
         // The row is locked: no session sees the new version before the commit.
         let done = self.was(self.at_once(update));
         if done { Ok(()) } else { Err(LimiterError::not_written()) }
@@ -175,13 +175,13 @@ impl Rows for Run<'_> {
         _: RowId,
         seen: &Row,
         stored: &Stored,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
         wait: bool,
     ) -> Result<bool> {
         if self.setting.access != AccessPath::Heap {
             return Ok(false);
         }
-        let update = Primitive::Update(tid(seen.tuple), Content::Limit(stored.clone(), expires));
+        let update = Primitive::Update(tid(seen.tuple), Content::Limit(stored.clone(), holds_due));
         Ok(match wait {
             true => self.was(self.step(update)),
             false => self.lock_seen(seen) && self.was(self.at_once(update)),

@@ -8,15 +8,12 @@ use ratelimit_limiter::ports::HoldRow;
 use super::open::{Heap, guarded};
 use super::raw;
 use super::row::copy_texts;
+use super::shortened::HOLDS;
 use crate::schema::catalog::{Catalog, HoldIndexes, TableLock};
 use crate::schema::error::Result;
-use crate::store::codec::decode_hold;
-use ratelimit_pg::clock::to_nearest_timestamptz;
+use crate::store::codec::{decode_hold, encode_hold};
 use ratelimit_pg::interrupts::check_for_interrupts;
-use ratelimit_pg::values::{float_datum, json_text, jsonb, jsonb_from_json, text_datum, utf8};
-
-/// The columns of the table.
-const COLUMNS: usize = 10;
+use ratelimit_pg::values::{json_text, jsonb, jsonb_from_json, text_datum, utf8};
 
 /// The open table of holds and its indexes.
 pub struct HeldHeap {
@@ -36,8 +33,8 @@ impl Drop for HeldHeap {
 struct RawHold {
     tid: pg_sys::ItemPointerData,
     texts: [Vec<u8>; 3],
-    /// From `count` to `charge`; `None` for a NULL, which the owner may have written while the column allowed it.
-    columns: [Option<pg_sys::Datum>; 6],
+    /// From `count` to `lease`; `None` for a NULL, which the owner may have written while the column allowed it.
+    columns: [Option<pg_sys::Datum>; 7],
     /// A detoasted copy, or null.
     config: *mut pg_sys::varlena,
 }
@@ -53,10 +50,10 @@ impl RawHold {
         unsafe {
             let value = |n: usize| *(*slot).tts_values.add(n);
             let given = |n: usize| (!*(*slot).tts_isnull.add(n)).then(|| value(n));
-            let config = given(9).map_or(std::ptr::null_mut(), |config| {
+            let config = given(10).map_or(std::ptr::null_mut(), |config| {
                 raw::pg_detoast_datum_copy(config.cast_mut_ptr())
             });
-            let columns = [given(3), given(4), given(5), given(6), given(7), given(8)];
+            let columns = [3, 4, 5, 6, 7, 8, 9].map(given);
             let texts = copy_texts([value(0), value(1), value(2)]);
             RawHold { tid: (*slot).tts_tid, texts, columns, config }
         }
@@ -114,25 +111,25 @@ impl HeldHeap {
     /// Inserts a row; false if one with its primary key is there.
     pub fn insert(&self, row: &HoldRow) -> bool {
         let HoldRow { id, name, key, hold, config } = row;
-        let at = |at| pg_sys::Datum::from(to_nearest_timestamptz(at));
-        let [id, name, key] = [id, name, key].map(|text| text_datum(text));
-        let (taken_at, expires_at) = (at(hold.taken_at), at(hold.expires_at));
-        let [count, old, back] = [hold.count, hold.old, hold.back].map(float_datum);
-        let charge = pg_sys::Datum::from(hold.charge);
+        let [id, name, key] = [id, name, key].map(|text| Some(text_datum(text)));
+        let [count, spent, returned, taken_at, expires_at, charge, lease] = encode_hold(hold);
         let config = config.as_ref().map(|config| jsonb_from_json(&utf8(config)).datum);
-        let none = pg_sys::Datum::from(0);
-        let mut nulls = [false; COLUMNS];
-        nulls[COLUMNS - 1] = config.is_none();
-        let config = config.unwrap_or(none);
-        let mut values = [id, name, key, count, old, back, taken_at, expires_at, charge, config];
-        let mut of_key = [name, key, charge, expires_at];
+        let columns =
+            [id, name, key, count, spent, returned, taken_at, expires_at, charge, lease, config];
+        let (value, is_null) =
+            (|column: Option<_>| column.unwrap_or(0.into()), |column: Option<_>| column.is_none());
+        let (mut values, mut nulls) = (columns.map(value), columns.map(is_null));
+        let mut of_key = [name, key, charge, expires_at].map(value);
+        let (heap, index) = (&self.heap, self.of_key);
+        // SAFETY: the description of the open table.
+        let whole = unsafe { (*heap.table).rd_att };
+        let description = HOLDS.with(|short| short.description(whole, &nulls));
         let (values, of_key, nulls) =
             (values.as_mut_ptr(), of_key.as_mut_ptr(), nulls.as_mut_ptr());
-        let (heap, index) = (&self.heap, self.of_key);
         // SAFETY: as `Heap::insert_row`; the other index has these columns, none of them NULL.
         unsafe {
             guarded(|| {
-                let tuple = raw::heap_form_tuple((*heap.table).rd_att, values, nulls);
+                let tuple = raw::heap_form_tuple(description, values, nulls);
                 raw::ExecStoreHeapTuple(tuple, heap.written, true);
                 let xid = raw::GetCurrentTransactionId();
                 let token = raw::SpeculativeInsertionLockAcquire(xid);

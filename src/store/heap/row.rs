@@ -3,6 +3,7 @@
 use std::mem::MaybeUninit;
 
 use pgrx::pg_sys;
+use pgrx::pg_sys::BuiltinOid::{INT8OID, TIMESTAMPTZOID};
 use ratelimit_core::Micros;
 use ratelimit_core::requests::MAX_KEY;
 use ratelimit_limiter::ports::{Row, RowId, ShardRow, Stored, TupleId};
@@ -10,7 +11,7 @@ use ratelimit_limiter::ports::{Row, RowId, ShardRow, Stored, TupleId};
 use super::raw;
 use crate::schema::error::{Error, Result};
 use crate::schema::unaltered_table::COLUMNS;
-use crate::store::codec::{Columns, decode, decode_log, encode};
+use crate::store::codec::{Columns, decode, decode_array, encode};
 use ratelimit_pg::clock::from_timestamptz;
 use ratelimit_pg::values::{is_plain, text_datum};
 
@@ -23,13 +24,16 @@ pub struct RawRow {
     pub unlocked: bool,
     shard: i32,
     /// `None` for a NULL, which the owner may have written while the column allowed it.
+    kind: Option<u8>,
     value: Option<f64>,
     ts: Option<i64>,
+    added: Option<f64>,
     prior: Option<f64>,
     /// A detoasted copy, or null.
     log: *mut pg_sys::varlena,
-    added: Option<f64>,
-    expires: Option<i64>,
+    /// Likewise.
+    leases: *mut pg_sys::varlena,
+    holds_due: Option<i64>,
 }
 
 impl RawRow {
@@ -45,18 +49,23 @@ impl RawRow {
                 (!null).then(|| *(*slot).tts_values.add(n))
             };
             let float = |n| value(n).map(|datum| f64::from_bits(datum.value() as u64));
+            let array = |n| {
+                value(n).map_or(std::ptr::null_mut(), |array| {
+                    raw::pg_detoast_datum_copy(array.cast_mut_ptr())
+                })
+            };
             RawRow {
                 tid: (*slot).tts_tid,
                 unlocked,
                 shard: value(2).map_or(0, |shard| shard.value() as i32),
-                value: float(3),
-                ts: value(4).map(|ts| ts.value() as i64),
-                prior: float(5),
-                log: value(6).map_or(std::ptr::null_mut(), |log| {
-                    raw::pg_detoast_datum_copy(log.cast_mut_ptr())
-                }),
-                added: float(7),
-                expires: value(8).map(|expires| expires.value() as i64),
+                kind: value(3).map(|kind| kind.value() as u8),
+                value: float(4),
+                ts: value(5).map(|ts| ts.value() as i64),
+                added: float(6),
+                prior: float(7),
+                log: array(8),
+                leases: array(9),
+                holds_due: value(10).map(|holds_due| holds_due.value() as i64),
             }
         }
     }
@@ -67,19 +76,24 @@ impl RawRow {
     /// [`Error::NullState`] (55000): a NULL that no call writes.
     pub fn decode(self) -> Result<ShardRow> {
         let null = |column| Error::NullState { table: "rateLimits", column };
+        let array = |array: *mut pg_sys::varlena, element_type| {
+            // SAFETY: a detoasted array of this type, as the column is declared.
+            (!array.is_null()).then(|| unsafe { decode_array(array.into(), element_type) })
+        };
         let columns = Columns {
+            kind: self.kind.ok_or_else(|| null("kind"))?,
             value: self.value.ok_or_else(|| null("value"))?,
             ts: self.ts.ok_or_else(|| null("ts"))?,
-            prior: self.prior,
-            // SAFETY: a detoasted timestamptz[], as the column is declared.
-            log: (!self.log.is_null()).then(|| unsafe { decode_log(self.log.into()) }),
             added: self.added,
+            prior: self.prior,
+            log: array(self.log, TIMESTAMPTZOID),
+            leases: array(self.leases, INT8OID),
         };
         let stored = decode(self.shard, columns);
         let tid = (block(&self.tid), self.tid.ip_posid);
         let tuple = TupleId { tid: Some(tid), unlocked: self.unlocked, writer: None };
-        let expires = self.expires.map(from_timestamptz);
-        Ok((self.shard, Row { stored, expires, tuple }))
+        let holds_due = self.holds_due.map(from_timestamptz);
+        Ok((self.shard, Row { stored, holds_due, tuple }))
     }
 }
 
@@ -195,11 +209,11 @@ pub fn row_values(
     key: &TextDatum,
     shard: i32,
     row: &Stored,
-    expires: Option<Micros>,
+    holds_due: Option<Micros>,
 ) -> ([pg_sys::Datum; COLUMNS], [bool; COLUMNS]) {
-    let [value, ts, prior, log, added, expires] = encode(row, expires);
+    let [kind, value, ts, added, prior, log, leases, holds_due] = encode(row, holds_due);
     let [name, key, shard] = [Some(name.datum()), Some(key.datum()), Some(shard.into())];
-    let columns = [name, key, shard, value, ts, prior, log, added, expires];
+    let columns = [name, key, shard, kind, value, ts, added, prior, log, leases, holds_due];
     let null = pg_sys::Datum::from(0);
     (columns.map(|column| column.unwrap_or(null)), columns.map(|column| column.is_none()))
 }

@@ -1,43 +1,15 @@
 //! Locks rows and writes them.
 
-use std::cell::Cell;
-use std::ffi::c_int;
-
-use pgrx::{PgMemoryContexts, pg_sys};
+use pgrx::pg_sys;
 use ratelimit_core::Micros;
 use ratelimit_limiter::ports::{Row, RowId, Stored, TupleId};
 
 use super::open::{Heap, guarded};
 use super::read::{hash, scan_keys};
 use super::row::{RawRow, TextDatum, has_id, row_values, tuple_id};
+use super::shortened::LIMITS;
 use super::{own, raw, roots};
 use crate::schema::error::Result;
-use crate::schema::unaltered_table::{self, COLUMNS};
-
-thread_local! {
-    /// The description of tuples without the last column, made once.
-    static SHORT: Cell<pg_sys::TupleDesc> = const { Cell::new(std::ptr::null_mut()) };
-}
-
-/// Describes the columns of the unaltered table but the last.
-fn short() -> pg_sys::TupleDesc {
-    if SHORT.get().is_null() {
-        // SAFETY: an array of as many columns as are then described; it lives as long as the session.
-        let made = unsafe {
-            PgMemoryContexts::TopMemoryContext.switch_to(|_| {
-                let columns = COLUMNS - 1;
-                let made = pg_sys::CreateTemplateTupleDesc(columns as c_int);
-                for (n, (name, data_type)) in (1..).zip(unaltered_table::columns().take(columns)) {
-                    let data_type = data_type.value();
-                    pg_sys::TupleDescInitEntry(made, n, name.as_ptr(), data_type, -1, 0);
-                }
-                made
-            })
-        };
-        SHORT.set(made);
-    }
-    SHORT.get()
-}
 
 /// Name and key, the first columns.
 const KEY_COLUMNS: usize = 2;
@@ -104,12 +76,14 @@ impl Heap {
         id: RowId,
         version: TupleId,
         stored: &Stored,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
     ) -> bool {
         let Some(mut old) = version.tid.map(tuple_id) else { return false };
         let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
-        let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored, expires);
-        let description = self.description_of(&nulls);
+        let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored, holds_due);
+        // SAFETY: the description of the open table.
+        let whole = unsafe { (*self.table).rd_att };
+        let description = LIMITS.with(|short| short.description(whole, &nulls));
         let stored_otherwise = name.may_be_toasted() || key.may_be_toasted();
         let (old, values, nulls) = (&mut old, values.as_mut_ptr(), nulls.as_mut_ptr());
         // SAFETY: the row was found in this table, and its tuple id is still valid (see TupleId), so the version can be
@@ -148,17 +122,6 @@ impl Heap {
             }
         }
         done
-    }
-
-    /// Describes a tuple to form: without the last column, which only holds need, if it is NULL. So the NULL flags fit in a
-    /// byte, and the row is 8 bytes shorter; a column that a tuple lacks is NULL.
-    fn description_of(&self, nulls: &[bool; COLUMNS]) -> pg_sys::TupleDesc {
-        if nulls[COLUMNS - 1] {
-            short()
-        } else {
-            // SAFETY: the description of the open table.
-            unsafe { (*self.table).rd_att }
-        }
     }
 
     /// Deletes a version of a row, after waiting for locks on it; false if it was replaced.
@@ -244,12 +207,14 @@ impl Heap {
         &self,
         id: RowId,
         stored: &Stored,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
         wait: bool,
     ) -> bool {
         let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
-        let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored, expires);
-        let description = self.description_of(&nulls);
+        let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored, holds_due);
+        // SAFETY: the description of the open table.
+        let whole = unsafe { (*self.table).rd_att };
+        let description = LIMITS.with(|short| short.description(whole, &nulls));
         let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
         // SAFETY: like INSERT ... ON CONFLICT DO NOTHING: the row is speculative until its index entry has no conflict, and is
         // deleted at once if it has.

@@ -75,9 +75,9 @@ CREATE TABLE child_blocks () INHERITS (rl_blocks);
 CREATE TABLE child_before (LIKE child);
 INSERT INTO outcomes SELECT 'empty ones', * FROM answers('{child,child_config,child_blocks}');
 -- With rows of the same keys, and of others.
-INSERT INTO child (name, key, shard, value, ts) SELECT n, k, s, 0, '2027-01-01 12:00:00+00' FROM unnest('{parent,parent/wide,of a child}'::text[]) n,
+INSERT INTO child (name, key, shard, kind, value, ts) SELECT n, k, s, 't', 0, '2027-01-01 12:00:00+00' FROM unnest('{parent,parent/wide,of a child}'::text[]) n,
     unnest('{k,other,"",of a child}'::text[]) k, generate_series(0, 2) s;
-INSERT INTO child (name, key, shard, value, ts) SELECT n, 'idle', 0, 10, '2026-01-01 12:00:00+00' FROM unnest('{parent,of a child}'::text[]) n;
+INSERT INTO child (name, key, shard, kind, value, ts) SELECT n, 'idle', 0, 't', 10, '2026-01-01 12:00:00+00' FROM unnest('{parent,of a child}'::text[]) n;
 INSERT INTO child_before TABLE child;
 INSERT INTO child_config (name, key, config) VALUES ('parent', 'k', rl_unlimited()), ('parent', '', rl_token_bucket(1, '1 hour')), ('of a child', '', rl_token_bucket(1, '1 hour'));
 INSERT INTO child_blocks (name, key, until) VALUES ('parent', 'blocked by a child', 'infinity'), ('parent', 'k', '2026-01-01 12:00:00+00');
@@ -90,8 +90,8 @@ SELECT count(*) FROM child_config; SELECT count(*) FROM child_blocks;
 -- The same with a limit in memory that is saved: it begins with its own row, and is written to it.
 RESET ratelimit.clock;
 SELECT rl_define('parent/saved', rl_token_bucket(1e-300, '1 day', capacity => 10, store => 'memory', save => '1 second'));
-INSERT INTO rateLimits (name, key, value, ts) VALUES ('parent/saved', 'k', 8, now());
-INSERT INTO child (name, key, value, ts) VALUES ('parent/saved', 'k', 3, now());
+INSERT INTO rateLimits (name, key, kind, value, ts) VALUES ('parent/saved', 'k', 't', 8, now());
+INSERT INTO child (name, key, kind, value, ts) VALUES ('parent/saved', 'k', 't', 3, now());
 SELECT remaining FROM rl_limit('parent/saved', 'k');
 SELECT rl_save();
 SELECT tableoid::regclass AS place, value FROM rateLimits WHERE name = 'parent/saved' ORDER BY value;

@@ -25,11 +25,11 @@ REVOKE EXECUTE ON FUNCTION rl_hold, rl_hold_all, rl_settle, rl_settle_all FROM r
 -- What monitoring reads: no id and no key.
 RESET ratelimit.clock;
 SELECT ok FROM rl_hold('hr', 'secret', 7, '1 hour', 'secret');
-GRANT SELECT (name, count, old, expires_at, charge) ON rl_holds TO regress_rl_holder;
+GRANT SELECT (name, count, spent, expires_at, charge) ON rl_holds TO regress_rl_holder;
 SET ROLE regress_rl_holder;
-SELECT name, sum(count - old) FILTER (WHERE expires_at > clock_timestamp()) AS held,
+SELECT name, sum(count - spent) FILTER (WHERE expires_at > clock_timestamp()) AS held,
     count(*) FILTER (WHERE NOT charge AND expires_at <= clock_timestamp()) AS expired FROM rl_holds GROUP BY name;
 SELECT error_of('SELECT id FROM rl_holds') AS id, error_of('SELECT key FROM rl_holds') AS key, error_of('SELECT count(*) FROM rl_holds') AS count;
 RESET ROLE;
-REVOKE SELECT (name, count, old, expires_at, charge) ON rl_holds FROM regress_rl_holder;
+REVOKE SELECT (name, count, spent, expires_at, charge) ON rl_holds FROM regress_rl_holder;
 DROP ROLE regress_rl_holder;

@@ -5,7 +5,7 @@ CREATE FUNCTION ht_keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL
 CREATE FUNCTION ht_count() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN new.count := new.count + 1000; RETURN new; END';
 CREATE FUNCTION ht_id() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN new.id := ''x''; RETURN new; END';
 CREATE FUNCTION ht_key() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN new.key := ''x''; RETURN new; END';
-CREATE FUNCTION ht_back() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN new.back := 0; RETURN new; END';
+CREATE FUNCTION ht_back() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN new.returned := 0; RETURN new; END';
 CREATE FUNCTION ht_old() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN old; END';
 CREATE FUNCTION ht_error(call text) RETURNS text LANGUAGE sql AS $$
     SELECT replace(coalesce(error_of('SELECT ' || call, true), 'none'), 'ratelimit.', '')

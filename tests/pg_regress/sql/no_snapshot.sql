@@ -4,8 +4,8 @@ SET timezone = 'UTC'; SET datestyle = 'ISO'; SET ratelimit.clock = '2027-01-01 1
 SELECT rl_define('bare', rl_token_bucket(100, '1 minute')), rl_define('bare/log', rl_sliding_log(6000, '1 minute')),
        rl_define('bare/wide', rl_token_bucket(100, '1 minute', shards => 4));
 -- A log too large for its row, which is read from where PostgreSQL has put it.
-INSERT INTO rateLimits (name, key, value, ts, log)
-SELECT 'bare/log', 'k', count(*), max(t), array_agg(t ORDER BY t)
+INSERT INTO rateLimits (name, key, kind, value, ts, log)
+SELECT 'bare/log', 'k', 'l', count(*), max(t), array_agg(t ORDER BY t)
 FROM (SELECT timestamptz '2027-01-01 11:59:30+00' + interval '1 us' * (abs(hashint4(n)) % 30000000) AS t FROM generate_series(1, 5000) n) s;
 SELECT pg_column_size(log) > 8000 AS out_of_line FROM rateLimits WHERE name = 'bare/log';
 CREATE DOMAIN checked AS text CHECK (CASE WHEN VALUE IS NOT NULL THEN (rl_check('bare', VALUE)).ok END);

@@ -60,10 +60,10 @@ CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL
 INSERT INTO changes (note, change) VALUES
     ('nothing is changed', 'SELECT'),
     ('a child with rows of the same key', 'CREATE TABLE child () INHERITS (rateLimits); INSERT INTO child SELECT * FROM ONLY rateLimits'),
-    ('a child with rows of another key', 'CREATE TABLE child () INHERITS (rateLimits); INSERT INTO child (name, key, value, ts) SELECT n, ''2'', 3, ''2027-01-01 12:00:00+00'' FROM unnest(''{loop,loop/wide}''::text[]) n'),
-    ('a child with a key of other shards', 'CREATE TABLE child () INHERITS (rateLimits); INSERT INTO child (name, key, shard, value, ts) SELECT n, k, s, 3, ''2027-01-01 12:00:00+00''
+    ('a child with rows of another key', 'CREATE TABLE child () INHERITS (rateLimits); INSERT INTO child (name, key, kind, value, ts) SELECT n, ''2'', ''t'', 3, ''2027-01-01 12:00:00+00'' FROM unnest(''{loop,loop/wide}''::text[]) n'),
+    ('a child with a key of other shards', 'CREATE TABLE child () INHERITS (rateLimits); INSERT INTO child (name, key, shard, kind, value, ts) SELECT n, k, s, ''t'', 3, ''2027-01-01 12:00:00+00''
         FROM unnest(''{loop,loop/wide}''::text[]) n, unnest(''{1,2}''::text[]) k, unnest(''{30001,30002,30003}''::int[]) s'),
-    ('a child with a row for shards', 'CREATE TABLE child () INHERITS (rateLimits); INSERT INTO child (name, key, value, ts) SELECT n, k, 0, ''-infinity'' FROM unnest(''{loop,loop/wide}''::text[]) n, unnest(''{1,2}''::text[]) k'),
+    ('a child with a row for shards', 'CREATE TABLE child () INHERITS (rateLimits); INSERT INTO child (name, key, kind, value, ts) SELECT n, k, ''#'', 0, ''epoch'' FROM unnest(''{loop,loop/wide}''::text[]) n, unnest(''{1,2}''::text[]) k'),
     ('a row is deleted before it is updated', 'CREATE TRIGGER t BEFORE UPDATE ON rateLimits FOR EACH ROW EXECUTE FUNCTION delete_it()'),
     ('a row is deleted before it is deleted', 'CREATE TRIGGER t BEFORE DELETE ON rateLimits FOR EACH ROW WHEN (pg_trigger_depth() < 1) EXECUTE FUNCTION delete_it()'),
     ('a row is deleted when it is there', 'CREATE TRIGGER t AFTER INSERT OR UPDATE ON rateLimits FOR EACH ROW EXECUTE FUNCTION delete_new()'),

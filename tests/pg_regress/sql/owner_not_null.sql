@@ -39,7 +39,7 @@ ALTER TABLE rateLimits ALTER log SET NOT NULL, ALTER prior SET NOT NULL;
 SELECT * FROM calls_of_each();
 SELECT count(*) FROM rateLimits;
 -- A row that has them is not written over with NULLs.
-INSERT INTO rateLimits (name, key, value, ts, prior, log) VALUES ('set/bucket', 'secret', 5, '2027-01-01 12:00:00+00', 0, '{}');
+INSERT INTO rateLimits (name, key, kind, value, ts, prior, log) VALUES ('set/bucket', 'secret', 't', 5, '2027-01-01 12:00:00+00', 0, '{}');
 SELECT sqlstate_of($$SELECT rl_limit('set/bucket', 'secret')$$), sqlstate_of($$SELECT rl_reset('set/bucket', 'secret')$$);
 SELECT ok, remaining FROM rl_check('set/bucket', 'secret');
 SELECT name, key, value, prior, log FROM rateLimits;

@@ -118,7 +118,7 @@ SELECT rl_reset('ps');
 SELECT ok, remaining FROM rl_limit('ps');
 -- The other columns.
 SELECT rl_define('ps/sw', rl_sliding_window(10, '1 minute')), rl_define('ps/sl', rl_sliding_log(10, '1 minute'));
-INSERT INTO rateLimits (name, value, ts, prior) VALUES ('ps/sw', 'NaN', '2027-01-01 12:00:00+00', 0);
+INSERT INTO rateLimits (name, kind, value, ts, prior) VALUES ('ps/sw', 's', 'NaN', '2027-01-01 12:00:00+00', 0);
 SELECT error_of($$SELECT rl_limit('ps/sw')$$);
 UPDATE rateLimits SET value = 0, prior = 'NaN' WHERE name = 'ps/sw';
 SELECT left(error_of($$SELECT rl_limit('ps/sw')$$), 5) AS sqlstate;
@@ -128,10 +128,10 @@ UPDATE rateLimits SET value = 0, prior = '-Infinity' WHERE name = 'ps/sw';
 SELECT left(error_of($$SELECT rl_limit('ps/sw')$$), 5) AS sqlstate;
 BEGIN;
 SELECT rl_define('ps/fw', rl_fixed_window(10, '1 minute'));
-INSERT INTO rateLimits (name, value, ts, added) VALUES ('ps/fw', 3, '2027-01-01 12:00:00+00', '-Infinity');
+INSERT INTO rateLimits (name, kind, value, ts, added) VALUES ('ps/fw', 't', 3, '2027-01-01 12:00:00+00', '-Infinity');
 SELECT error_of($$SELECT rl_limit('ps/fw')$$);
 ROLLBACK;
-INSERT INTO rateLimits (name, value, ts, log) VALUES ('ps/sl', 'NaN', '2027-01-01 12:00:00+00', '{}');
+INSERT INTO rateLimits (name, kind, value, ts, log) VALUES ('ps/sl', 'l', 'NaN', '2027-01-01 12:00:00+00', '{}');
 SELECT error_of($$SELECT rl_limit('ps/sl')$$);
 -- A log in any order, with a NULL in it.
 UPDATE rateLimits SET value = 3, log = ARRAY['2027-01-01 11:59:50+00', NULL, '2027-01-01 11:59:10+00', '2027-01-01 11:00:00+00']::timestamptz[] WHERE name = 'ps/sl';

@@ -21,7 +21,7 @@ SELECT call, error_of(call) FROM unnest(ARRAY[
     'SELECT rl_limit(''pv'')', 'SELECT rl_check(''pv'')', 'SELECT rl_reset(''pv'')', 'SELECT rl_reset_keys(''pv'')',
     'SELECT rl_define(''pv'', rl_token_bucket(1, ''1 s''))', 'SELECT rl_undefine(''pv'')',
     'SELECT rl_limit(''pv/new'', config => rl_token_bucket(1, ''1 s''))',
-    'SELECT FROM rateLimits', 'INSERT INTO rateLimits VALUES (''pv'', '''', 0, 1000, now())', 'UPDATE rateLimits SET value = 1000',
+    'SELECT FROM rateLimits', 'INSERT INTO rateLimits VALUES (''pv'', '''', 0, ''t'', 1000, now())', 'UPDATE rateLimits SET value = 1000',
     'DELETE FROM rateLimits', 'TRUNCATE rateLimits', 'LOCK TABLE rateLimits',
     'SELECT FROM rl_config', 'INSERT INTO rl_config VALUES (''pv/x'', '''', rl_token_bucket(1, ''1 s''))', 'DELETE FROM rl_config', 'TRUNCATE rl_config',
     'CREATE TRIGGER t BEFORE INSERT ON rateLimits FOR EACH ROW EXECUTE FUNCTION rl_config_changed()',

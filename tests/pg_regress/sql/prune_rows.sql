@@ -6,7 +6,7 @@ SET timezone = 'UTC'; SET datestyle = 'ISO'; SET ratelimit.clock = '2027-01-02 1
 CREATE EXTENSION ratelimit;
 SELECT rl_define('bucket', rl_token_bucket(10, '10 seconds')), rl_define('window', rl_fixed_window(3, '1 minute', start => '2027-01-01 00:00:00+00'));
 \echo a batch goes on where the last one ended: 20 of them read the table about once, not 20 times from its start
-INSERT INTO rateLimits (name, key, value, ts) SELECT 'bucket', n, CASE n % 3 WHEN 0 THEN 9 ELSE 0 END, '2027-01-02 14:05:43+00' FROM generate_series(1, 21000) n;
+INSERT INTO rateLimits (name, key, kind, value, ts) SELECT 'bucket', n, 't', CASE n % 3 WHEN 0 THEN 9 ELSE 0 END, '2027-01-02 14:05:43+00' FROM generate_series(1, 21000) n;
 VACUUM ANALYZE rateLimits;
 SET ratelimit.clock = '2027-01-02 14:05:44+00';
 BEGIN;

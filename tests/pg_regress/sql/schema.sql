@@ -23,7 +23,7 @@ RESET search_path;
 SELECT limits.rl_limit('none');
 SELECT limits.rl_define('limit', '{"kind": "sliding log"}');
 SELECT limits.rl_credit('none', 'k', 1, config => limits.rl_sliding_log(1, '1 s'));
-INSERT INTO limits.rateLimits VALUES ('limit', 'bad', 0, 'NaN', '2027-01-01Z');
+INSERT INTO limits.rateLimits VALUES ('limit', 'bad', 0, 't', 'NaN', '2027-01-01Z');
 SELECT limits.rl_limit('limit', 'bad');
 SELECT limits.rl_reset('limit', 'bad');
 CREATE TABLE written (author text);

@@ -17,7 +17,7 @@ CREATE OPERATOR evil.<> (FUNCTION = evil.always, LEFTARG = jsonb, RIGHTARG = jso
 CREATE OPERATOR evil.<> (FUNCTION = evil.always, LEFTARG = text, RIGHTARG = text);
 CREATE FUNCTION evil.count(text) RETURNS bigint LANGUAGE plpgsql AS $$BEGIN RAISE EXCEPTION 'fooled'; END$$;
 CREATE TABLE evil.ratelimits (LIKE public.ratelimits INCLUDING ALL);
-INSERT INTO evil.ratelimits VALUES ('sp', '', 0, 1000000, '2027-01-01 12:00:00+00');
+INSERT INTO evil.ratelimits VALUES ('sp', '', 0, 't', 1000000, '2027-01-01 12:00:00+00');
 CREATE TABLE evil.rl_config (LIKE public.rl_config INCLUDING ALL);
 INSERT INTO evil.rl_config VALUES ('sp', '', '{"kind": "token bucket", "rate": 1000000, "period": 1}');
 CREATE TYPE evil.rl_result AS (ok text);

@@ -101,7 +101,7 @@ fn used(client: &mut Client, key: &str) -> Taken {
     let sql = "SELECT name, CASE WHEN left(config ->> 'kind', 7) = 'sliding' THEN sum(value)
                                  ELSE (config ->> 'rate')::float8 - sum(value) END
                FROM rateLimits r JOIN rl_config c USING (name)
-               WHERE r.key = $1 AND ts > '-infinity' GROUP BY name, config";
+               WHERE r.key = $1 AND kind <> '#' GROUP BY name, config";
     client.query(sql, &[&key]).unwrap().iter().map(|row| (row.get(0), row.get(1))).collect()
 }
 

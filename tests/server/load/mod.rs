@@ -292,7 +292,7 @@ impl Load<'_> {
         let sql =
             "SELECT sum(value) OVER (), ARRAY(SELECT (extract(epoch FROM entry) * 1000000)::bigint
                                                     FROM unnest(log) AS entry) FROM rateLimits
-                   WHERE name = $1 AND key = $2 AND ts > '-infinity' LIMIT 1";
+                   WHERE name = $1 AND key = $2 AND kind <> '#' LIMIT 1";
         let Some(row) = self.client.query_opt(sql, &[&name, &key]).unwrap() else {
             return (0.0, Vec::new());
         };
@@ -500,8 +500,8 @@ fn hungry_clients_get_all_that_flows_in() {
     for level in LEVELS {
         let rule = TokenBucket { capacity: 1e6, rate: RATE, period: SECOND as f64 };
         let mut load = Load::new(&database, &[rule], 1);
-        let sql = "INSERT INTO rateLimits (name, key, value, ts)
-             VALUES ('limit 0', 'key 0', 0, clock_timestamp())
+        let sql = "INSERT INTO rateLimits (name, key, kind, value, ts)
+             VALUES ('limit 0', 'key 0', 't', 0, clock_timestamp())
              RETURNING (extract(epoch FROM ts) * 1000000)::bigint";
         let from: i64 = load.client.query_one(sql, &[]).unwrap().get(0);
         let flowed_in = |until: i64| (until - from) as f64 * RATE / SECOND as f64;
@@ -683,7 +683,7 @@ fn the_checker_sees_an_unlocked_limiter_over_admit() {
     let mut load = Load::new(&database, &slow(200.0)[..1], 1);
     load.client
         .batch_execute(
-            "INSERT INTO rateLimits (name, key, value, ts) VALUES ('limit 0', 'key 0', 200, now());
+            "INSERT INTO rateLimits (name, key, kind, value, ts) VALUES ('limit 0', 'key 0', 't', 200, now());
              CREATE FUNCTION unlocked(text, text, float8) RETURNS boolean LANGUAGE plpgsql AS $$
              DECLARE
                  was float8 := (SELECT value FROM rateLimits WHERE name = $1 AND key = $2);

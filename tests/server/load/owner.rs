@@ -238,7 +238,7 @@ fn counted(client: &mut Transaction) -> Result<(), String> {
     let taken = format!(
         "WITH t AS (SELECT name, key, sum(count) AS taken FROM takes GROUP BY name, key),
               r AS (SELECT name, key, {CAPACITY} - sum(value) AS used FROM rateLimits
-                    WHERE name LIKE 'exact%' AND ts > '-infinity' AND value < 'infinity' GROUP BY name, key)
+                    WHERE name LIKE 'exact%' AND kind = 't' GROUP BY name, key)
          SELECT format('%s, %s: %s taken, %s used', name, key, taken, used) FROM t FULL JOIN r USING (name, key)
          WHERE coalesce(taken, 0) <> coalesce(used, 0)"
     );

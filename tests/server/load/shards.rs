@@ -27,7 +27,7 @@ fn bucket(capacity: f64, shards: u32) -> String {
 /// Returns the tokens in the rows of a key, and the number of rows with tokens.
 fn rows(client: &mut Client, name: &str, key: &str) -> (f64, i64) {
     let sql = "SELECT coalesce(sum(value), 0), count(*) FROM rateLimits
-               WHERE name = $1 AND key = $2 AND ts > '-infinity'";
+               WHERE name = $1 AND key = $2 AND kind <> '#'";
     let row = client.query_one(sql, &[&name, &key]).unwrap();
     (row.get(0), row.get(1))
 }

@@ -138,8 +138,8 @@ fn fill(client: &mut Client, filled: &Filled) {
     for row in made {
         let row: String = row.get(0);
         let copy = format!(
-            "INSERT INTO ratelimits SELECT '{name}', 'key ' || n, (made).shard, (made).value, (made).ts, (made).prior,
-             (made).log, (made).added, (made).expires FROM generate_series(1, {keys} - 1) n, (SELECT $${row}$$::ratelimits) t (made)"
+            "INSERT INTO ratelimits SELECT '{name}', 'key ' || n, (made).shard, (made).kind, (made).value, (made).ts, (made).added,
+             (made).prior, (made).log, (made).leases, (made).holds_due FROM generate_series(1, {keys} - 1) n, (SELECT $${row}$$::ratelimits) t (made)"
         );
         client.batch_execute(&copy).unwrap();
     }

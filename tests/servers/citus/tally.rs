@@ -385,7 +385,7 @@ const ALL: [&str; 8] = ["one", "window", "parts", "few", "few parts", "posts", "
 /// Returns what the rows lack, by name and key.
 fn used(client: &mut Client, prefix: &str) -> BTreeMap<(String, String), i64> {
     let sql = "SELECT name, key, count(*), round(sum(value))::int8, sum(cardinality(log))::int8
-               FROM ratelimits WHERE ts > '-infinity' AND starts_with(key, $1) GROUP BY name, key";
+               FROM ratelimits WHERE kind <> '#' AND starts_with(key, $1) GROUP BY name, key";
     let rows = client.query(sql, &[&format!("{prefix} ")]).unwrap();
     let of = |row: &postgres::Row| {
         let (name, key, rows, left): (String, String, i64, i64) =

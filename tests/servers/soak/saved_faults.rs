@@ -376,8 +376,8 @@ fn what_others_do_with_a_row_keeps_no_other_row() {
                    WHEN (NEW.key = 'secret 7') EXECUTE FUNCTION refuse()";
     let lock = "BEGIN; SELECT FROM rateLimits WHERE key = 'secret 7' FOR UPDATE";
     let insert = "BEGIN; DELETE FROM rateLimits WHERE key = 'secret 7';
-                  INSERT INTO rateLimits (name, key, shard, value, ts) VALUES ('saved', 'secret 7', 0, 1, now())";
-    let first = "BEGIN; INSERT INTO rateLimits (name, key, shard, value, ts) VALUES ('saved', 'secret 7', 0, 1, now())";
+                  INSERT INTO rateLimits (name, key, shard, kind, value, ts) VALUES ('saved', 'secret 7', 0, 't', 1, now())";
+    let first = "BEGIN; INSERT INTO rateLimits (name, key, shard, kind, value, ts) VALUES ('saved', 'secret 7', 0, 't', 1, now())";
     let mut holder = server.client();
     let mut total = 0;
     for (hold, release, error) in [
@@ -426,8 +426,8 @@ fn a_full_disk_costs_nothing_once_there_is_room() {
     // A WAL file is no larger, so that only the table is limited.
     const BYTES: i64 = 16 << 20;
     let (server, mut client) = server("100 milliseconds");
-    let fill = "INSERT INTO rateLimits (name, key, shard, value, ts)
-                SELECT 'filler', repeat('x', 800) || $1 || ' ' || n, 0, 1, now() FROM generate_series(1, 100) n";
+    let fill = "INSERT INTO rateLimits (name, key, kind, value, ts)
+                SELECT 'filler', repeat('x', 800) || $1 || ' ' || n, 't', 1, now() FROM generate_series(1, 100) n";
     let mut round = 0_i64;
     while number(&mut client, "SELECT pg_relation_size('rateLimits')") < BYTES - 200_000 {
         client.execute(fill, &[&round.to_string()]).unwrap();

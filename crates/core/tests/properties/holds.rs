@@ -331,10 +331,10 @@ proptest! {
             used_up += match (call, ok, held) {
                 (Call::Take { count }, true, _) => count as f64,
                 (Call::Settle { used, .. }, true, Some(held)) => {
-                    let used = used.map_or(held.count + held.back, |used| used as f64);
+                    let used = used.map_or(held.count + held.returned, |used| used as f64);
                     may_owe |= used > held.count;
                     // What had come back and was held again is asked for no more.
-                    used.max(held.old)
+                    used.max(held.spent)
                 }
                 _ => 0.0,
             };

@@ -39,7 +39,7 @@ impl Belief {
         };
         for (number, hold) in self.holds.iter() {
             mix(*number);
-            mix(hold.count.to_bits() ^ hold.old.to_bits().rotate_left(7));
+            mix(hold.count.to_bits() ^ hold.spent.to_bits().rotate_left(7));
             mix(hold.expires_at.0 as u64);
         }
         match &self.state {

@@ -30,14 +30,13 @@ pub(crate) fn is_due(target: &Target, row: &Row, now: Micros) -> bool {
 /// Whether a hold of the row's key may have expired.
 #[inline]
 fn is_past(row: &Row, now: Micros) -> bool {
-    row.expires.is_some_and(|expires| expires <= now) && !Fault::ExpiryNotApplied.is_on()
+    row.holds_due.is_some_and(|holds_due| holds_due <= now) && !Fault::ExpiryNotApplied.is_on()
 }
 
-/// Whether tokens can come back to a target's limit in a row that has this.
+/// Whether tokens can come back to a target's limit in a row that has this: not to the state of another kind.
 #[cold]
-fn may_return(target: &Target, stored: &Stored) -> bool {
-    let limit = target.limit();
-    returns(&target.definition) && stored.shape().is_none_or(|shape| limit.accepts(shape))
+pub(crate) fn may_return(target: &Target, stored: &Stored) -> bool {
+    returns(&target.definition) && stored.suits(target.limit()) != Some(false)
 }
 
 /// Whether a limit has holds that give tokens back.
@@ -55,7 +54,7 @@ pub(super) fn can_be_credited(limit: &Limit) -> bool {
 /// What expiries make of a row.
 struct Expired {
     stored: Stored,
-    expires: Option<Micros>,
+    holds_due: Option<Micros>,
     /// The holds that have expired, as they are afterwards.
     holds: Vec<HoldRow>,
     /// Whether another has that can't give back yet.
@@ -130,7 +129,10 @@ fn expired<H: Host>(
     most: i64,
 ) -> Result<Expired> {
     let RowId { name, key, .. } = id;
-    let from = row.expires.unwrap_or(now);
+    if let Stored::Invalid { column, value, .. } = &row.stored {
+        return Err(LimiterError::bad_state(H::utf8(name).into_owned(), column, value));
+    }
+    let from = row.holds_due.unwrap_or(now);
     host.with_holds(|holds| {
         let mut due = holds.returning(name, key, from, now, most)?;
         let (mut stored, mut limits) = (row.stored.clone(), Limits::new(host, name, key, called)?);
@@ -139,9 +141,9 @@ fn expired<H: Host>(
             let hold = &mut due[n];
             let definition = limits.of_expiry(holds, hold)?;
             let Some((after, state)) = expire::<H>(id, definition, &stored, &hold.hold)? else {
-                let expires = Some(hold.hold.expires_at);
+                let holds_due = Some(hold.hold.expires_at);
                 due.truncate(n);
-                return Ok(Expired { stored, expires, holds: due, waits: true });
+                return Ok(Expired { stored, holds_due, holds: due, waits: true });
             };
             hold.hold = after;
             if let Some(state) = state {
@@ -149,19 +151,14 @@ fn expired<H: Host>(
             }
         }
         let more = due.last().filter(|_| due.len() as i64 == most);
-        let expires = match more {
+        let holds_due = match more {
             Some(last) => Some(last.hold.expires_at),
             None => {
                 let next = holds.returning(name, key, now.plus(Micros(1)), FOREVER, 1)?;
                 next.first().map(|next| next.hold.expires_at)
             }
         };
-        // If what no call writes were written again, the limit would be full.
-        if let (Stored::Invalid { .. }, Some(own)) = (&stored, &limits.own) {
-            let target = Target::defined::<H>(name, key, own.clone(), None);
-            target.state(&own.limit, Some(&stored), now)?;
-        }
-        Ok(Expired { stored, expires, holds: due, waits: false })
+        Ok(Expired { stored, holds_due, holds: due, waits: false })
     })
 }
 
@@ -172,10 +169,11 @@ fn expire<H: Host>(
     stored: &Stored,
     hold: &Hold,
 ) -> Result<Option<(Hold, Option<State>)>> {
-    // A full limit has no room.
-    let Some(shape) = stored.shape() else { return Ok(Some((hold.lost(), None))) };
-    let of_shape = definition.filter(|definition| definition.limit.accepts(shape));
-    let Some(definition) = of_shape else { return Ok(None) };
+    if matches!(stored, Stored::Reset { .. } | Stored::Marker { .. }) {
+        return Ok(Some((hold.lost(), None))); // full, and so without room
+    }
+    let suited = definition.filter(|definition| stored.suits(&definition.limit) == Some(true));
+    let Some(definition) = suited else { return Ok(None) };
     let target = Target::defined::<H>(name, key, definition, None);
     let state = target.state(target.limit(), Some(stored), hold.expires_at)?;
     Ok(Some(hold.expired(target.limit(), &state)))
@@ -219,11 +217,12 @@ pub(crate) fn apply_locked<H: Host>(
         if !is_past(&row, now) || row.stored.is_marker() {
             return Ok(row);
         }
-        let Expired { stored, expires, holds, waits } = expired(host, id, called, &row, now, MOST)?;
+        let Expired { stored, holds_due, holds, waits } =
+            expired(host, id, called, &row, now, MOST)?;
         if waits && holds.is_empty() {
             return Ok(row);
         }
-        rows.update(id, row.tuple, &stored, expires)?;
+        rows.update(id, row.tuple, &stored, holds_due)?;
         if !holds.is_empty() && !Fault::ExpiredTwice.is_on() {
             host.with_holds(|table| table.expire(id.name, id.key, &holds))?;
         }
@@ -249,9 +248,9 @@ pub(crate) fn forget<H: Host>(host: &H, id: RowId) -> Result<()> {
 #[cold]
 pub(crate) fn on_copy<H: Host>(host: &H, target: &Target, row: &Row, now: Micros) -> Result<Row> {
     // All of them, since none is written.
-    let Expired { stored, expires, .. } =
+    let Expired { stored, holds_due, .. } =
         expired(host, target.row(0), Some(target), row, now, i64::MAX)?;
-    Ok(Row { stored, expires, ..row.clone() })
+    Ok(Row { stored, holds_due, ..row.clone() })
 }
 
 /// A hold that has expired as it would be if what has expired of its key were applied.
@@ -328,10 +327,10 @@ impl Expiries {
     fn read<H: Host>(
         host: &H,
         target: &Target,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
         now: Micros,
     ) -> Result<Expiries> {
-        let Some(from) = expires else { return Ok(Expiries { next: Vec::new() }) };
+        let Some(from) = holds_due else { return Ok(Expiries { next: Vec::new() }) };
         let (name, key) = (target.name, target.key);
         let next = host.with_holds(|holds| {
             let from = from.max(now.plus(Micros(1)));
@@ -356,7 +355,7 @@ impl Expiries {
     pub(crate) fn wait<H: Host>(
         host: &H,
         target: &Target,
-        (state, expires): (&State, Option<Micros>),
+        (state, holds_due): (&State, Option<Micros>),
         now: Micros,
         denied: Option<Micros>,
         mut decide: impl FnMut(&State, Micros) -> (bool, Option<Micros>),
@@ -370,7 +369,7 @@ impl Expiries {
         if never {
             return Ok(None);
         }
-        let expiries = Expiries::read(host, target, expires, now)?;
+        let expiries = Expiries::read(host, target, holds_due, now)?;
         let is_state = |definition: &Definition| definition.limit.accepts(state.shape());
         let mut holds: &[Expiry] = &expiries
             .next
@@ -404,7 +403,7 @@ pub(crate) fn denial<H: Host>(
     target: &Target,
     take: Take,
     state: &State,
-    expires: Option<Micros>,
+    holds_due: Option<Micros>,
     answer: Answer,
     always: bool,
 ) -> Result<Answer> {
@@ -416,6 +415,6 @@ pub(crate) fn denial<H: Host>(
         (decision.ok || always, decision.retry_after)
     };
     let (now, denied) = (answer.now, answer.retry_after);
-    let retry_after = Expiries::wait(host, target, (state, expires), now, denied, decide)?;
+    let retry_after = Expiries::wait(host, target, (state, holds_due), now, denied, decide)?;
     Ok(Answer { retry_after, ..answer })
 }

@@ -115,10 +115,10 @@ fn give_back<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<bool> {
         }
     }
     // Its row may have been deleted since a hold, which names the first.
-    let row = Row { expires: Some(EARLIEST), ..row };
+    let row = Row { holds_due: Some(EARLIEST), ..row };
     let after = expiry::apply_locked(host, rows, id, None, row)?;
     // What has expired may wait for a limit that has holds.
-    Ok(after.expires != Some(EARLIEST))
+    Ok(after.holds_due != Some(EARLIEST))
 }
 
 /// What became of the rows of a key that has shards.
@@ -164,7 +164,7 @@ fn give_back_to_shards<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<
         holds.expire(name, key, &due)?;
         holds.returning(name, key, EARLIEST, FOREVER, 1)
     })?;
-    let expires = next.first().map(|next| next.hold.expires_at);
-    rows.update(id, root.tuple, &root.stored, expires)?;
+    let holds_due = next.first().map(|next| next.hold.expires_at);
+    rows.update(id, root.tuple, &root.stored, holds_due)?;
     Ok(Shards::Done)
 }

@@ -47,7 +47,7 @@ impl Part {
 
     /// Whether something can come of the hold in the rows of its limit.
     fn is_in_rows(&self, target: &Target) -> bool {
-        match (self.row.hold.lease(), target.store) {
+        match (self.row.hold.lease, target.store) {
             (Some(_), Store::Row) => target.limit().concurrency().is_some(),
             (None, Store::Row | Store::Shards(_)) => can_be_credited(target.limit()),
             _ => false,
@@ -168,7 +168,7 @@ fn settle_locked<H: Host>(
         if Fault::HoldReadFirst.is_on() {
             row.hold = part.row.hold;
         }
-        if Fault::RefundedToAnyWindow.is_on() && row.hold.lease().is_none() {
+        if Fault::RefundedToAnyWindow.is_on() && row.hold.lease.is_none() {
             row.hold.taken_at = now;
         }
         let is_in_rows = target.as_ref().is_some_and(|target| part.is_in_rows(target));
@@ -206,7 +206,7 @@ fn apply_expired<H: Host>(
         let now = host.now();
         let due = locked.iter_mut().zip(targets).find_map(|(locked, target)| {
             let locked = locked.as_mut()?;
-            let is_due = locked.expires.is_some_and(|expires| expires <= now);
+            let is_due = locked.holds_due.is_some_and(|holds_due| holds_due <= now);
             if is_due { Some((locked, target.as_ref()?)) } else { None }
         });
         let Some((locked, target)) = due else { return Ok(now) };
@@ -242,7 +242,7 @@ fn in_rows<H: Host>(
     used: Option<f64>,
 ) -> Result<Answer> {
     let (limit, before) = (target.limit(), locked.shards.total(now));
-    let decision = match hold.lease() {
+    let decision = match hold.lease {
         Some(lease) => {
             let state = limit.release(&before, now, lease);
             let level = limit.level(state.as_ref().unwrap_or(&before), now);
@@ -273,7 +273,7 @@ fn in_shards<H: Host>(
     used: Option<f64>,
 ) -> Result<Option<Answer>> {
     let is_sharded = matches!(target.store, Store::Shards(_));
-    if !is_sharded || hold.lease().is_some() || !can_be_credited(target.limit()) {
+    if !is_sharded || hold.lease.is_some() || !can_be_credited(target.limit()) {
         return Ok(None);
     }
     let (count, taken_at) = hold.credit(used);

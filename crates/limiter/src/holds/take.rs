@@ -73,7 +73,7 @@ impl Verdict {
 /// What is known of it when it is decided.
 struct Seen<'w> {
     shards: Cow<'w, Shards<'w>>,
-    expires: Option<Micros>,
+    holds_due: Option<Micros>,
     hold: Option<HoldRow>,
     /// Whether holds that have expired are left out, since they don't matter while the key is blocked.
     is_unexpired: bool,
@@ -86,8 +86,8 @@ impl Wanted<'_> {
         // One of tokens means nothing to slots, nor one of slots to tokens.
         let has_slots = limit.concurrency().is_some();
         let before = seen.hold.as_ref().map(|row| row.hold);
-        let before = before.filter(|before| before.lease().is_some() == has_slots);
-        let lease = before.and_then(|hold| hold.lease()).unwrap_or(lease);
+        let before = before.filter(|before| before.lease.is_some() == has_slots);
+        let lease = before.and_then(|hold| hold.lease).unwrap_or(lease);
         let had = match (&state, before) {
             (State::Leases(leases), _) => {
                 let own = leases.leases.iter().filter(|own| own.id == lease && own.is_live(now));
@@ -122,7 +122,8 @@ impl Wanted<'_> {
         let after = is_held.then(|| match limit.concurrency() {
             Some(_) if had + took > 0.0 => {
                 let until = before.map_or(expires_at, |before| before.expires_at.max(expires_at));
-                Hold::of_slots(had + took, lease, until)
+                let taken_at = before.map_or(now, |before| before.taken_at);
+                Hold::of_slots(had + took, lease, taken_at, until)
             }
             _ => {
                 let after = decision.state.as_ref().unwrap_or(&state);
@@ -201,7 +202,7 @@ impl Wanted<'_> {
             let decision = self.on_state(state, at, before.as_ref(), terms, Micros(0)).0;
             (decision.ok || always, decision.retry_after)
         };
-        let (row, denied) = ((state, seen.expires), verdict.answer.retry_after);
+        let (row, denied) = ((state, seen.holds_due), verdict.answer.retry_after);
         let wait = Expiries::wait(host, &self.target, row, now, denied, decide)?;
         (verdict.answer.retry_after, verdict.decision.retry_after) = (wait, wait);
         Ok(())
@@ -238,7 +239,7 @@ pub(super) fn take<'w, H: Host>(
             expire_own(host, rows, wanted, &mut seen)?;
             let (mut verdicts, ok) = decide_all(host, wanted, &seen, terms, &leases);
             let is_over = |(seen, verdict): (&Seen, &Verdict)| {
-                is_past(seen.expires, &verdicts)
+                is_past(seen.holds_due, &verdicts)
                     || seen.is_unexpired && verdict.answer.blocked.is_none()
             };
             if seen.iter().zip(&verdicts).any(is_over) {
@@ -247,7 +248,7 @@ pub(super) fn take<'w, H: Host>(
             if !ok {
                 refuse(host, wanted, &mut verdicts, &seen, terms)?;
                 // A hold may have been settled between the reads of its row and of the limit's.
-                if terms.id.is_some() || seen.iter().any(|seen| seen.expires.is_some()) {
+                if terms.id.is_some() || seen.iter().any(|seen| seen.holds_due.is_some()) {
                     let now = expiry::contents(rows, &targets)?;
                     if !before.as_ref().is_some_and(|seen| expiry::are_versions(&now, seen)) {
                         before = Some(now);
@@ -283,7 +284,7 @@ struct Step {
     hold: Hold,
     /// What the row has after it.
     after: Stored,
-    expires: Option<Micros>,
+    holds_due: Option<Micros>,
 }
 
 impl Step {
@@ -312,9 +313,9 @@ impl Step {
             return Ok(None);
         }
         let state = target.state(limit, stored, now)?.into_owned();
-        let expires = row.and_then(|row| row.expires);
+        let holds_due = row.and_then(|row| row.holds_due);
         let shards = Cow::Owned(Shards::new(limit, vec![state]));
-        let seen = Seen { shards, expires, hold: own, is_unexpired: false };
+        let seen = Seen { shards, holds_due, hold: own, is_unexpired: false };
         let verdict = wanted.decide(&seen, now, terms, Micros(0));
         let Some(hold) = verdict.after else { return Ok(None) };
         let after = match (&verdict.decision.state, stored) {
@@ -322,11 +323,11 @@ impl Step {
             (None, Some(stored)) => stored.clone(),
             (None, None) => Stored::Reset { ts: now },
         };
-        let expires = match Fault::ExpiresForgotten.is_on() {
-            true => expires,
-            false => hold.first_expiry(expires),
+        let holds_due = match Fault::ExpiresForgotten.is_on() {
+            true => holds_due,
+            false => hold.first_expiry(holds_due),
         };
-        Ok(Some(Step { verdict, hold, after, expires }))
+        Ok(Some(Step { verdict, hold, after, holds_due }))
     }
 
     /// Writes the hold, once the row is locked; false if it is not as it was when this was decided.
@@ -371,7 +372,7 @@ fn take_at_once<H: Host>(
         let step = Step::decide(host, wanted, seen.as_ref(), id, terms)?;
         let Some(step) = step else { return Ok(None) };
         let written = match &seen {
-            None => rows.insert(row, &step.after, step.expires, true)?,
+            None => rows.insert(row, &step.after, step.holds_due, true)?,
             Some(_) if rows.facts().locks_first => {
                 return match rows.lock(row, false)? {
                     Some(own) => {
@@ -381,7 +382,7 @@ fn take_at_once<H: Host>(
                     None => Ok(None),
                 };
             }
-            Some(seen) => rows.replace(row, seen, &step.after, step.expires, true)?,
+            Some(seen) => rows.replace(row, seen, &step.after, step.holds_due, true)?,
         };
         if !written {
             continue;
@@ -430,11 +431,12 @@ fn decide_locked<H: Host>(
         };
         let Some(step) = Step::decide(host, wanted, seen.as_ref(), id, terms)? else {
             let full = Stored::Reset { ts: host.now() };
-            let (stored, expires) = seen.map_or((full, None), |seen| (seen.stored, seen.expires));
-            rows.update(row, own, &stored, expires)?;
+            let (stored, holds_due) =
+                seen.map_or((full, None), |seen| (seen.stored, seen.holds_due));
+            rows.update(row, own, &stored, holds_due)?;
             return Ok(None);
         };
-        rows.update(row, own, &step.after, step.expires)?;
+        rows.update(row, own, &step.after, step.holds_due)?;
         if step.put(host, wanted, id)? {
             return Ok(Some(step.verdict));
         }
@@ -469,9 +471,9 @@ fn leases<H: Host>(host: &H, wanted: &[Wanted]) -> Result<Vec<Micros>> {
 }
 
 /// Whether an expiry has passed at the instant of the verdicts.
-fn is_past(expires: Option<Micros>, verdicts: &[Verdict]) -> bool {
+fn is_past(holds_due: Option<Micros>, verdicts: &[Verdict]) -> bool {
     let now = verdicts.first().map(|verdict| verdict.answer.now);
-    expires.zip(now).is_some_and(|(expires, now)| expires <= now)
+    holds_due.zip(now).is_some_and(|(holds_due, now)| holds_due <= now)
 }
 
 /// Reads what is known of each, without locks.
@@ -489,7 +491,7 @@ fn peek<'w, H: Host>(
         {
             return Ok(seen);
         }
-        let Peeked { shards, expires, .. } = stores::peek_with(host, rows, &wanted.target, None)?;
+        let Peeked { shards, holds_due, .. } = stores::peek_with(host, rows, &wanted.target, None)?;
         // A random id has no hold yet.
         let hold = match (terms.id, wanted.target.store) {
             (None, _) | (_, Store::Nowhere) => None,
@@ -499,7 +501,7 @@ fn peek<'w, H: Host>(
             (Some(hold), Some(rows)) => of_state(host, rows, &wanted.target, hold)?,
             (hold, _) => hold,
         };
-        Ok(Seen { shards: Cow::Owned(shards), expires, hold, is_unexpired: false })
+        Ok(Seen { shards: Cow::Owned(shards), holds_due, hold, is_unexpired: false })
     };
     wanted.iter().map(peek).collect()
 }
@@ -541,7 +543,7 @@ fn blocked<'w, H: Host>(
     if hold.as_ref().is_some_and(is_past) {
         return Ok(None);
     }
-    let seen = Seen { shards: Cow::Owned(shards), expires: None, hold, is_unexpired: true };
+    let seen = Seen { shards: Cow::Owned(shards), holds_due: None, hold, is_unexpired: true };
     let answer = wanted.decide(&seen, now, terms, Micros(0)).answer;
     let is_final = match answer.blocked {
         Some(FOREVER) => true,
@@ -576,7 +578,7 @@ fn refuse<H: Host>(
     terms: &Terms,
 ) -> Result<()> {
     for ((wanted, verdict), seen) in wanted.iter().zip(verdicts).zip(seen) {
-        if !verdict.passes && seen.expires.is_some() {
+        if !verdict.passes && seen.holds_due.is_some() {
             wanted.wait(host, verdict, seen, terms)?;
         }
     }
@@ -620,7 +622,7 @@ fn take_locked<'w, H: Host>(
     }
     loop {
         for (wanted, locked) in wanted.iter().zip(&mut locked) {
-            if locked.expires.is_some_and(|expires| expires <= host.now())
+            if locked.holds_due.is_some_and(|holds_due| holds_due <= host.now())
                 && !locked.apply_expired(host, rows, &wanted.target)?
             {
                 return Ok(None);
@@ -642,10 +644,10 @@ fn take_locked<'w, H: Host>(
                 hold => hold,
             };
             let shards = Cow::Owned(locked.shards.clone());
-            seen.push(Seen { shards, expires: locked.expires, hold, is_unexpired: false });
+            seen.push(Seen { shards, holds_due: locked.holds_due, hold, is_unexpired: false });
         }
         let (mut verdicts, ok) = decide_all(host, wanted, &seen, terms, leases);
-        if seen.iter().any(|seen| is_past(seen.expires, &verdicts)) {
+        if seen.iter().any(|seen| is_past(seen.holds_due, &verdicts)) {
             continue;
         }
         if !ok {

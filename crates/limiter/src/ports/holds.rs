@@ -51,7 +51,7 @@ pub trait Holds {
     /// Writes what a hold has of a limit; false if it is gone.
     fn update(&self, row: &HoldRow) -> Result<bool>;
 
-    /// Writes `count`, `old` and `back` of holds of one key, in one statement.
+    /// Writes `count`, `spent` and `returned` of holds of one key, in one statement.
     fn expire(&self, name: &[u8], key: &[u8], rows: &[HoldRow]) -> Result<()>;
 
     /// Deletes what a hold has of a limit, and returns it; `None`: it is gone, also after a wait for another
@@ -62,7 +62,7 @@ pub trait Holds {
     fn delete_of_key(&self, name: &[u8], key: &[u8]) -> Result<u64>;
 
     /// Lists the names and keys that have holds, of one name or one key where they are given; without a name it reads
-    /// the whole table. With `held_at` only holds with `count` above `old` which expire after it, and charged ones
+    /// the whole table. With `held_at` only holds with `count` above `spent` which expire after it, and charged ones
     /// which expired within [`SETTLED_LATE`](ratelimit_core::hold::SETTLED_LATE) before it.
     fn keys(
         &self,
@@ -71,7 +71,7 @@ pub trait Holds {
         held_at: Option<Micros>,
     ) -> Result<BTreeSet<(Vec<u8>, Vec<u8>)>>;
 
-    /// The sum of `count - old`, where that is above 0, of the holds of a key that have a `taken_at` from `since` on and
+    /// The sum of `count - spent`, where that is above 0, of the holds of a key that have a `taken_at` from `since` on and
     /// are held at `now`, as in [`keys`](Holds::keys).
     fn held(&self, name: &[u8], key: &[u8], since: Micros, now: Micros) -> Result<f64>;
 

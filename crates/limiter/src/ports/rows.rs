@@ -1,8 +1,7 @@
 //! The rows of the table.
 
 use ratelimit_core::Micros;
-use ratelimit_core::State;
-use ratelimit_core::kinds::Shape;
+use ratelimit_core::{Limit, State};
 
 use crate::error::Result;
 
@@ -34,16 +33,14 @@ pub enum Stored {
         /// Whether the limit was reset since.
         reset: bool,
     },
-    /// A value that no call writes, in a row of this shape.
+    /// A value that no call writes. It fails the calls of every kind of limit.
     Invalid {
-        /// What the row would be the state of.
-        shape: Shape,
-        /// The row's `ts`.
+        /// The row's `ts`, or 1970 where that is infinite.
         ts: Micros,
-        /// The column.
+        /// The column, or what is wrong of it.
         column: &'static str,
-        /// What it has; for a time, the infinity that it is.
-        value: f64,
+        /// What it has.
+        value: String,
     },
 }
 
@@ -64,11 +61,11 @@ impl Stored {
         }
     }
 
-    /// The shape of its state, also of one that is invalid; `None` where it has none.
-    pub fn shape(&self) -> Option<Shape> {
+    /// Whether a limit uses it: a state of its kind, or a value that fails its calls; `None` where there is nothing to use.
+    pub fn suits(&self, limit: &Limit) -> Option<bool> {
         match self {
-            Stored::State(state) => Some(state.shape()),
-            Stored::Invalid { shape, .. } => Some(*shape),
+            Stored::State(state) => Some(limit.accepts(state.shape())),
+            Stored::Invalid { .. } => Some(true),
             Stored::Reset { .. } | Stored::Marker { .. } => None,
         }
     }
@@ -105,7 +102,7 @@ pub struct Row {
     /// What its columns say.
     pub stored: Stored,
     /// No later than the first expiry of a hold of the key that gives tokens back; `None`: there is none.
-    pub expires: Option<Micros>,
+    pub holds_due: Option<Micros>,
     /// The version that was read.
     pub tuple: TupleId,
 }
@@ -115,7 +112,9 @@ impl Row {
     /// same after a hold is settled and taken again, which expires at another time.
     pub fn is_version(&self, seen: &Row) -> bool {
         let version = |row: &Row| (row.tuple.tid, row.tuple.writer);
-        version(self) == version(seen) && self.stored == seen.stored && self.expires == seen.expires
+        version(self) == version(seen)
+            && self.stored == seen.stored
+            && self.holds_due == seen.holds_due
     }
 }
 
@@ -148,7 +147,7 @@ impl KeyRows {
     pub fn without_states(&self) -> KeyRows {
         let row = |(shard, row): &ShardRow| {
             let stored = Stored::Reset { ts: Micros(0) };
-            (*shard, Row { stored, expires: row.expires, tuple: row.tuple })
+            (*shard, Row { stored, holds_due: row.holds_due, tuple: row.tuple })
         };
         let (name, key) = (self.name.clone(), self.key.clone());
         KeyRows { name, key, rows: self.rows.iter().map(row).collect() }
@@ -206,14 +205,14 @@ pub trait Rows {
     /// it is locked.
     fn lock(&self, id: RowId, wait: bool) -> Result<Option<Row>>;
 
-    /// Inserts a row; `expires` as in [`Row`]. Where another transaction is inserting or deleting the same, waits for its end; direct access does
+    /// Inserts a row; `holds_due` as in [`Row`]. Where another transaction is inserting or deleting the same, waits for its end; direct access does
     /// so only with `wait`. False if the row is there; with direct access also after any wait, even if the other was
     /// rolled back: the caller reads the row again.
     fn insert(
         &self,
         id: RowId,
         stored: &Stored,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
         wait: bool,
     ) -> Result<bool>;
 
@@ -226,7 +225,7 @@ pub trait Rows {
         id: RowId,
         locked: TupleId,
         stored: &Stored,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
     ) -> Result<()>;
 
     /// Deletes a row that this transaction has locked.
@@ -242,7 +241,7 @@ pub trait Rows {
         id: RowId,
         seen: &Row,
         stored: &Stored,
-        expires: Option<Micros>,
+        holds_due: Option<Micros>,
         wait: bool,
     ) -> Result<bool>;
 

@@ -139,7 +139,7 @@ fn lock<'a, H: Host>(
             continue;
         }
         let Some((before, after)) = &verdict.change else {
-            locked.push((LockedRows::none(verdict.shards, verdict.expires), Locks::Own));
+            locked.push((LockedRows::none(verdict.shards, verdict.holds_due), Locks::Own));
             continue;
         };
         let amount = after.value() - before.value();
@@ -166,7 +166,8 @@ fn apply_expired<H: Host>(
 ) -> Result<Option<Micros>> {
     loop {
         let now = host.now();
-        let is_due = |locked: &LockedRows| locked.expires.is_some_and(|expires| expires <= now);
+        let is_due =
+            |locked: &LockedRows| locked.holds_due.is_some_and(|holds_due| holds_due <= now);
         let Some(due) = locked.iter().position(|(locked, _)| is_due(locked)) else {
             return Ok(Some(now));
         };

@@ -43,7 +43,7 @@ pub(super) struct GroupVerdict<'a> {
     /// The state of the total before and after the takes that pass; `None`: unchanged.
     pub(super) change: Option<(State, State)>,
     /// As in [`Peeked`](crate::stores::Peeked).
-    pub(super) expires: Option<Micros>,
+    pub(super) holds_due: Option<Micros>,
 }
 
 impl Group<'_> {
@@ -92,7 +92,7 @@ impl Group<'_> {
             enforced: true,
             decisions,
             change: None,
-            expires: None,
+            holds_due: None,
         }
     }
 
@@ -134,7 +134,7 @@ impl Group<'_> {
             }
         }
         let enforced = self.target.definition.enforce;
-        GroupVerdict { now, shards, enforced, decisions, change, expires: None }
+        GroupVerdict { now, shards, enforced, decisions, change, holds_due: None }
     }
 
     /// Computes the wait of a refusal again, which knows what expires.
@@ -156,7 +156,7 @@ impl Group<'_> {
         };
         let refused = verdict.decisions.iter().find(|decision| !decision.ok);
         let denied = refused.and_then(|refused| refused.retry_after);
-        let row = (state, verdict.expires);
+        let row = (state, verdict.holds_due);
         let wait = Expiries::wait(host, target, row, now, denied, decide)?;
         for decision in verdict.decisions.iter_mut().filter(|decision| !decision.ok) {
             decision.retry_after = wait;

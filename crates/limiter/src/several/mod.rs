@@ -158,7 +158,7 @@ fn peek<'a, H: Host>(
         let now = host.now();
         let is_over = |(group, (peeked, is_unexpired)): (&Group, &(Peeked, bool))| {
             // It has expired since it was read, or its block has ended.
-            peeked.expires.is_some_and(|expires| expires <= now)
+            peeked.holds_due.is_some_and(|holds_due| holds_due <= now)
                 || *is_unexpired && group.target.block(now) != group.target.block(peeked.now)
         };
         if groups.iter().zip(&contents).any(is_over) {
@@ -167,7 +167,7 @@ fn peek<'a, H: Host>(
         let decide = |(group, (peeked, _)): (&'a Group, (Peeked<'a>, bool))| {
             host.check_for_interrupts();
             let verdict = group.decide(host, peeked.shards, now);
-            GroupVerdict { expires: peeked.expires, ..verdict }
+            GroupVerdict { holds_due: peeked.holds_due, ..verdict }
         };
         return Ok(groups.iter().zip(contents).map(decide).collect());
     }
@@ -196,7 +196,7 @@ fn decided<'a, H: Host>(
     groups: &'a [Group],
 ) -> Result<Vec<GroupVerdict<'a>>> {
     let verdicts = peek(host, rows, groups)?;
-    let waits = |verdict: &GroupVerdict| verdict.expires.is_some() && !verdict.allows();
+    let waits = |verdict: &GroupVerdict| verdict.holds_due.is_some() && !verdict.allows();
     let (Some(rows), true) = (rows, verdicts.iter().any(waits)) else { return Ok(verdicts) };
     let targets: Vec<&Target> = groups.iter().map(|group| &group.target).collect();
     expiry::in_one_state(host, rows, &targets, || {
@@ -209,7 +209,7 @@ fn decided<'a, H: Host>(
 /// Has refusals know what expires.
 fn with_expiries<H: Host>(host: &H, groups: &[Group], verdicts: &mut [GroupVerdict]) -> Result<()> {
     for (group, verdict) in groups.iter().zip(verdicts) {
-        if verdict.expires.is_some() && !verdict.allows() {
+        if verdict.holds_due.is_some() && !verdict.allows() {
             group.wait_for_expiries(host, verdict)?;
         }
     }

@@ -25,7 +25,7 @@ pub struct Batch {
 
 /// Whether rows of a key hold a state that means something to a limit.
 pub(super) fn has_state(limit: &Limit, rows: &[ShardRow]) -> bool {
-    rows.iter().any(|(_, row)| row.stored.shape().is_some_and(|shape| limit.accepts(shape)))
+    rows.iter().any(|(_, row)| row.stored.suits(limit) == Some(true))
 }
 
 /// How many shards a key has rows of.
@@ -258,7 +258,7 @@ pub fn prune_key<H: Host>(
     batch: Option<&mut Batch>,
 ) -> Result<i64> {
     let KeyRows { name, key, rows: seen } = found;
-    let has_holds = |rows: &[ShardRow]| rows.iter().any(|(_, row)| row.expires.is_some());
+    let has_holds = |rows: &[ShardRow]| rows.iter().any(|(_, row)| row.holds_due.is_some());
     // Some of its tokens come back later; without a limit, as long as that may be there again.
     let is_held = match (has_holds(seen), definition, undefined_idle) {
         (false, ..) => false,

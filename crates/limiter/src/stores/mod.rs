@@ -36,7 +36,7 @@ pub struct Peeked<'t> {
     /// Its shards.
     pub shards: Shards<'t>,
     /// As in [`Row`](crate::ports::Row); later than `now`.
-    pub expires: Option<Micros>,
+    pub holds_due: Option<Micros>,
 }
 
 /// Reads what a target holds, without locking, writing or waiting. What has expired by then is computed.
@@ -64,7 +64,7 @@ pub fn peek_with<'t, H: Host>(
             let found = memory::touch(host, target, id)?.state;
             let now = host.now();
             let state = memory::state(target, found, now, target.phase());
-            Ok(Peeked { now, shards: Shards::new(target.limit(), vec![state]), expires: None })
+            Ok(Peeked { now, shards: Shards::new(target.limit(), vec![state]), holds_due: None })
         }
         (Some(rows), None) if target.store.is_in_table() => peek_rows(host, rows, target),
         _ => without_rows(host, target),
@@ -108,7 +108,7 @@ pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<Peeked<
     };
     let now = host.now();
     let state = found.unwrap_or_else(|| target.limit().initial_state(now, target.phase()));
-    Ok(Peeked { now, shards: Shards::new(target.limit(), vec![state]), expires: None })
+    Ok(Peeked { now, shards: Shards::new(target.limit(), vec![state]), holds_due: None })
 }
 
 /// Reads the rows of a target, likewise.
@@ -124,9 +124,10 @@ pub(crate) fn peek_rows<'t, H: Host>(
 /// What was found, with when something of it expires: of a limit with shards that is applied by a prune, and to one
 /// without holds nothing comes back.
 fn peeked<'t>(target: &Target, now: Micros, found: KeyShards<'t>) -> Peeked<'t> {
-    let expires =
-        found.expires.filter(|_| target.store == Store::Row && expiry::returns(&target.definition));
-    Peeked { now, shards: found.shards, expires }
+    let holds_due = found
+        .holds_due
+        .filter(|_| target.store == Store::Row && expiry::returns(&target.definition));
+    Peeked { now, shards: found.shards, holds_due }
 }
 
 /// Reads the rows of a target as they are, likewise; `None`: nothing has expired that counts.
@@ -146,7 +147,7 @@ pub(crate) fn peek_unexpired<'t, H: Host>(
         return Ok(None);
     }
     let shards = shards::contents::interpret(target, vec![(0, row)], now)?.shards;
-    Ok(Some(Peeked { now, shards, expires: None }))
+    Ok(Some(Peeked { now, shards, holds_due: None }))
 }
 
 /// Reads what is stored of a target: of a limit with shards their total; `None`: nothing, so that it is full. With the

@@ -52,7 +52,7 @@ pub(crate) fn apply<H: Host>(
         let Decided { answer, after } = change.decide(target, Contents::Row(stored), now)?;
         let Some(after) = after.map(Stored::State) else {
             match &seen {
-                Some(row @ Row { expires: Some(_), .. }) => {
+                Some(row @ Row { holds_due: Some(_), .. }) => {
                     match unchanged(host, rows, target, change, row, answer)? {
                         Some(answer) => return Ok(answer),
                         None => continue,
@@ -69,7 +69,7 @@ pub(crate) fn apply<H: Host>(
         }
         let written = match &seen {
             None => rows.insert(id, &after, None, true)?,
-            Some(seen) => rows.replace(id, seen, &after, seen.expires, waits)?,
+            Some(seen) => rows.replace(id, seen, &after, seen.holds_due, waits)?,
         };
         if written {
             if !waits || host.now().minus(now) < rows.facts().patience {
@@ -109,12 +109,12 @@ fn change_after_wait(
     let now = host.now();
     if let Some(seen) = seen.filter(|_| expiry::is_due(target, &own, now)) {
         // As if it had not been written yet: what has expired comes first.
-        rows.update(id, own.tuple, seen, own.expires)?;
+        rows.update(id, own.tuple, seen, own.holds_due)?;
         return Ok(None);
     }
     let Decided { answer, after } = change.decide(target, Contents::Row(seen), now)?;
     if let Some(after) = after.map(Stored::State).as_ref().or(seen) {
-        rows.update(id, own.tuple, after, own.expires)?;
+        rows.update(id, own.tuple, after, own.holds_due)?;
     }
     Ok(Some(answer))
 }
@@ -132,23 +132,23 @@ fn change_locked(
         if row.stored.is_marker() || expiry::is_due(target, &row, now) {
             return Ok(None);
         }
-        let Row { stored, mut expires, tuple } = row;
+        let Row { stored, mut holds_due, tuple } = row;
         let contents = Contents::Row(Some(&stored));
         let Decided { answer, after } = change.decide(target, contents, now)?;
         let Some(after) = after.map(Stored::State) else {
-            unchanged = Some((answer, Row { stored, expires, tuple }));
+            unchanged = Some((answer, Row { stored, holds_due, tuple }));
             let kept = unchanged.take_if(|_| Fault::DeniedRowKept.is_on());
             return Ok(kept.map(|(answer, _)| answer));
         };
         if begins_anew(target, &stored, now) {
             expiry::forget(host, id)?;
-            expires = None;
+            holds_due = None;
         }
-        rows.update(id, tuple, &after, expires)?;
+        rows.update(id, tuple, &after, holds_due)?;
         Ok(Some(answer))
     })?;
     match (changed, unchanged) {
-        (None, Some((answer, row))) if row.expires.is_some() => {
+        (None, Some((answer, row))) if row.holds_due.is_some() => {
             self::unchanged(host, rows, target, change, &row, answer)
         }
         (changed, unchanged) => Ok(changed.or(unchanged.map(|(answer, _)| answer))),
@@ -168,7 +168,7 @@ fn unchanged<H: Host>(
 ) -> Result<Option<Answer>> {
     let (Change::Take(take), false) = (change, answer.ok) else { return Ok(Some(answer)) };
     let state = target.state(target.limit(), Some(&seen.stored), answer.now)?;
-    let answer = expiry::denial(host, target, *take, &state, seen.expires, answer, false)?;
+    let answer = expiry::denial(host, target, *take, &state, seen.holds_due, answer, false)?;
     Ok(rows.read(target.row(0))?.filter(|row| row.is_version(seen)).map(|_| answer))
 }
 
@@ -195,7 +195,7 @@ pub(crate) fn begins_anew(target: &Target, stored: &Stored, now: Micros) -> bool
     let limit = target.limit();
     match stored {
         Stored::State(state) => !limit.accepts(state.shape()) || limit.ignores(state, now),
-        stored => stored.shape().is_some_and(|shape| !limit.accepts(shape)),
+        stored => stored.suits(limit) == Some(false),
     }
 }
 

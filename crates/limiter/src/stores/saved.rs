@@ -109,7 +109,7 @@ pub fn write<H: Host>(
         let is_written = match &seen {
             None => rows.insert(id, &stored, None, wait)?,
             Some(seen) if !rows.facts().locks_first && !seen.stored.is_marker() => {
-                rows.replace(id, seen, &stored, seen.expires, wait)?
+                rows.replace(id, seen, &stored, seen.holds_due, wait)?
                     || Fault::LockedRowSkipped.is_on()
             }
             Some(_) => write_locked(host, rows, id, &stored, wait)?,
@@ -140,7 +140,7 @@ fn write_locked<H: Host>(
             }
         }
         let Some(root) = root else { return Ok(None) };
-        rows.update(id, root.tuple, stored, root.expires)?;
+        rows.update(id, root.tuple, stored, root.holds_due)?;
         Ok(Some(()))
     })?;
     Ok(written.is_some())

@@ -45,7 +45,7 @@ pub struct Made {
 
 /// Whether a hold gives tokens back when it expires.
 pub fn returns(hold: &Hold) -> bool {
-    !hold.charge && hold.count > hold.old
+    !hold.charge && hold.count > hold.spent
 }
 
 impl Book {
@@ -64,7 +64,7 @@ impl Book {
             let hold = self.holds[n].hold;
             let at = hold.expires_at;
             let before = state_of(definition, key, self.state.as_ref(), at);
-            let more = hold.count - hold.old;
+            let more = hold.count - hold.spent;
             let credited = kinds::credit(&definition.limit, &before, at, more, Some(hold.taken_at));
             let mut came = 0.0;
             if let Some(Decision { level, state: Some(after), .. }) = credited {
@@ -73,7 +73,7 @@ impl Book {
                 self.state = Some(Total(after));
             }
             let left = hold.count - came;
-            self.holds[n].hold = Hold { count: left, old: left, back: came, ..hold };
+            self.holds[n].hold = Hold { count: left, spent: left, returned: came, ..hold };
         }
     }
 
@@ -97,22 +97,23 @@ impl Book {
         let until = now.plus(Micros(i64::from(terms.ttl) * 1_000_000));
         let known = self.of_id(&wanted.id);
         if limit.concurrency().is_some() {
-            let own = known.map_or_else(|| lease_of(&wanted.id), |hold| hold.taken_at);
+            let own = known.and_then(|hold| hold.lease).unwrap_or_else(|| lease_of(&wanted.id));
             return slots(definition, &before, now, (own, known), (wanted.count, until));
         }
         let had = known.map_or(0.0, |hold| hold.count);
         let more = (f64::from(wanted.count) - had).max(0.0);
         let fresh = Hold {
             count: 0.0,
-            old: 0.0,
-            back: 0.0,
+            spent: 0.0,
+            returned: 0.0,
             taken_at: now,
             expires_at: until,
             charge: terms.charge,
+            lease: None,
         };
         let mut hold = *known.unwrap_or(&fresh);
         hold.expires_at = hold.expires_at.max(until);
-        hold.back = 0.0;
+        hold.returned = 0.0;
         if known.is_some() && more == 0.0 {
             let remaining = limit.level(&before, now).remaining;
             return Some(Made { state: before, hold, remaining });
@@ -134,9 +135,9 @@ impl Book {
         // What was taken in a window that has ended can't come back.
         let is_window = matches!(&state, State::Tokens(tokens) if tokens.added.is_some());
         if known.is_some() && is_window && state.ts() > hold.taken_at {
-            hold.old = had;
+            hold.spent = had;
         }
-        if known.is_none() || hold.old == had {
+        if known.is_none() || hold.spent == had {
             hold.taken_at = since;
         }
         hold.count = had + took;
@@ -157,16 +158,16 @@ impl Book {
         let before = state_of(definition, key, self.state.as_ref(), now);
         if let State::Leases(leases) = &before {
             let mut leases = leases.clone();
-            leases.leases.retain(|lease| lease.id != hold.taken_at);
+            leases.leases.retain(|lease| Some(lease.id) != hold.lease);
             let state = State::Leases(leases);
             let remaining = limit.level(&state, now).remaining;
             return Some((state, remaining));
         }
-        let used = used.map_or(hold.count + hold.back, f64::from);
+        let used = used.map_or(hold.count + hold.returned, f64::from);
         let credited = if used > hold.count {
             kinds::credit(limit, &before, now, hold.count - used, None)
         } else {
-            let back = hold.count - used.max(hold.old);
+            let back = hold.count - used.max(hold.spent);
             kinds::credit(limit, &before, now, back, Some(hold.taken_at))
         };
         let Decision { level, state, .. } = credited?;
@@ -219,6 +220,7 @@ fn slots(
     let own = std::iter::repeat_n(Lease { id, expires_at }, wanted);
     let leases = others.into_iter().chain(own).collect();
     let state = State::Leases(Leases { leases, ts: now.max(*ts) });
-    let hold = Hold::of_slots(wanted as f64, id, expires_at);
+    let taken_at = known.map_or(now, |hold| hold.taken_at);
+    let hold = Hold::of_slots(wanted as f64, id, taken_at, expires_at);
     Some(Made { state, hold, remaining })
 }

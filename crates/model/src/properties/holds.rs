@@ -225,7 +225,7 @@ impl Scenario {
             Change::Settle(id, None) => {
                 let definition = &self.setting.limits[usize::from(effect.limit)];
                 let book = book.at(definition, effect.key, Micros(effect.now));
-                book.of_id(id).map_or(0, |hold| (hold.count + hold.back).round() as i64)
+                book.of_id(id).map_or(0, |hold| (hold.count + hold.returned).round() as i64)
             }
             _ => 0,
         }
@@ -279,12 +279,12 @@ impl Scenario {
         let has_two = places.len() < holds.len();
         let first = holds.iter().filter(|(_, of)| returns(&of.hold));
         let first = first.map(|(_, of)| of.hold.expires_at).min();
-        let expires = rows.iter().find_map(|(_, version)| match version.content {
-            Content::Limit(_, expires) => expires,
+        let holds_due = rows.iter().find_map(|(_, version)| match version.content {
+            Content::Limit(_, holds_due) => holds_due,
             Content::Hold(_) => None,
         });
         let is_overlooked =
-            first.is_some_and(|first| expires.is_none_or(|expires| expires > first));
+            first.is_some_and(|first| holds_due.is_none_or(|holds_due| holds_due > first));
         let is = self.book_of_rows(world, key, &rows);
         let should = Book {
             state: world.committed[usize::from(key)].clone(),
@@ -330,7 +330,7 @@ fn is_same(one: &HoldOf, other: &HoldOf) -> bool {
     let near = |a: f64, b: f64| (a - b).abs() < TOLERANCE;
     one.id == other.id
         && near(a.count, b.count)
-        && near(a.old, b.old)
-        && near(a.back, b.back)
+        && near(a.spent, b.spent)
+        && near(a.returned, b.returned)
         && (a.expires_at, a.charge) == (b.expires_at, b.charge)
 }

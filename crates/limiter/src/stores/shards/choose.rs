@@ -69,7 +69,7 @@ impl<H: Host> Sharded<'_, H> {
         let Decided { answer, after } = change.decide(target, contents, now)?;
         if let Some(after) = after {
             let after = Stored::State(after);
-            if rows.replace(row, &seen, &after, seen.expires, false)? {
+            if rows.replace(row, &seen, &after, seen.holds_due, false)? {
                 if let Stored::State(after) = after {
                     shards.states_mut()[better] = after;
                 }
@@ -159,7 +159,7 @@ impl<H: Host> Sharded<'_, H> {
         amount: f64,
     ) -> Result<Option<Answer>> {
         let Sharded { host, rows, target, change } = self;
-        let Some(Row { stored, expires, tuple }) = locked else { return Ok(None) };
+        let Some(Row { stored, holds_due, tuple }) = locked else { return Ok(None) };
         let (now, mut shards) = (host.now(), shards.clone());
         shards.states_mut()[shard] =
             target.state(shards.shard_limit(), Some(&stored), now)?.into_owned();
@@ -171,7 +171,7 @@ impl<H: Host> Sharded<'_, H> {
         let Decided { answer, after } = change.decide(target, contents, now)?;
         let Some(after) = after else { return Ok(None) };
         let row = target.row(shard_number(target.limit().shards(), shard));
-        rows.update(row, tuple, &Stored::State(after.clone()), expires)?;
+        rows.update(row, tuple, &Stored::State(after.clone()), holds_due)?;
         shards.states_mut()[shard] = after;
         Ok(Some(left(answer, &shards, now)))
     }

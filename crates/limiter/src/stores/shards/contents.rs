@@ -38,7 +38,7 @@ pub(crate) struct KeyShards<'a> {
     /// The versions of the rows, for a limit that they match.
     pub(super) tuples: Vec<TupleId>,
     /// As in [`Row`], of row 0.
-    pub(crate) expires: Option<Micros>,
+    pub(crate) holds_due: Option<Micros>,
 }
 
 /// Interprets all rows of a key at `now`, which is read after them.
@@ -49,8 +49,8 @@ pub(crate) fn interpret<'a>(
 ) -> Result<KeyShards<'a>> {
     let limit = target.limit();
     let shard_count = limit.shards();
-    let expires = rows.first().filter(|(_, first)| !first.stored.is_marker());
-    let expires = expires.and_then(|(_, first)| first.expires);
+    let holds_due = rows.first().filter(|(_, first)| !first.stored.is_marker());
+    let holds_due = holds_due.and_then(|(_, first)| first.holds_due);
     rows.retain(|(_, found)| !found.stored.is_marker());
     let wanted = (0..shard_count as usize).map(|shard| shard_number(shard_count, shard));
     let matches_limit = rows.iter().map(|&(number, _)| number).eq(wanted);
@@ -76,7 +76,7 @@ pub(crate) fn interpret<'a>(
         });
         Shards::unequal(limit, rows.collect::<Result<_>>()?)
     };
-    Ok(KeyShards { shards, matches_limit, tuples, expires })
+    Ok(KeyShards { shards, matches_limit, tuples, holds_due })
 }
 
 /// Whether a row means something to a limit, or would if its value were one.
@@ -84,7 +84,7 @@ fn is_accepted(limit: &Limit, stored: &Stored) -> bool {
     match stored {
         // As if it had been tokens, and is full.
         Stored::Reset { .. } => limit.accepts(Shape::Tokens),
-        stored => stored.shape().is_some_and(|shape| limit.accepts(shape)),
+        stored => stored.suits(limit) == Some(true),
     }
 }
 
@@ -211,10 +211,15 @@ fn reshard(
     let Some(root) = root else { return Err(LimiterError::not_written()) };
     let states = shards.resharded(shard_count, now);
     if let [state] = &states[..] {
-        return rows.update(target.row(0), root.tuple, &Stored::State(state.clone()), root.expires);
+        return rows.update(
+            target.row(0),
+            root.tuple,
+            &Stored::State(state.clone()),
+            root.holds_due,
+        );
     }
     if !root.stored.is_marker() {
-        rows.update(target.row(0), root.tuple, &MARKER, root.expires)?;
+        rows.update(target.row(0), root.tuple, &MARKER, root.holds_due)?;
     }
     for (shard, state) in states.into_iter().enumerate() {
         host.check_for_interrupts();

@@ -24,7 +24,7 @@ pub struct LockedRows<'a> {
     /// The locked rows; none where nothing is to be changed.
     pub locked: Vec<LockedShard>,
     /// As in [`Row`], of row 0 of a limit without shards.
-    pub expires: Option<Micros>,
+    pub holds_due: Option<Micros>,
     /// Whether the row has the state of another kind, with holds that are gone once it begins again.
     begins_anew: bool,
 }
@@ -33,12 +33,12 @@ impl<'a> LockedRows<'a> {
     /// All rows of a key, locked.
     pub(super) fn all(found: KeyShards<'a>) -> LockedRows<'a> {
         let locked = found.tuples.into_iter().enumerate().collect();
-        LockedRows { shards: found.shards, locked, expires: found.expires, begins_anew: false }
+        LockedRows { shards: found.shards, locked, holds_due: found.holds_due, begins_anew: false }
     }
 
     /// A key of which no row is locked, as nothing of it is to be changed here.
-    pub fn none(shards: Shards<'a>, expires: Option<Micros>) -> LockedRows<'a> {
-        LockedRows { shards, locked: Vec::new(), expires, begins_anew: false }
+    pub fn none(shards: Shards<'a>, holds_due: Option<Micros>) -> LockedRows<'a> {
+        LockedRows { shards, locked: Vec::new(), holds_due, begins_anew: false }
     }
 
     /// Applies what has expired to the row of a limit without shards; false if it is not locked, or is another's.
@@ -58,7 +58,7 @@ impl<'a> LockedRows<'a> {
         let row = expiry::apply_locked(host, rows, id, Some(target), row)?;
         let state = target.state(target.limit(), Some(&row.stored), host.now())?;
         self.shards.states_mut()[0] = state.into_owned();
-        (self.locked, self.expires) = (vec![(0, row.tuple)], row.expires);
+        (self.locked, self.holds_due) = (vec![(0, row.tuple)], row.holds_due);
         Ok(true)
     }
 
@@ -66,7 +66,7 @@ impl<'a> LockedRows<'a> {
     pub(crate) fn begin_anew<H: Host>(&mut self, host: &H, target: &Target) -> Result<()> {
         if self.begins_anew {
             expiry::forget(host, target.row(0))?;
-            (self.begins_anew, self.expires) = (false, None);
+            (self.begins_anew, self.holds_due) = (false, None);
         }
         Ok(())
     }
@@ -74,7 +74,7 @@ impl<'a> LockedRows<'a> {
     /// Notes when a hold expires that is written next.
     pub(crate) fn expires_by(&mut self, hold: &Hold) {
         if !Fault::ExpiresForgotten.is_on() {
-            self.expires = hold.first_expiry(self.expires);
+            self.holds_due = hold.first_expiry(self.holds_due);
         }
     }
 
@@ -113,7 +113,7 @@ impl<'a> LockedRows<'a> {
                 expiry::forget(host, id)?;
                 return rows.update(id, *tuple, &after, None);
             }
-            return rows.update(id, *tuple, &after, self.expires);
+            return rows.update(id, *tuple, &after, self.holds_due);
         }
         if self.locked.is_empty() {
             return Err(LimiterError::not_written()); // nothing would be taken
@@ -138,7 +138,7 @@ impl<'a> LockedRows<'a> {
         Ok(LockedRows {
             shards,
             locked: vec![(shard, row.tuple)],
-            expires: row.expires,
+            holds_due: row.holds_due,
             begins_anew: false,
         })
     }
@@ -179,7 +179,7 @@ pub fn lock<'a, H: Host>(
                 target.state(shards.shard_limit(), Some(&stored), now)?.into_owned();
             locked.push((other, tuple));
         }
-        return Ok(Some(LockedRows { shards, locked, expires: None, begins_anew: false }));
+        return Ok(Some(LockedRows { shards, locked, holds_due: None, begins_anew: false }));
     }
     Ok(lock_all(host, rows, target, wait)?.map(LockedRows::all))
 }
@@ -221,15 +221,13 @@ fn lock_one<'a>(
         }
         found => found,
     };
-    let Some(Row { stored, expires, tuple }) = found else { return Ok(None) };
+    let Some(Row { stored, holds_due, tuple }) = found else { return Ok(None) };
     let now = host.now();
     let state = target.state(target.limit(), Some(&stored), now)?.into_owned();
     let shards = Shards::new(target.limit(), vec![state]);
     let begins_anew = begins_anew(target, &stored, now);
-    // Nothing comes back to the state of another kind.
-    let is_accepted = stored.shape().is_none_or(|shape| target.limit().accepts(shape));
-    let expires = expires.filter(|_| is_accepted);
-    Ok(Some(LockedRows { shards, locked: vec![(0, tuple)], expires, begins_anew }))
+    let holds_due = holds_due.filter(|_| expiry::may_return(target, &stored));
+    Ok(Some(LockedRows { shards, locked: vec![(0, tuple)], holds_due, begins_anew }))
 }
 
 /// Locks one row with room for the whole change, or a few unlocked ones.
@@ -251,7 +249,7 @@ fn lock_some<'a, H: Host>(
     }
     // `None`: the caller releases them, and then locks all rows.
     let locked = lock_free(host, rows, target, &mut shards, now, amount, false)?;
-    Ok(locked.map(|locked| LockedRows { shards, locked, expires: None, begins_anew: false }))
+    Ok(locked.map(|locked| LockedRows { shards, locked, holds_due: None, begins_anew: false }))
 }
 
 /// Spreads the tokens of `after`, which they are to hold together, over the locked rows, and writes those that change.

@@ -167,7 +167,7 @@ impl<H: Host> Sharded<'_, H> {
         }
         for number in host.own_rows(target.name, target.key) {
             let id = target.row(number);
-            let Some(Row { stored, expires, tuple }) = rows.lock(id, true)? else { continue };
+            let Some(Row { stored, holds_due, tuple }) = rows.lock(id, true)? else { continue };
             if stored.is_marker() {
                 continue;
             }
@@ -180,7 +180,7 @@ impl<H: Host> Sharded<'_, H> {
             let contents = Contents::OneOf(&own, 0);
             let Decided { answer, after } = change.decide(target, contents, now)?;
             if let Some(after) = after.filter(|_| !Fault::CreditDropped.is_on()) {
-                rows.update(id, tuple, &Stored::State(after), expires)?;
+                rows.update(id, tuple, &Stored::State(after), holds_due)?;
             }
             let (now, shards) = peek(*host, *rows, target)?;
             return Ok(left(answer, &shards, now));
@@ -200,7 +200,7 @@ impl<H: Host> Sharded<'_, H> {
         let mut unchanged = None;
         let changed = host.attempt(|| {
             let all = lock_all(*host, *rows, target, wait)?;
-            let Some(KeyShards { mut shards, tuples, expires, .. }) = all else {
+            let Some(KeyShards { mut shards, tuples, holds_due, .. }) = all else {
                 return Ok(None);
             };
             let now = host.now();
@@ -210,7 +210,7 @@ impl<H: Host> Sharded<'_, H> {
                 return Ok(None);
             };
             if let [tuple] = tuples[..] {
-                rows.update(target.row(0), tuple, &Stored::State(after), expires)?;
+                rows.update(target.row(0), tuple, &Stored::State(after), holds_due)?;
                 return Ok(Some(answer));
             }
             let locked: Vec<LockedShard> = tuples.into_iter().enumerate().collect();
