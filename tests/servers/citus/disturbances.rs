@@ -1,6 +1,6 @@
-//! The tally of sessions on all nodes while a cluster is disturbed. What calls reported is used, and nothing beyond what
-//! they reported or is in doubt; no limit gives more than it has. Each case prints its line of the table in docs/citus.md,
-//! whose figures are those of TIMES=10.
+//! The tally of sessions on all nodes while a cluster is disturbed. What calls reported is used, and nothing beyond
+//! what they reported or is in doubt; no limit gives more than it has. Each case prints its line of the table in
+//! docs/citus.md, whose figures are those of TIMES=10.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread;

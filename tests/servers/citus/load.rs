@@ -69,8 +69,8 @@ impl Done {
 }
 
 /// A history of nodes that crashed, or whose sessions for other nodes were ended. What was committed may be seen on a
-/// node only later, once it has recovered and has committed what was prepared there. And what was not committed may have
-/// been rolled back there right after the call, long before the client heard of it.
+/// node only later, once it has recovered and has committed what was prepared there. And what was not committed may
+/// have been rolled back there right after the call, long before the client heard of it.
 pub fn disturbed(mut history: History) -> History {
     let History { ends, calls, .. } = &mut history;
     for call in calls {

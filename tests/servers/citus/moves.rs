@@ -127,8 +127,8 @@ const WRITES: [Write; 14] = [
     Write {
         what: "rl_extend",
         write: "SELECT rl_extend(LEASE, rl_concurrency(10, '3 hours'))",
-        look: "SELECT count(*) FROM ratelimits, unnest(log) time
-               WHERE name = 'NAME' AND time BETWEEN now() + '2 hours' AND now() + '4 hours'",
+        look: "SELECT count(*) FROM ratelimits WHERE name = 'NAME' AND timestamptz 'epoch' + leases[2] * interval '1 us'
+               BETWEEN now() + '2 hours' AND now() + '4 hours'",
         expected: "1",
         ..ACQUIRE
     },

@@ -373,7 +373,7 @@ fn a_disabled_node_counts_by_the_definitions_that_it_had() {
         |capacity| format!("SELECT rl_define('api', rl_token_bucket({capacity}, '1000 days'))");
     assert_eq!(capacity(&mut there), "20");
 
-    // Citus disables no node that has shards; without the last argument it first refuses the node whose name sorts first.
+    // Citus disables no node that has shards; without the last argument it first refuses the node with the first name.
     let disable =
         |node: &str| format!("SELECT citus_disable_node('{node}', 5432, synchronous => true)");
     let with_shards = disable(cluster.name(1));

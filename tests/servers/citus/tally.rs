@@ -1,7 +1,7 @@
 //! Sessions that keep a tally of what calls reported, each at its client, and what the rows have of it in the end.
 //!
-//! Reported: the call passed, and its transaction was acknowledged. In doubt: COMMIT, or a statement that is a transaction
-//! of its own, ended with an error or without an answer, so either is right. All else took nothing.
+//! Reported: the call passed, and its transaction was acknowledged. In doubt: COMMIT, or a statement that is a
+//! transaction of its own, ended with an error or without an answer, so either is right. All else took nothing.
 //!
 //! What calls were answered is recorded for the judge, without those on leases.
 
@@ -43,7 +43,7 @@ const LIMITS: [&str; 5] = [
          FOR EACH ROW EXECUTE FUNCTION rl_trigger('letters', 'key=author')",
 ];
 
-/// The same limits, for the judge. Triggers don't return what is left: their limits are judged by their sums, as shards.
+/// The same limits, for the judge. Triggers don't return the tokens left: their limits are judged by sums, as shards.
 const JUDGED: [(&str, &str, Storage); 7] = [
     (
         "one",
@@ -384,14 +384,14 @@ const ALL: [&str; 8] = ["one", "window", "parts", "few", "few parts", "posts", "
 
 /// Returns what the rows lack, by name and key.
 fn used(client: &mut Client, prefix: &str) -> BTreeMap<(String, String), i64> {
-    let sql = "SELECT name, key, count(*), round(sum(value))::int8, sum(cardinality(log))::int8
+    let sql = "SELECT name, key, count(*), round(sum(value))::int8, sum(cardinality(leases))::int8
                FROM ratelimits WHERE kind <> '#' AND starts_with(key, $1) GROUP BY name, key";
     let rows = client.query(sql, &[&format!("{prefix} ")]).unwrap();
     let of = |row: &postgres::Row| {
         let (name, key, rows, left): (String, String, i64, i64) =
             (row.get(0), row.get(1), row.get(2), row.get(3));
         let used = match &*name {
-            // A lease is a time and a number.
+            // A lease is a number and a time.
             "slots" => row.get::<_, Option<i64>>(4).unwrap_or(0) / 2,
             "one" | "window" => 1_000_000 - left,
             "parts" => 250_000 * rows - left,
@@ -807,7 +807,7 @@ fn copy(client: &mut Client, take: Effect) -> (Vec<Effect>, Result<bool, Error>)
     (vec![take], copied)
 }
 
-/// Copies rows of their own, and returns whether they are there. The client hears of it before the commit.
+/// Copies rows of their own, and returns whether they are there. The client knows it before the commit.
 fn copy_to(client: &mut Client, table: &str, take: &Effect) -> Result<bool, Error> {
     let body = fastrand::u64(..).to_string();
     let rows = format!("{}\t{body}\n", take.key).repeat(take.count as usize);
