@@ -1,4 +1,4 @@
-//! A session of PostgreSQL as the limiter's host: the ports of [`ratelimit_limiter`], for the length of a call.
+//! A session of PostgreSQL as the limiter's host: implements the ports of [`ratelimit_limiter`] for one call.
 
 use std::borrow::Cow;
 use std::cell::{OnceCell, RefCell};
@@ -10,7 +10,7 @@ use ratelimit_core::config::{Definition, MAX_BYTES, StoreKind};
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
     BlockInForce, Clock, Counted, Defined, Definitions, Encoding, ExemptKey, Holds, Host, Id,
-    InlineConfig, Interrupts, Random, RowAccess, Rows, Subtransaction, Tally,
+    InlineConfig, Interrupts, KeyHolds, Random, RowAccess, Rows, Subtransaction, Tally,
 };
 
 use crate::cache::{blocks, changed, definitions};
@@ -31,7 +31,7 @@ use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::memory_context::Scratch;
 use ratelimit_pg::shared_memory;
 use ratelimit_pg::transaction::{is_read_only, refuse_read_only_call};
-use ratelimit_pg::values::{Jsonb, utf8};
+use ratelimit_pg::values::{Jsonb, jsonb_from_json, utf8};
 
 /// A call of an SQL function, in its transaction.
 pub struct Session<'a> {
@@ -41,19 +41,19 @@ pub struct Session<'a> {
     entries: OnceCell<SharedEntries>,
 }
 
-/// What a use case does, from which follows the lock on the table that it takes first.
+/// The effect of a use case, which determines the first lock on the table.
 #[derive(Clone, Copy)]
 pub enum Use {
-    /// It reads.
+    /// Reads.
     Reads,
-    /// It may write: where the table can't be written, only definitions are read, on a standby under no stronger lock.
+    /// May write. If the table can't be written, only definitions are read; on a standby, under no stronger lock.
     Takes,
-    /// It writes.
+    /// Writes.
     Writes,
 }
 
 impl Session<'_> {
-    /// Runs a use case under a lock on the table, and again if the table changes before it writes.
+    /// Runs a use case under a lock on the table, and again if the table changes before the first write.
     pub fn run<T>(
         usage: Use,
         function: pg_sys::Oid,
@@ -74,19 +74,28 @@ impl Session<'_> {
         self.catalog.rate_limits.oid
     }
 
-    /// Runs `work` on the holds through SQL.
+    /// Runs `work` on the holds, accessed through SQL.
     fn with_sql_holds<T>(
         &self,
         table: Table,
         lock: TableLock,
-        work: impl FnOnce(&dyn Holds) -> PortResult<T>,
+        work: impl FnOnce(&SqlHolds) -> PortResult<T>,
     ) -> PortResult<T> {
-        Ok(spi::with_owner(self.catalog, table, lock, |sql| {
-            Ok(work(&SqlHolds { sql, parse: definitions::inline })?)
-        })?)
+        Ok(spi::with_owner(self.catalog, table, lock, |sql| Ok(work(&SqlHolds(sql))?))?)
     }
 
-    /// The entries of a memory, as this database and extension have them.
+    /// The table of holds.
+    ///
+    /// # Errors
+    /// [`Error::HoldsOnCitus`] (0A000).
+    fn holds_table(&self) -> PortResult<Table> {
+        match self.has_holds() {
+            true => Ok(self.catalog.rl_holds),
+            false => Err(Error::HoldsOnCitus.into()),
+        }
+    }
+
+    /// The entries of a memory, for this database and extension.
     fn entries_of(&self, memory: &'static Memory) -> &SharedEntries {
         let origin = || Origin::new(memory, self.catalog);
         self.entries.get_or_init(|| SharedEntries::new(memory, origin()))
@@ -117,7 +126,7 @@ impl Interrupts for Session<'_> {
 }
 
 impl Random for Session<'_> {
-    /// Drawn 64 at a time, and each returned once: to ask OpenSSL for one takes a third of what rl_limit does.
+    /// Drawn 64 at a time, each used once: asking OpenSSL for one takes a third of the time of rl_limit.
     fn unguessable(&self) -> PortResult<u64> {
         const AT_ONCE: usize = 64;
         thread_local! {
@@ -166,8 +175,8 @@ impl Definitions for Session<'_> {
         Ok(definition.map(|definition| self.in_force(name, definition)))
     }
 
-    /// Under a fixed clock a limit that is saved is in memory only, where such a clock has states of its own. A session that
-    /// has changed its definition counts in the row until it commits: memory is no part of its transaction.
+    /// Under a fixed clock a saved limit is in memory only, where such a clock has its own states. A session that has
+    /// changed the definition uses the row until it commits, because memory is not part of its transaction.
     #[inline]
     fn in_force(&self, name: &[u8], definition: Rc<Definition>) -> Rc<Definition> {
         let store = match definition.save {
@@ -202,6 +211,10 @@ impl Definitions for Session<'_> {
         Ok(keys)
     }
 
+    fn of_hold(&self, config: &[u8]) -> PortResult<Rc<Definition>> {
+        Ok(definitions::inline(jsonb_from_json(&utf8(config)))?)
+    }
+
     fn prune_blocks(&self, max_rows: i64) -> PortResult<i64> {
         Ok(blocks::prune(self.catalog, max_rows)?)
     }
@@ -217,12 +230,12 @@ impl InlineConfig for CallConfig<'_> {
     }
 
     fn json(&self) -> Vec<u8> {
-        // It has been parsed, and so is not too long.
+        // Parsed before, and so not too long.
         self.0.to_server_json(MAX_BYTES).map_or(Vec::new(), <[u8]>::to_vec)
     }
 }
 
-/// The config of a call as a request has it.
+/// The config of a call, in the form that a request takes.
 pub fn inline<'a>(config: &'a Option<CallConfig>) -> Option<&'a dyn InlineConfig> {
     config.as_ref().map(|config| config as &dyn InlineConfig)
 }
@@ -242,11 +255,11 @@ impl Tally for Session<'_> {
 impl Host for Session<'_> {
     type Entries = SharedEntries;
 
-    /// Directly in the heap, or through SQL, as `ratelimit.access` and the table allow. The lock is the strongest that
-    /// the whole work needs: upgrading it later could deadlock with REINDEX, which upgrades its own.
+    /// Accesses the rows in the heap or through SQL, depending on `ratelimit.access` and the table. The lock must be
+    /// the strongest that the whole work needs: upgrading it later could deadlock with REINDEX, which upgrades its own.
     ///
-    /// A closure gets the rows, and no value has them, since on Citus they exist only inside a function that the
-    /// executor calls (`nested_query`).
+    /// Takes a closure, because on Citus the rows are accessible only inside a function called by the executor
+    /// (`nested_query`).
     ///
     /// # Errors
     /// [`Error::NoHeap`] (0A000): `ratelimit.access` is heap, and the table needs SQL; [`Error::Moved`]: the table has
@@ -283,26 +296,22 @@ impl Host for Session<'_> {
         })?)
     }
 
-    /// Under the lock that the call has on the table of rows, which comes first.
+    /// Runs `work` on the holds. Called under the lock on the table of rows, which comes first.
     ///
     /// # Errors
     /// [`Error::HoldsOnCitus`] (0A000).
     fn with_holds<T>(&self, work: impl FnOnce(&dyn Holds) -> PortResult<T>) -> PortResult<T> {
-        let catalog = self.catalog;
-        let table = catalog.rl_holds;
-        if catalog.rate_limits.distributed || table.distributed {
-            return Err(Error::HoldsOnCitus.into());
-        }
+        let (catalog, table) = (self.catalog, self.holds_table()?);
         let lock = catalog::first_lock();
-        let parse = definitions::inline;
         if let (Access::Auto | Access::Heap, Some(indexes)) =
             (settings::access(), catalog.hold_indexes)
         {
             let mut work = Some(work);
             let mut directly = || {
-                // One that has changed meanwhile needs SQL: the call may have written already, and can't begin again.
+                // If the table has changed meanwhile, uses SQL: the call may have written already, and can't
+                // start again.
                 let heap = HeldHeap::open(catalog, indexes, lock)?;
-                let holds = HeapHolds { heap: &heap, catalog, table, lock, parse };
+                let holds = HeapHolds { heap: &heap, catalog, table, lock };
                 Some(work.take()?(&holds))
             };
             let done = match lock {
@@ -311,11 +320,18 @@ impl Host for Session<'_> {
             };
             return match (done, work) {
                 (Some(done), _) => done,
-                (None, Some(work)) => self.with_sql_holds(table, lock, work),
+                (None, Some(work)) => self.with_sql_holds(table, lock, |holds| work(holds)),
                 (None, None) => Err(Error::Moved.into()),
             };
         }
-        self.with_sql_holds(table, lock, work)
+        self.with_sql_holds(table, lock, |holds| work(holds))
+    }
+
+    fn with_key_holds<T>(
+        &self,
+        work: impl FnOnce(&dyn KeyHolds) -> PortResult<T>,
+    ) -> PortResult<T> {
+        self.with_sql_holds(self.holds_table()?, catalog::first_lock(), |holds| work(holds))
     }
 
     fn has_holds(&self) -> bool {

@@ -76,7 +76,7 @@ mod tests {
         if let Returned::Row(sql, columns) | Returned::Rows(sql, columns) = *returns {
             pairs.push([attributes(&type_of(sql)), listed(columns)]);
         }
-        // An argument whose default is NULL may be NULL.
+        // An argument with the default NULL may be NULL.
         for (n, Parameter { name, nullable, .. }) in parameters.iter().enumerate() {
             let default = of(&format!("pg_get_function_arg_default(oid, {})", n + 1));
             if default.starts_with("NULL") && !nullable {

@@ -6,7 +6,7 @@ mod tests {
     use ratelimit_core::Micros;
     use ratelimit_core::hold::Hold;
     use ratelimit_limiter::error::Result as PortResult;
-    use ratelimit_limiter::ports::{HoldRow, Holds, Host};
+    use ratelimit_limiter::ports::{Deleted, HoldRow, Holds, Host, KeyHolds};
 
     use super::super::{function, get, run};
     use crate::host::{Session, Use};
@@ -16,6 +16,12 @@ mod tests {
 
     fn with_holds<T>(mut work: impl FnMut(&dyn Holds) -> PortResult<T>) -> Result<T> {
         Session::run(Use::Writes, function(), |session| session.with_holds(&mut work))
+    }
+
+    fn with_both<T>(mut work: impl FnMut(&dyn Holds, &dyn KeyHolds) -> PortResult<T>) -> Result<T> {
+        Session::run(Use::Writes, function(), |session| {
+            session.with_holds(|holds| session.with_key_holds(|of_keys| work(holds, of_keys)))
+        })
     }
 
     /// 10 tokens of a key from second 5 to a second.
@@ -73,8 +79,9 @@ mod tests {
         let written = r#"("id ä","held ä","key 'ä'",0.30000000000000004,0.25,5e-324,"2027-01-01 00:00:00.000001+00","1970-01-01 00:00:00.000001+00",f,-9223372036854775808,)"#;
         assert_eq!(get::<String>("SELECT h::text FROM rl_holds h"), written);
         with_holds(|holds| {
-            assert!(same(&holds.delete(&id, NAME, &key)?.unwrap(), &row));
-            assert!(holds.delete(&id, NAME, &key)?.is_none());
+            let deleted = holds.delete(&id, NAME, &key)?;
+            assert!(matches!(&deleted, Deleted::Row(deleted) if same(deleted, &row)));
+            assert!(matches!(holds.delete(&id, NAME, &key)?, Deleted::Gone));
             assert!(holds.of_id(&id)?.is_empty());
             Ok(())
         })
@@ -110,7 +117,7 @@ mod tests {
 
     #[pg_test]
     fn those_that_give_tokens_back_come_in_the_order_of_their_expiry() {
-        with_holds(|holds| {
+        with_both(|holds, of_keys| {
             for (id, at) in [("c", 20), ("b", 20), ("a", 30), ("d", 10), ("e", 40)] {
                 holds.insert(&row(id, "k", at))?;
             }
@@ -123,7 +130,7 @@ mod tests {
             holds.insert(&over)?;
             let at = |second: i64| Micros(second * 1_000_000);
             let found = |from, until, most| {
-                Ok::<_, ratelimit_limiter::error::LimiterError>(ids(holds.returning(
+                Ok::<_, ratelimit_limiter::error::LimiterError>(ids(of_keys.returning(
                     NAME,
                     b"k",
                     at(from),
@@ -134,9 +141,9 @@ mod tests {
             assert_eq!(found(0, 100, 100)?, ["d", "b", "c", "a", "e"]);
             assert_eq!(found(20, 30, 100)?, ["b", "c", "a"]);
             assert_eq!(found(0, 100, 2)?, ["d", "b"]);
-            assert_eq!(holds.held(NAME, b"k", at(5), at(10))?, 50.0);
-            assert_eq!(holds.held(NAME, b"k", at(6), at(10))?, 0.0);
-            assert_eq!(holds.held(NAME, b"none", at(0), at(0))?, 0.0);
+            assert_eq!(of_keys.held(NAME, b"k", at(5), at(10))?, 50.0);
+            assert_eq!(of_keys.held(NAME, b"k", at(6), at(10))?, 0.0);
+            assert_eq!(of_keys.held(NAME, b"none", at(0), at(0))?, 0.0);
             Ok(())
         })
         .unwrap();
@@ -145,21 +152,21 @@ mod tests {
     #[pg_test]
     fn thousands_expire_at_once() {
         let mut rows: Vec<HoldRow> = (0..2500).map(|n| row(&format!("id {n}"), "k", n)).collect();
-        with_holds(|holds| {
+        with_both(|holds, of_keys| {
             for row in &rows {
                 assert!(holds.insert(row)?);
             }
             for (n, row) in rows.iter_mut().enumerate() {
                 row.hold = Hold { count: 3.0, spent: 3.0, returned: n as f64, ..row.hold };
             }
-            holds.expire(NAME, b"k", &rows)?;
-            holds.expire(NAME, b"k", &[])?;
+            of_keys.expire(NAME, b"k", &rows)?;
+            of_keys.expire(NAME, b"k", &[])?;
             for row in &rows {
                 assert!(same(&holds.one(&row.id, NAME, b"k")?.unwrap(), row));
             }
             // One that is gone is an error: its tokens would come back again.
             holds.delete(b"id 7", NAME, b"k")?;
-            assert!(holds.expire(NAME, b"k", &rows).is_err());
+            assert!(of_keys.expire(NAME, b"k", &rows).is_err());
             Ok(())
         })
         .unwrap();
@@ -171,18 +178,18 @@ mod tests {
             keys.into_iter().map(|(_, key)| String::from_utf8(key).unwrap()).collect()
         };
         let at = |second: i64| Micros(second * 1_000_000);
-        with_holds(|holds| {
+        with_both(|holds, of_keys| {
             for (key, second) in [("a", 10), ("b", 20), ("c", 30)] {
                 holds.insert(&row("1", key, second))?;
                 holds.insert(&row("2", key, second))?;
             }
             holds.insert(&HoldRow { name: b"other".into(), ..row("1", "a", 10) })?;
-            assert_eq!(text(holds.due_keys((b"", b""), at(20), 10)?), ["a", "b", "a"]);
-            assert_eq!(text(holds.due_keys((b"", b""), at(20), 1)?), ["a"]);
-            assert_eq!(text(holds.due_keys((NAME, b"a"), at(20), 10)?), ["b", "a"]);
+            assert_eq!(text(of_keys.due_keys((b"", b""), at(20), 10)?), ["a", "b", "a"]);
+            assert_eq!(text(of_keys.due_keys((b"", b""), at(20), 1)?), ["a"]);
+            assert_eq!(text(of_keys.due_keys((NAME, b"a"), at(20), 10)?), ["b", "a"]);
             let keys = |name, key, second| {
                 Ok::<_, ratelimit_limiter::error::LimiterError>(text(
-                    holds.keys(name, key, Some(at(second)))?.into_iter().collect(),
+                    of_keys.keys(name, key, Some(at(second)))?.into_iter().collect(),
                 ))
             };
             assert_eq!(keys(None, None, 5)?, ["a", "b", "c", "a"]);
@@ -197,14 +204,14 @@ mod tests {
             );
             let holders = |name, key| {
                 Ok::<_, ratelimit_limiter::error::LimiterError>(text(
-                    holds.keys(name, key, None)?.into_iter().collect(),
+                    of_keys.keys(name, key, None)?.into_iter().collect(),
                 ))
             };
             assert_eq!(holders(None, Some(b"a"))?, ["a", "a"]);
             assert_eq!(holders(Some(NAME), None)?, ["a", "b", "c"]);
             assert_eq!(holders(Some(NAME), Some(b"b"))?, ["b"]);
-            assert_eq!(holds.delete_of_key(NAME, b"b")?, 2);
-            assert_eq!(holds.delete_of_key(NAME, b"b")?, 0);
+            assert_eq!(of_keys.delete_of_key(NAME, b"b")?, 2);
+            assert_eq!(of_keys.delete_of_key(NAME, b"b")?, 0);
             assert_eq!(holders(Some(NAME), Some(b"b"))?, [""; 0]);
             Ok(())
         })
@@ -213,16 +220,16 @@ mod tests {
 
     #[pg_test]
     fn what_gives_nothing_back_is_pruned() {
-        with_holds(|holds| {
+        with_both(|holds, of_keys| {
             for n in 0..10 {
                 let mut row = row(&n.to_string(), "k", n);
                 row.hold.charge = n % 3 == 0;
                 row.hold.spent = if n % 3 == 1 { 10.0 } else { 0.0 };
                 holds.insert(&row)?;
             }
-            assert_eq!(holds.prune(Micros(7_000_000), 3)?, 3);
-            assert_eq!(holds.prune(Micros(7_000_000), 100)?, 2);
-            assert_eq!(holds.prune(Micros(7_000_000), 100)?, 0);
+            assert_eq!(of_keys.prune(Micros(7_000_000), 3)?, 3);
+            assert_eq!(of_keys.prune(Micros(7_000_000), 100)?, 2);
+            assert_eq!(of_keys.prune(Micros(7_000_000), 100)?, 0);
             Ok(())
         })
         .unwrap();

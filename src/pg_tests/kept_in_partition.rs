@@ -1,4 +1,4 @@
-//! What a window function remembers of a partition, however it calls `in_partition`.
+//! The values that a window function keeps for a partition, however it calls `in_partition`.
 
 #[pgrx::pg_schema]
 mod tests {

@@ -115,7 +115,7 @@ mod tests {
         }
     }
 
-    /// Returns the shard, of 64, whose row a call changes.
+    /// Returns the shard, of 64, with the row that a call changes.
     fn shard_taken() -> i32 {
         let shards =
             "SELECT array_agg(round(value)::int ORDER BY shard) FROM ratelimits WHERE shard > 0";

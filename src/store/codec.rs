@@ -62,7 +62,7 @@ pub fn decode(shard: i32, columns: Columns) -> Stored {
     })
 }
 
-/// A column, or what is wrong of it, and its value, which no call writes.
+/// An invalid column and its value, which no call writes.
 type Wrong = (&'static str, String);
 
 fn decode_valid(shard: i32, ts: Micros, columns: Columns) -> std::result::Result<Stored, Wrong> {
@@ -93,7 +93,7 @@ fn decode_valid(shard: i32, ts: Micros, columns: Columns) -> std::result::Result
         kind::LOG => {
             let ts = in_time("ts", ts)?;
             let mut log = log.ok_or_else(|| missing("log"))?;
-            // The table's owner may have written it in another order.
+            // The table's owner may have written the entries in another order.
             log.sort_unstable();
             let entries = log.into_iter().map(|at| in_time("log", from_timestamptz(at)));
             State::Log(Log { entries: entries.collect::<std::result::Result<_, _>>()?, ts })
@@ -123,7 +123,7 @@ fn decode_valid(shard: i32, ts: Micros, columns: Columns) -> std::result::Result
     .into())
 }
 
-/// A letter that is no kind: as it is, or as the number of a byte that a text may not show.
+/// A letter of no kind: as it is, or as a number if a text can't show the byte.
 fn wrong_kind(letter: u8) -> Wrong {
     match letter {
         b'\'' | b'\\' => ("kind::integer", letter.to_string()),

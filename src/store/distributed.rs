@@ -1,9 +1,9 @@
-//! Access to the rows of a table that Citus distributes. Each statement is a message to the node that has the key, so a
-//! row is read without a lock and written in one statement, if it is still the version that was read. One statement
-//! for each shard deletes many rows.
+//! Access to the rows of a table that Citus distributes. Each statement is a message to the node that has the key. So a
+//! row is read without a lock, and written in one statement if its version has not changed since. One statement per
+//! shard deletes many rows.
 //!
 //! A shard may move to another node. A transaction that has read it keeps its connection to the old node, unless it has
-//! locked the shard's metadata, as Citus does for a write: with that lock no shard moves or is split. So it is locked
+//! locked the shard's metadata, as Citus does for a write: under that lock no shard moves or is split. So it is locked
 //! before the first read. "Shard" means Citus's here, except for the number of a row.
 
 use std::collections::BTreeMap;
@@ -31,10 +31,10 @@ use crate::store::sql::{
 use ratelimit_pg::transaction::beyond_savepoints;
 use ratelimit_pg::values::text_datum;
 
-/// The rows of a page: each shard sends this number.
+/// The rows of a page: each shard sends at most this number.
 const PAGE: usize = 2000;
 
-/// The most rows that are deleted by one statement for each shard.
+/// The maximum number of rows that one statement deletes per shard.
 const BATCH: i64 = 10_000;
 
 /// The longest time of a message to another node that waits for no lock.
@@ -43,8 +43,8 @@ const PATIENCE: Micros = Micros(100_000);
 /// The rows of a table that Citus distributes.
 pub struct Distributed<'a>(pub &'a Connection<'a>);
 
-/// The columns of [`VERSION`]: those of a row, the transaction that wrote it, and whether it is unlocked. A version that
-/// its writer has also locked, as `lock` does without a wait, keeps the mark of that lock.
+/// The columns of [`VERSION`]: the columns of a row, the transaction that wrote it, and whether it is unlocked. A
+/// version also locked by its writer, as by `lock` without a wait, keeps the mark of that lock.
 macro_rules! version {
     () => {
         concat!(
@@ -126,13 +126,13 @@ impl Rows for Distributed<'_> {
         (0..count).map(row).collect()
     }
 
-    /// Returns `None`: the table of this node has no pages.
+    /// Always `None`: the table of this node has no pages.
     fn random_key(&self) -> PortResult<Option<(Vec<u8>, Vec<u8>)>> {
         Ok(None)
     }
 
-    /// Locks by an update that changes nothing: Citus takes SELECT ... FOR UPDATE for a read. The version written next
-    /// has no mark of this lock.
+    /// Locks by an update that changes nothing: Citus treats SELECT ... FOR UPDATE as a read. The next version has no
+    /// mark of this lock.
     fn lock(&self, id: RowId, wait: bool) -> PortResult<Option<Row>> {
         const TOUCH: Statement = Statement {
             sql: concat!(
@@ -185,9 +185,9 @@ impl Rows for Distributed<'_> {
         self.0.delete(id, locked)
     }
 
-    /// Waits only with `wait`, and if the row was unlocked when it was read: a statement that waits locks the version
-    /// that it finds afterwards, even if it isn't the one to replace. So if another transaction comes in between, a row
-    /// can stay locked to the end of a transaction that took nothing from it.
+    /// Waits only with `wait`, and if the row was unlocked when it was read. A statement that waits locks the version
+    /// that it finds afterwards, even if that is not the version to replace: if another transaction intervenes, the row
+    /// may stay locked to the end of a transaction that took nothing from it.
     fn replace(
         &self,
         id: RowId,
@@ -230,7 +230,7 @@ impl Rows for Distributed<'_> {
 
     fn remove(&self, keys: &[KeyRows]) -> PortResult<u64> {
         if !self.is_usual() {
-            // A key's rows may be on several nodes.
+            // The rows of a key may be on several nodes.
             let single = keys.iter().filter(|of| of.rows.len() == 1);
             return Ok(single.map(|of| self.delete_unlocked(&[of])).sum::<Result<u64>>()?);
         }
@@ -245,7 +245,8 @@ impl Rows for Distributed<'_> {
 
     fn delete_name(&self, name: &[u8]) -> PortResult<Option<Vec<KeyedRow>>> {
         const DELETE_NAME: Statement = Statement {
-            // Leaves out the columns that can be large: the others say which row it is, and whether it has a state.
+            // Leaves out the columns that can be large: the others say which row it is, and whether it has a state. A state
+            // without them decodes as an invalid one, which counts as one.
             sql: "DELETE FROM @schema@.ratelimits WHERE name OPERATOR(pg_catalog.=) $1 \
                   RETURNING name, key, shard, kind, value, ts, \
                             NULL::pg_catalog.float8, NULL::pg_catalog.float8, \
@@ -272,8 +273,8 @@ impl Rows for Distributed<'_> {
 }
 
 impl Distributed<'_> {
-    /// Whether the table is distributed by the key, with one copy of each shard. Otherwise a key doesn't lead to a shard,
-    /// or each copy has its own versions: rows are locked one by one, and written by their primary key.
+    /// Whether the table is distributed by the key, with one copy of each shard. Otherwise a key doesn't identify a
+    /// shard, or each copy has its own versions: rows are locked one by one, and written by their primary key.
     fn is_usual(&self) -> bool {
         self.0.catalog.rate_limits.by_key
     }
@@ -293,7 +294,7 @@ impl Distributed<'_> {
         (0..count).map(row).collect()
     }
 
-    /// The version of a row of the last result; column number `first` has its writer.
+    /// The version of a row of the last result; column `first` has its writer.
     fn version(&self, row: u64, first: c_int) -> TupleId {
         if !self.is_usual() {
             return TupleId::NONE;
@@ -303,9 +304,9 @@ impl Distributed<'_> {
         TupleId { tid: None, unlocked, writer }
     }
 
-    /// Keeps the shard of a key in place to the end of the transaction. Waits while it is being moved.
+    /// Keeps the shard of a key in place to the end of the transaction. Waits while the shard is being moved.
     fn keep_key(&self, key: &[u8]) -> Result<()> {
-        // One statement does both: a look-up of its own costs a good part of a call.
+        // One statement does both: a separate look-up costs a large part of a call.
         const KEEP_KEY: Statement = Statement {
             sql: "SELECT id, pg_catalog.lock_shard_metadata(5, ARRAY[id]) FROM ( \
                       SELECT pg_catalog.get_shard_id_for_distribution_column($1, $2) OFFSET 0 \
@@ -346,12 +347,13 @@ impl Distributed<'_> {
         self.keep(|| all(&KEEP_ALL), || all(&ALL))
     }
 
-    /// Locks the metadata of shards with `lock`, in ShareLock, as Citus does for a write. Repeats that while other shards
-    /// have taken their place: a shard may be split while the lock waits. Citus remembers a connection beyond the
-    /// savepoint in which it was used, so the locks last as long.
+    /// Locks the metadata of shards with `lock`, in ShareLock, as Citus does for a write. Repeats if other shards have
+    /// replaced them: a shard may be split while the lock waits. Citus keeps a connection after the savepoint in which
+    /// it was used, so the locks last as long.
     ///
     /// # Errors
-    /// [`LimiterError::NotWritten`](ratelimit_limiter::error::LimiterError::NotWritten) (55000): the shards keep changing.
+    /// [`LimiterError::NotWritten`](ratelimit_limiter::error::LimiterError::NotWritten) (55000): the shards
+    /// keep changing.
     fn keep(
         &self,
         lock: impl Fn() -> Result<Vec<i64>>,
@@ -396,9 +398,9 @@ impl Distributed<'_> {
     }
 
     /// Deletes the rows of keys of one shard, except keys with a row that has changed since it was read or is locked;
-    /// returns the number of rows. Rows of those keys that it has locked stay locked.
+    /// returns the number of rows. The rows of such keys that it has locked stay locked.
     fn delete_unlocked(&self, keys: &[&KeyRows]) -> Result<u64> {
-        // Locks row by row, then deletes the keys for which it has locked all rows.
+        // Locks row by row, then deletes the keys with all rows locked.
         const DELETE_UNLOCKED: Statement = Statement {
             sql: "DELETE FROM @schema@.ratelimits WHERE key OPERATOR(pg_catalog.=) ANY ($2) \
                   AND ctid OPERATOR(pg_catalog.=) ANY (ARRAY( \
@@ -425,7 +427,7 @@ impl Distributed<'_> {
         let rows = || keys.iter().flat_map(|of| of.rows.iter().map(move |row| (of, row)));
         let shards: Vec<i32> = rows().map(|(_, (shard, _))| *shard).collect();
         let there: Vec<i32> = rows().map(|(of, _)| of.rows.len() as i32).collect();
-        // No transaction has number 0: rows read without their version are not deleted.
+        // No transaction has number 0: rows read without a version are not deleted.
         let writers = rows().map(|(_, (_, row))| row.tuple.writer.unwrap_or(0).into()).collect();
         self.0.execute(
             &DELETE_UNLOCKED,

@@ -1,13 +1,13 @@
 //! Accesses the rows directly in the heap, without the executor: finds a row by its last tuple id or by the primary
-//! key's index, under the latest state, and updates it in one step. Only for an unaltered table; see
-//! `unaltered_table`. A hold and its settlement find, insert and delete the rows of `rl_holds` in the same ways (`held`).
+//! key's index, under the latest state, and updates it in one step. Only for an unaltered table; see `unaltered_table`.
+//! A hold and its settlement find, insert and delete the rows of `rl_holds` in the same ways (`held`).
 //!
 //! # The executor's steps, and where they are here
 //!
 //! Every step of the executor around a read, a lock or a write has to be made. They are in nodeIndexscan.c,
-//! nodeLockRows.c, nodeModifyTable.c (ExecInsert with ON CONFLICT DO NOTHING, ExecUpdate, ExecDelete), execIndexing.c and,
-//! nearest to this module, execReplication.c (RelationFindReplTupleByIndex, ExecSimpleRelationUpdate). Each item is a step
-//! of the executor; after the arrow is the place that makes it here.
+//! nodeLockRows.c, nodeModifyTable.c (ExecInsert with ON CONFLICT DO NOTHING, ExecUpdate, ExecDelete), execIndexing.c
+//! and, nearest to this module, execReplication.c (RelationFindReplTupleByIndex, ExecSimpleRelationUpdate). Each item
+//! is a step of the executor; after the arrow is the place that makes it here.
 //!
 //! Before any of them:
 //!
@@ -19,8 +19,8 @@
 //!   → `unaltered_table::index_of`
 //! - locks the table, as strongly as the whole statement needs, before it touches an index (parse_relation.c,
 //!   ExecGetRangeTableRelation)
-//!   → [`Heap::open`], in each call, since ROLLBACK TO releases locks. The locks are the transaction's, since a query's
-//!   locks are released with a cursor that fails in a savepoint, while its writes stay
+//!   → [`Heap::open`], in each call, since ROLLBACK TO releases locks. The locks are the transaction's, since a
+//!   query's locks are released with a cursor that fails in a savepoint, while its writes stay
 //!   (`transaction::with_lasting_locks`)
 //!   → [`Heap::open`], after the table, as REINDEX does
 //! - processes invalidations with a new lock, and plans again
@@ -78,8 +78,9 @@
 //! - checks NOT NULL and CHECK, partition bounds, views' and policies' conditions (ExecConstraints)
 //!   → not needed: a call fills every NOT NULL column, and there is nothing else to check (`unaltered_table`)
 //! - table_tuple_update with `wait`
-//!   → [`Heap::update_version`]: heap_update takes the tuple's heavyweight lock, which keeps the order of waiting
-//!   transactions, waits for the row's lock, alone or in a multixact, and releases the tuple's lock
+//!   → [`Heap::update_version`]: heap_update takes the tuple's heavyweight
+//!   lock, which keeps the order of waiting transactions, waits for the row's lock, alone or in a multixact, and
+//!   releases the tuple's lock
 //! - TM_Updated: locks the last version and evaluates the statement again (EvalPlanQual)
 //!   → `false`; the limiter, which has locked nothing then, reads the row and decides again
 //! - TM_SelfModified: 27000 if a trigger did it
@@ -98,8 +99,8 @@
 //! To form a tuple (heap_form_tuple with the table's description):
 //!
 //! - has a flag for each NULL, if there is one
-//!   → `shortened`: trailing NULLs are left out, and read as NULL (getmissingattr), as after ADD COLUMN; so a table with a
-//!   default for missing values is an altered one
+//!   → `shortened`: trailing NULLs are left out, and read as NULL (getmissingattr), as after ADD COLUMN; so a table
+//!   with a default for missing values is an altered one
 //!
 //! To insert one (ExecInsert with ON CONFLICT DO NOTHING):
 //!
@@ -136,7 +137,7 @@ mod row;
 mod shortened;
 mod write;
 
-pub use held::{HeldHeap, Replaced};
+pub use held::HeldHeap;
 pub use open::Heap;
 pub use own::forget;
 

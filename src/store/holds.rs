@@ -1,30 +1,28 @@
-//! Access to the holds: what a hold and its settlement need directly in the heap, where that is unaltered, and all of it
-//! through SQL.
+//! Access to the holds. A hold and its settlement access an unaltered table directly in the heap; everything
+//! else uses SQL.
 
 use std::collections::BTreeSet;
 use std::ffi::c_int;
-use std::rc::Rc;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::{
     BOOLOID, FLOAT8ARRAYOID, FLOAT8OID, INT8OID, TEXTARRAYOID, TEXTOID, TIMESTAMPTZOID,
 };
 use ratelimit_core::Micros;
-use ratelimit_core::config::Definition;
 use ratelimit_core::hold::{Hold, SETTLED_LATE};
 use ratelimit_limiter::error::Result as PortResult;
-use ratelimit_limiter::ports::{HoldRow, Holds};
+use ratelimit_limiter::ports::{Deleted, HoldRow, Holds, KeyHolds};
 
 use crate::schema::catalog::{Catalog, Table, TableLock};
 use crate::schema::error::{Error, Result};
 use crate::schema::spi::{self, Connection, Statement};
 use crate::store::codec::{bad_hold, decode_hold, encode_hold, float_array, text_array};
-use crate::store::heap::{HeldHeap, Replaced};
+use crate::store::heap::HeldHeap;
 use ratelimit_pg::clock::to_nearest_timestamptz;
 use ratelimit_pg::interrupts::check_for_interrupts;
-use ratelimit_pg::values::{Jsonb, jsonb_from_json, text_datum, utf8};
+use ratelimit_pg::values::text_datum;
 
-/// The most holds that one statement expires: the plan of more would be compiled (JIT).
+/// The maximum number of holds that one statement expires: the plan for more would be compiled (JIT).
 const TOGETHER: usize = 1000;
 
 /// The columns of [`ROW`].
@@ -42,8 +40,8 @@ macro_rules! select {
     };
 }
 
-/// Selects the names and keys that have holds, or, where $3 is not NULL, tokens held at that time, charged ones if they
-/// have expired since $4: of the key $2, if that is not NULL, and of the names that meet a condition.
+/// Selects the names and keys with holds, of the key $2, unless that is NULL, and of the names that meet a condition.
+/// If $3 is not NULL, only those with tokens held at that time; a charged hold counts if it has expired since $4.
 macro_rules! keys {
     ($name:expr) => {
         concat!(
@@ -57,7 +55,7 @@ macro_rules! keys {
     };
 }
 
-/// Whether tokens are held at a time: a charged hold has them until its late settlement counts no more.
+/// Whether tokens are held at a time. A charged hold keeps its tokens until a late settlement counts no more.
 macro_rules! is_held {
     ($now:literal, $charged_since:literal) => {
         concat!(
@@ -77,7 +75,7 @@ macro_rules! written {
     };
 }
 
-/// The primary key is the first three parameters.
+/// Matches the primary key: the first three parameters.
 macro_rules! by_id {
     () => {
         "id OPERATOR(pg_catalog.=) $1 AND name OPERATOR(pg_catalog.=) $2 \
@@ -92,11 +90,11 @@ const ROW: [pg_sys::BuiltinOid; 11] = {
     [text, text, text, count, spent, returned, taken_at, expires_at, charge, lease, config]
 };
 
-/// The types of its columns from `count` to `lease`, which are passed by value, and of whether it has its id.
+/// The types of the columns from `count` to `lease`, passed by value, and of a check of the id.
 const WRITTEN: [pg_sys::BuiltinOid; 8] =
     [FLOAT8OID, FLOAT8OID, FLOAT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID, INT8OID, BOOLOID];
 
-/// The rows of rl_holds, of which those that a hold and its settlement need are accessed directly in the heap.
+/// The rows of rl_holds, accessed directly in the heap.
 pub struct HeapHolds<'a> {
     /// The open table.
     pub heap: &'a HeldHeap,
@@ -104,17 +102,15 @@ pub struct HeapHolds<'a> {
     pub catalog: &'a Catalog,
     /// The table.
     pub table: Table,
-    /// The lock that it is open with.
+    /// The lock with which the table is open.
     pub lock: TableLock,
-    /// Parses a config.
-    pub parse: fn(Jsonb) -> Result<Rc<Definition>>,
 }
 
 impl HeapHolds<'_> {
     /// Runs `work` through SQL.
     fn by_sql<T>(&self, work: impl FnOnce(&SqlHolds) -> PortResult<T>) -> PortResult<T> {
-        let &HeapHolds { catalog, table, lock, parse, .. } = self;
-        Ok(spi::with_owner(catalog, table, lock, |sql| Ok(work(&SqlHolds { sql, parse })?))?)
+        let &HeapHolds { catalog, table, lock, .. } = self;
+        Ok(spi::with_owner(catalog, table, lock, |sql| Ok(work(&SqlHolds(sql))?))?)
     }
 }
 
@@ -128,76 +124,21 @@ impl Holds for HeapHolds<'_> {
     }
 
     fn insert(&self, row: &HoldRow) -> PortResult<bool> {
-        // SQL waits for a transaction that is deleting it.
+        // SQL waits for a transaction that is deleting the row.
         if self.heap.insert(row) { Ok(true) } else { self.by_sql(|sql| sql.insert(row)) }
-    }
-
-    fn delete(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Option<HoldRow>> {
-        let deleted = self.heap.delete([id, name, key])?;
-        deleted.or_else(|Replaced| self.by_sql(|sql| sql.delete(id, name, key)))
-    }
-
-    fn definition(&self, config: &[u8]) -> PortResult<Rc<Definition>> {
-        Ok((self.parse)(jsonb_from_json(&utf8(config)))?)
-    }
-
-    fn returning(
-        &self,
-        name: &[u8],
-        key: &[u8],
-        from: Micros,
-        until: Micros,
-        most: i64,
-    ) -> PortResult<Vec<HoldRow>> {
-        self.by_sql(|sql| sql.returning(name, key, from, until, most))
     }
 
     fn update(&self, row: &HoldRow) -> PortResult<bool> {
         self.by_sql(|sql| sql.update(row))
     }
 
-    fn expire(&self, name: &[u8], key: &[u8], rows: &[HoldRow]) -> PortResult<()> {
-        self.by_sql(|sql| sql.expire(name, key, rows))
-    }
-
-    fn delete_of_key(&self, name: &[u8], key: &[u8]) -> PortResult<u64> {
-        self.by_sql(|sql| sql.delete_of_key(name, key))
-    }
-
-    fn keys(
-        &self,
-        name: Option<&[u8]>,
-        key: Option<&[u8]>,
-        held_at: Option<Micros>,
-    ) -> PortResult<BTreeSet<(Vec<u8>, Vec<u8>)>> {
-        self.by_sql(|sql| sql.keys(name, key, held_at))
-    }
-
-    fn held(&self, name: &[u8], key: &[u8], since: Micros, now: Micros) -> PortResult<f64> {
-        self.by_sql(|sql| sql.held(name, key, since, now))
-    }
-
-    fn due_keys(
-        &self,
-        after: (&[u8], &[u8]),
-        now: Micros,
-        most: i64,
-    ) -> PortResult<Vec<(Vec<u8>, Vec<u8>)>> {
-        self.by_sql(|sql| sql.due_keys(after, now, most))
-    }
-
-    fn prune(&self, before: Micros, most: i64) -> PortResult<i64> {
-        self.by_sql(|sql| sql.prune(before, most))
+    fn delete(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Deleted> {
+        Ok(self.heap.delete([id, name, key])?)
     }
 }
 
-/// The rows of rl_holds, through SQL.
-pub struct SqlHolds<'a> {
-    /// Connected to that table.
-    pub sql: &'a Connection<'a>,
-    /// Parses a config.
-    pub parse: fn(Jsonb) -> Result<Rc<Definition>>,
-}
+/// The rows of rl_holds, through SQL, by a connection to that table.
+pub struct SqlHolds<'a>(pub &'a Connection<'a>);
 
 impl Holds for SqlHolds<'_> {
     fn of_id(&self, id: &[u8]) -> PortResult<Vec<HoldRow>> {
@@ -218,29 +159,6 @@ impl Holds for SqlHolds<'_> {
             lock: TableLock::Read,
         };
         Ok(self.holds(&ONE, &[text(id), text(name), text(key)])?.pop())
-    }
-
-    fn returning(
-        &self,
-        name: &[u8],
-        key: &[u8],
-        from: Micros,
-        until: Micros,
-        most: i64,
-    ) -> PortResult<Vec<HoldRow>> {
-        const RETURNING: Statement = Statement {
-            sql: select!(
-                "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 AND NOT charge \
-                 AND expires_at OPERATOR(pg_catalog.>=) $3 AND expires_at OPERATOR(pg_catalog.<=) $4 \
-                 AND count OPERATOR(pg_catalog.>) spent ORDER BY expires_at, id LIMIT $5"
-            ),
-            parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID],
-            results: &ROW,
-            lock: TableLock::Read,
-        };
-        let times = [from, until].map(at);
-        let given = [text(name), text(key), times[0], times[1], Some(most.into())];
-        Ok(self.holds(&RETURNING, &given)?)
     }
 
     fn insert(&self, row: &HoldRow) -> PortResult<bool> {
@@ -265,10 +183,10 @@ impl Holds for SqlHolds<'_> {
             if self.one(&row.id, &row.name, &row.key)?.is_some() {
                 return Ok(false);
             }
-            // It is gone by now; or a rule that the plan was made under drops the row.
+            // The row is gone by now, or a rule of the time when the plan was made drops it.
             spi::forget_plans();
         }
-        Err(self.sql.not_written().into())
+        Err(self.0.not_written().into())
     }
 
     fn update(&self, row: &HoldRow) -> PortResult<bool> {
@@ -288,9 +206,68 @@ impl Holds for SqlHolds<'_> {
         };
         let written = self.write_hold(&UPDATE, row)?;
         if !written && self.one(&row.id, &row.name, &row.key)?.is_some() {
-            return Err(self.sql.not_written().into());
+            return Err(self.0.not_written().into());
         }
         Ok(written)
+    }
+
+    fn delete(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Deleted> {
+        const LOCK_UNLOCKED: Statement = Statement {
+            sql: select!(by_id!(), " FOR UPDATE SKIP LOCKED"),
+            parameters: &[TEXTOID, TEXTOID, TEXTOID],
+            results: &ROW,
+            lock: TableLock::LockRows,
+        };
+        const LOCK: Statement =
+            Statement { sql: select!(by_id!(), " FOR UPDATE"), ..LOCK_UNLOCKED };
+        const DELETE: Statement = Statement {
+            sql: concat!(
+                "DELETE FROM ONLY @schema@.rl_holds WHERE ",
+                by_id!(),
+                " RETURNING ",
+                row!()
+            ),
+            parameters: &[TEXTOID, TEXTOID, TEXTOID],
+            results: &ROW,
+            lock: TableLock::Write,
+        };
+        let of_id = [text(id), text(name), text(key)];
+        if self.0.execute(&LOCK_UNLOCKED, &of_id)? == 0 {
+            return Ok(match self.0.execute(&LOCK, &of_id)? {
+                0 => Deleted::Gone,
+                _ => Deleted::Waited,
+            });
+        }
+        match self.holds(&DELETE, &of_id)?.pop() {
+            Some(deleted) => Ok(Deleted::Row(deleted)),
+            // A trigger or rule keeps it.
+            None => Err(self.0.not_written().into()),
+        }
+    }
+}
+
+impl KeyHolds for SqlHolds<'_> {
+    fn returning(
+        &self,
+        name: &[u8],
+        key: &[u8],
+        from: Micros,
+        until: Micros,
+        most: i64,
+    ) -> PortResult<Vec<HoldRow>> {
+        const RETURNING: Statement = Statement {
+            sql: select!(
+                "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 AND NOT charge \
+                 AND expires_at OPERATOR(pg_catalog.>=) $3 AND expires_at OPERATOR(pg_catalog.<=) $4 \
+                 AND count OPERATOR(pg_catalog.>) spent ORDER BY expires_at, id LIMIT $5"
+            ),
+            parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID],
+            results: &ROW,
+            lock: TableLock::Read,
+        };
+        let times = [from, until].map(at);
+        let given = [text(name), text(key), times[0], times[1], Some(most.into())];
+        Ok(self.holds(&RETURNING, &given)?)
     }
 
     fn expire(&self, name: &[u8], key: &[u8], rows: &[HoldRow]) -> PortResult<()> {
@@ -320,7 +297,7 @@ impl Holds for SqlHolds<'_> {
             let floats =
                 |of: fn(&Hold) -> f64| Some(float_array(rows.iter().map(move |row| of(&row.hold))));
             let ids = Some(text_array(rows.iter().map(|row| &row.id[..])));
-            let written = self.sql.execute(
+            let written = self.0.execute(
                 &EXPIRE,
                 &[
                     text(name),
@@ -332,31 +309,12 @@ impl Holds for SqlHolds<'_> {
                 ],
             )?;
             // A trigger may keep or change them.
-            let as_meant = |n| self.sql.field(n, 1).is_some_and(|datum| datum.value() as u8 != 0);
+            let as_meant = |n| self.0.field(n, 1).is_some_and(|datum| datum.value() as u8 != 0);
             if written < rows.len() as u64 || !(0..written).all(as_meant) {
-                return Err(self.sql.not_written().into());
+                return Err(self.0.not_written().into());
             }
         }
         Ok(())
-    }
-
-    fn delete(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Option<HoldRow>> {
-        const DELETE: Statement = Statement {
-            sql: concat!(
-                "DELETE FROM ONLY @schema@.rl_holds WHERE ",
-                by_id!(),
-                " RETURNING ",
-                row!()
-            ),
-            parameters: &[TEXTOID, TEXTOID, TEXTOID],
-            results: &ROW,
-            lock: TableLock::Write,
-        };
-        let deleted = self.holds(&DELETE, &[text(id), text(name), text(key)])?.pop();
-        if deleted.is_none() && self.one(id, name, key)?.is_some() {
-            return Err(self.sql.not_written().into());
-        }
-        Ok(deleted)
     }
 
     fn delete_of_key(&self, name: &[u8], key: &[u8]) -> PortResult<u64> {
@@ -376,9 +334,9 @@ impl Holds for SqlHolds<'_> {
             lock: TableLock::Read,
         };
         let of_key = [text(name), text(key)];
-        let deleted = self.sql.execute(&DELETE_OF_KEY, &of_key)?;
-        if self.sql.execute(&ANY, &of_key)? > 0 {
-            return Err(self.sql.not_written().into());
+        let deleted = self.0.execute(&DELETE_OF_KEY, &of_key)?;
+        if self.0.execute(&ANY, &of_key)? > 0 {
+            return Err(self.0.not_written().into());
         }
         Ok(deleted)
     }
@@ -427,9 +385,9 @@ impl Holds for SqlHolds<'_> {
         };
         let charged_since = now.minus(SETTLED_LATE);
         let given = [text(name), text(key), at(now), at(since), at(charged_since)];
-        self.sql.execute(&HELD, &given)?;
+        self.0.execute(&HELD, &given)?;
         // NULL: there is none.
-        let sum = self.sql.field(0, 1).map_or(0.0, |sum| f64::from_bits(sum.value() as u64));
+        let sum = self.0.field(0, 1).map_or(0.0, |sum| f64::from_bits(sum.value() as u64));
         match sum.is_finite() {
             true => Ok(sum),
             false => Err(bad_hold(name, "count", sum)),
@@ -467,11 +425,7 @@ impl Holds for SqlHolds<'_> {
             results: &[],
             lock: TableLock::Write,
         };
-        Ok(self.sql.execute(&PRUNE, &[at(before), Some(most.into())])? as i64)
-    }
-
-    fn definition(&self, config: &[u8]) -> PortResult<Rc<Definition>> {
-        Ok((self.parse)(jsonb_from_json(&utf8(config)))?)
+        Ok(self.0.execute(&PRUNE, &[at(before), Some(most.into())])? as i64)
     }
 }
 
@@ -482,7 +436,7 @@ impl SqlHolds<'_> {
         statement: &Statement,
         parameters: &[Option<pg_sys::Datum>],
     ) -> Result<Vec<HoldRow>> {
-        let count = self.sql.execute(statement, parameters)?;
+        let count = self.0.execute(statement, parameters)?;
         (0..count).map(|row| self.hold(row)).collect()
     }
 
@@ -492,11 +446,11 @@ impl SqlHolds<'_> {
         statement: &Statement,
         parameters: &[Option<pg_sys::Datum>],
     ) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        let count = self.sql.execute(statement, parameters)?;
+        let count = self.0.execute(statement, parameters)?;
         let key = |row| {
             check_for_interrupts();
-            let found = self.sql.text(row, 1).zip(self.sql.text(row, 2));
-            found.ok_or_else(|| self.sql.not_written())
+            let found = self.0.text(row, 1).zip(self.0.text(row, 2));
+            found.ok_or_else(|| self.0.not_written())
         };
         (0..count).map(key).collect()
     }
@@ -508,33 +462,34 @@ impl SqlHolds<'_> {
     fn hold(&self, row: u64) -> Result<HoldRow> {
         check_for_interrupts();
         let text =
-            |n, column| self.sql.text(row, n).ok_or(Error::NullState { table: "rl_holds", column });
+            |n, column| self.0.text(row, n).ok_or(Error::NullState { table: "rl_holds", column });
         let (id, name, key) = (text(1, "id")?, text(2, "name")?, text(3, "key")?);
-        let hold = decode_hold(&name, [4, 5, 6, 7, 8, 9, 10].map(|n| self.sql.field(row, n)))?;
-        Ok(HoldRow { id, name, key, hold, config: self.sql.text(row, 11) })
+        let hold = decode_hold(&name, [4, 5, 6, 7, 8, 9, 10].map(|n| self.0.field(row, n)))?;
+        Ok(HoldRow { id, name, key, hold, config: self.0.text(row, 11) })
     }
 
-    /// Runs a statement that writes one row, whose columns are its parameters; false if it wrote none.
+    /// Runs a statement that writes one row, with the columns as its parameters; false if it wrote none.
     ///
     /// # Errors
-    /// [`LimiterError::NotWritten`](ratelimit_limiter::error::LimiterError::NotWritten) (55000): a trigger has changed it.
+    /// [`LimiterError::NotWritten`](ratelimit_limiter::error::LimiterError::NotWritten) (55000): a trigger has
+    /// changed the row.
     fn write_hold(&self, statement: &Statement, row: &HoldRow) -> Result<bool> {
         let HoldRow { id, name, key, hold, config } = row;
         let numbers = encode_hold(hold);
         let mut columns = vec![text(id), text(name), text(key)];
         columns.extend(numbers);
         columns.push(config.as_deref().and_then(text));
-        if self.sql.execute(statement, &columns)? == 0 {
+        if self.0.execute(statement, &columns)? == 0 {
             return Ok(false);
         }
         let is_of_id = Some(true.into());
         let is_same = |(n, column): (c_int, &Option<pg_sys::Datum>)| {
-            let written = self.sql.field(0, n).map(pg_sys::Datum::value);
+            let written = self.0.field(0, n).map(pg_sys::Datum::value);
             written == column.map(pg_sys::Datum::value)
         };
         match (1..).zip(numbers.iter().chain([&is_of_id])).all(is_same) {
             true => Ok(true),
-            false => Err(self.sql.not_written()),
+            false => Err(self.0.not_written()),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Limits in memory: their states, and the counters of all limits, in a segment that all sessions of the server share.
-//! Nothing here outlives the server, and nothing is part of a transaction.
+//! It does not survive the server, and is not part of any transaction.
 //!
-//! Everything is found by a keyed hash of database, extension, name and key: callers who choose keys can't aim at a
-//! partition or at another key's state, and no session finds what a dropped extension has left.
+//! Everything is found by a keyed hash of database, extension, name and key. So callers who choose keys can't aim at a
+//! partition or at another key's state, and no session finds the remains of a dropped extension.
 
 use std::cell::{Cell, LazyCell};
 use std::ffi::{CStr, CString};
@@ -39,10 +39,11 @@ pub use id::Scope;
 pub use ratelimit_memory::{Count, Denied, Totals};
 pub use saved::{SavedMemory, SavedUsage, Writer};
 
-/// The number of the segment's layout, to be raised where a meaning changes and no size does, such as where an entry (`ratelimit_memory::states::Content`) means something new.
+/// The number of the segment's layout. Raise it if a meaning changes without any size, such as the meaning of an entry
+/// (`ratelimit_memory::states::Content`).
 const LAYOUT: u32 = 7;
 
-/// The beginning of the segment. After it come the states, the tallies and the rankings.
+/// The beginning of the segment. The states, the tallies and the rankings follow.
 #[repr(C, align(128))]
 struct Header {
     seed: [u64; 2],
@@ -54,13 +55,13 @@ struct Header {
     databases: Databases,
 }
 
-/// The lock of what lies in the segment.
+/// The lock of a part of the segment.
 #[repr(transparent)]
 struct SessionLock(Lock);
 
-// SAFETY: an LWLock excludes processes, with the barriers that that takes. A session that asks for one that it has waits
-// forever, unless both are shared. The guard releases it; after an error the end of the (sub)transaction does, which
-// comes after the panic has left all frames with a guard. No guard is kept in anything that outlives a call.
+// SAFETY: an LWLock excludes processes, with the barriers that that takes. A session that asks for one that it has
+// waits forever, unless both are shared. The guard releases it; after an error the end of the (sub)transaction does,
+// which comes after the panic has left all frames with a guard. No guard is kept in anything that outlives a call.
 unsafe impl ReadWriteLock for SessionLock {
     type Guard<'a> = LockGuard<'a>;
 
@@ -79,7 +80,7 @@ unsafe impl ReadWriteLock for SessionLock {
 pub struct Memory {
     /// The states of limits in memory.
     pub states: States,
-    /// The answers to calls of each name.
+    /// The counts of answers for each name.
     pub tallies: Tallies,
     /// The keys that are denied most.
     pub rankings: Rankings,
@@ -95,10 +96,10 @@ thread_local! {
 }
 
 impl Memory {
-    /// Returns the server's segment, and makes it if there is none.
+    /// Returns the server's segment; creates it if there is none.
     ///
     /// # Errors
-    /// 53200; raises 53100 or 53200 where there is no room for it, and what else Postgres says of it.
+    /// 53200; raises 53100 or 53200 if there is no room for the segment, and other errors of Postgres about it.
     #[inline]
     pub fn get() -> Result<&'static Memory> {
         match MEMORY.get() {
@@ -113,7 +114,7 @@ impl Memory {
         MEMORY.get()
     }
 
-    /// Maps the server's segment, or makes it as `need` says.
+    /// Maps the server's segment, or creates it if `need` says so.
     #[cold]
     pub fn open(need: Need) -> Result<Option<&'static Memory>> {
         let keys = settings::memory_keys();
@@ -134,7 +135,7 @@ impl Memory {
             (header, view(address, header))
         };
         shared_memory::name_lock_group(header.lock_group, c"ratelimit");
-        // Once in the life of a session.
+        // Once per session.
         let memory = &*Box::leak(Box::new(memory));
         MEMORY.set(Some(memory));
         memory
@@ -163,23 +164,23 @@ impl Memory {
         self.size as u64
     }
 
-    /// When the segment was made.
+    /// The time when the segment was created.
     pub fn since(&self) -> Micros {
         self.since
     }
 }
 
-/// The segment's name, with its layout. A library with another layout, such as the old one in sessions that began before
-/// an upgrade, has a segment of its own, and counts on its own.
+/// The segment's name, with its layout. A library with another layout has a segment and counts of its own, such as the
+/// old library in sessions that started before an upgrade.
 fn name() -> &'static CStr {
-    // The offsets for some number of keys stand for the sizes of all types in it.
+    // The offsets for a given number of keys represent the sizes of all types in the segment.
     let [states, tallies, rankings, size] = parts(100_000);
     let name = format!("ratelimit {LAYOUT} {states:x} {tallies:x} {rankings:x} {size:x}");
-    // Once in the life of a session; it has no zero byte.
+    // Once per session. The name has no zero byte.
     CString::new(name).map_or(c"ratelimit", |name| Box::leak(name.into_boxed_c_str()))
 }
 
-/// Where the states, the tallies and the rankings begin, and where the segment ends, in bytes.
+/// The offsets of the states, the tallies and the rankings, and the size of the segment, in bytes.
 fn parts(keys: usize) -> [usize; 4] {
     let sizes = [States::size(keys), Tallies::SIZE, Rankings::SIZE];
     let mut parts = [size_of::<Header>().next_multiple_of(128); 4];
@@ -192,13 +193,13 @@ fn parts(keys: usize) -> [usize; 4] {
 /// Views a segment with this header.
 ///
 /// # Safety
-/// The segment is there as long as the process, and as large as its number of keys wants; zeroed, or
-/// [filled](fill). It is accessed only through what is returned, except for the header before
-/// others see it.
+/// The segment is there as long as the process, and as large as its number of keys wants; zeroed, or [filled](fill). It
+/// is accessed only through what is returned, except for the header before others see it.
 unsafe fn view(address: *mut u8, header: &'static Header) -> Memory {
     let keys = header.keys as usize;
     let [states, tallies, rankings, size] = parts(keys);
-    // SAFETY: the segment has this layout, for the number of keys in its header; no part overlaps another, or the header.
+    // SAFETY: the segment has this layout, for the number of keys in its header; no part overlaps another, or the
+    // header.
     unsafe {
         Memory {
             states: States::new(address.add(states), keys),

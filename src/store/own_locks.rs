@@ -1,5 +1,5 @@
-//! The rows that the current transaction has locked or written. A transaction that has locked a row of a key waits for
-//! no other row of that key, since that could be a deadlock.
+//! The rows that the current transaction has locked or written. A transaction that has locked one row of a key waits
+//! for no other row of that key: that could be a deadlock.
 
 use std::cell::RefCell;
 
@@ -14,19 +14,19 @@ use xxhash_rust::xxh64::xxh64;
 
 use ratelimit_pg::transaction::{local_transaction, subtransaction};
 
-/// The keys that are remembered, those last used.
+/// The number of remembered keys: the ones used last.
 const KEYS: usize = 1000;
 
 struct OwnLocks {
     transaction: pg_sys::LocalTransactionId,
-    /// By the key's hash, whatever the number of shards; the row last locked at the end.
+    /// By the hash of the key, with any number of shards. The row locked last is at the end.
     rows: LruCache<u64, Vec<OwnRow>>,
 }
 
 struct OwnRow {
     /// The shard number.
     number: i32,
-    /// The subtransaction that locked it, whose rollback releases the lock.
+    /// The subtransaction that locked it. Its rollback releases the lock.
     locked_in: pg_sys::SubTransactionId,
 }
 
@@ -71,8 +71,7 @@ fn note(id: RowId) {
     });
 }
 
-/// Forgets the rows locked in a subtransaction that is rolled back, or in one within it, whose number
-/// is greater.
+/// Forgets the rows locked in a subtransaction that is rolled back, or in one within it, which has a greater number.
 pub fn forget(rolled_back: pg_sys::SubTransactionId) {
     OWN.with(|own| {
         // Never borrowed while Postgres ends a subtransaction.
@@ -86,7 +85,7 @@ pub fn forget(rolled_back: pg_sys::SubTransactionId) {
     });
 }
 
-/// A store that notes which rows the transaction has locked or written.
+/// A store that notes the rows that the transaction has locked or written.
 pub struct Noting<'a, S>(pub &'a S);
 
 impl<S: Rows> Rows for Noting<'_, S> {
@@ -117,7 +116,7 @@ impl<S: Rows> Rows for Noting<'_, S> {
 
     fn remove(&self, keys: &[KeyRows]) -> Result<u64> {
         let removed = self.0.remove(keys)?;
-        // Of several keys also those that are only locked now.
+        // With several keys, also the rows that are only locked now.
         if removed > 0 || self.0.facts().batch > 1 {
             for KeyRows { name, key, rows } in keys {
                 rows.iter().for_each(|&(shard, _)| note(RowId { name, key, shard }));
@@ -174,7 +173,7 @@ impl<S: Rows> Rows for Noting<'_, S> {
     }
 }
 
-/// Notes a row that was written, if it was.
+/// Notes a row if it was written.
 fn noted(id: RowId, is_written: bool) -> bool {
     if is_written {
         note(id);

@@ -28,14 +28,14 @@ macro_rules! select {
     };
 }
 
-/// Name and key are the first two parameters.
+/// Matches name and key: the first two parameters.
 macro_rules! by_key {
     () => {
         "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2"
     };
 }
 
-/// The primary key is the first three parameters.
+/// Matches the primary key: the first three parameters.
 macro_rules! by_id {
     () => {
         "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
@@ -174,7 +174,7 @@ impl Rows for Connection<'_> {
         holds_due: Option<Micros>,
         _wait: bool,
     ) -> PortResult<bool> {
-        // ON CONFLICT names no columns: that would choose the valid index only, and the one that REINDEX
+        // Names no columns in ON CONFLICT: that would choose only the valid index, and the one that REINDEX
         // CONCURRENTLY is building would raise 23505.
         const INSERT: Statement = Statement {
             sql: concat!(insert!(), " ON CONFLICT DO NOTHING"),
@@ -311,7 +311,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Decodes row number `row` of the last result, from 0. Its columns begin with those of [`KEYED_ROW`].
+    /// Decodes row number `row` of the last result, from 0. The columns begin with those of [`KEYED_ROW`].
     pub(super) fn keyed_row(&self, row: u64) -> Result<KeyedRow> {
         let text = |column| {
             // SAFETY: `execute` has checked that the columns are texts.
@@ -353,10 +353,10 @@ impl Connection<'_> {
             prior: field(5).map(float),
             // SAFETY: `execute` has checked that the column is a timestamptz[].
             log: field(6).map(|log| unsafe { decode_array(log, TIMESTAMPTZOID) }),
-            // SAFETY: likewise a bigint[].
+            // SAFETY: `execute` has checked that the column is a bigint[].
             leases: field(7).map(|leases| unsafe { decode_array(leases, INT8OID) }),
         };
-        // There are no holds where Citus distributes the table; some may have been there before.
+        // No holds exist if Citus distributes the table; there may have been some before.
         let holds_due = field(8).filter(|_| !self.catalog.rate_limits.distributed);
         let holds_due = holds_due.map(|holds_due| from_timestamptz(holds_due.value() as i64));
         let row = Row { stored: decode(shard, columns), holds_due, tuple: TupleId::NONE };

@@ -226,6 +226,41 @@ fn what_waited_is_decided_at_the_time_of_its_lock() {
     assert!(late.is_empty(), "decided before the wait: {late:#?}");
 }
 
+/// A list is settled at one instant, though its holds are deleted one after the other: while one is waited for, those
+/// before it may expire.
+#[test]
+#[ignore = "needs a server: make test"]
+fn what_expires_while_a_later_hold_of_the_list_is_waited_for_has_come_back() {
+    let database = Database::new("holds_waited_for");
+    let [mut holder, mut waiter, mut client] = std::array::from_fn(|_| database.connect());
+    let setup = "SELECT rl_define(name, rl_token_bucket(10, '2 seconds'))
+                 FROM unnest('{a,b}'::text[]) name;
+                 SELECT rl_limit('a', 'k', 5)";
+    client.batch_execute(setup).unwrap();
+    let hold = r#"SELECT remaining FROM rl_hold_all('[{"name": "a", "key": "k", "count": 5},
+                      {"name": "b", "key": "k", "count": 5}]', '1 second', 'x') WHERE name = 'a'"#;
+    let held: f64 = client.query_one(hold, &[]).unwrap().get(0);
+    holder.batch_execute("BEGIN; SELECT FROM rl_holds WHERE name = 'b' FOR UPDATE").unwrap();
+    let pid: i32 = waiter.query_one("SELECT pg_backend_pid()", &[]).unwrap().get(0);
+    thread::scope(|scope| {
+        let call = scope.spawn(|| waiter.batch_execute("SELECT rl_settle_all('x', '5')").unwrap());
+        let waits = "SELECT cardinality(pg_blocking_pids($1)) > 0";
+        while !client.query_one(waits, &[&pid]).unwrap().get::<_, bool>(0) {
+            assert!(!call.is_finished(), "it doesn't wait");
+        }
+        let open = "SELECT bool_or(expires_at > clock_timestamp()) FROM rl_holds";
+        while client.query_one(open, &[]).unwrap().get::<_, bool>(0) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        holder.batch_execute("ROLLBACK").unwrap();
+        call.join().unwrap();
+    });
+    // Full again at the expiry, by what has refilled and what came back; of that the settlement takes the rest of 5.
+    let value = "SELECT value FROM rateLimits WHERE name = 'a'";
+    let left: f64 = client.query_one(value, &[]).unwrap().get(0);
+    assert!((left - held - 5.0).abs() < 1e-6, "{held} left by the hold, {left} by its settlement");
+}
+
 /// One job of a client: holds a request, tokens, money and a slot, in any order of the list, and settles them with what
 /// it used; returns the tokens and the money used.
 fn job(client: &mut Client, random: &mut Rng, user: &str) -> (f64, f64) {

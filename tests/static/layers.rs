@@ -1,4 +1,4 @@
-//! The layers of `src`: a file names its own module and those below it. The compiler checks the crates' own.
+//! The layers of `src` and of `crates/limiter`: a file names its own module and those below it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,6 +19,12 @@ const MODULES: [(&str, &[&str]); 10] = [
         "pg_tests",
         &["schema", "store", "cache", "tally", "host", "writer", "declaration", "functions"],
     ),
+];
+
+/// The modules of `crates/limiter` from the bottom up; each may name all before it.
+const LIMITER: [&str; 15] = [
+    "error", "ports", "request", "target", "keys", "change", "stores", "engine", "single",
+    "leases", "several", "holds", "status", "forget", "prune",
 ];
 
 /// Returns the source files below a folder.
@@ -45,8 +51,8 @@ fn paths(source: &str) -> Vec<&str> {
     if paths.is_empty() { vec![source] } else { paths }
 }
 
-/// Returns those of the modules that a source names after `crate::` or `super::`.
-fn named(source: &str) -> Vec<&'static str> {
+/// Returns those of `modules` that a source names after `crate::` or `super::`.
+fn named<'m>(source: &str, modules: impl IntoIterator<Item = &'m str>) -> Vec<&'m str> {
     let lines = source.lines().filter(|line| !line.trim_start().starts_with("//"));
     let code: String = lines.flat_map(str::split_whitespace).collect();
     let begins = |module: &str, path: &str| {
@@ -58,22 +64,37 @@ fn named(source: &str) -> Vec<&'static str> {
         let mut behind = roots.iter().flat_map(|root| code.split(root).skip(1));
         behind.any(|source| paths(source).iter().any(|path| begins(module, path)))
     };
-    MODULES.iter().map(|&(module, _)| module).filter(|module| names(module)).collect()
+    modules.into_iter().filter(|module| names(module)).collect()
+}
+
+/// Returns the names in the files of a folder that stand on no module below. `below` returns the module of a file, and
+/// those that it may name.
+fn others<'m>(
+    folder: &str,
+    modules: &[&'m str],
+    below: impl Fn(&str) -> Vec<&'m str>,
+) -> Vec<String> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let mut others = Vec::new();
+    for path in files(&source).iter().filter(|path| !path.ends_with("lib.rs")) {
+        let file = path.strip_prefix(&source).unwrap().with_extension("");
+        let own = modules.iter().find(|module| file.starts_with(module));
+        let own = own.unwrap_or_else(|| panic!("{file:?} is in no module of the list"));
+        let named = named(&fs::read_to_string(path).unwrap(), modules.iter().copied());
+        let allowed = below(own);
+        let named = named.iter().filter(|module| *module != own && !allowed.contains(module));
+        others.extend(named.map(|module| format!("{} names {module}", file.display())));
+    }
+    others
 }
 
 #[test]
 fn a_module_names_only_those_on_which_it_stands() {
-    let source = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src"));
-    let mut others = Vec::new();
-    for path in files(source).iter().filter(|path| !path.ends_with("lib.rs")) {
-        let file = path.strip_prefix(source).unwrap().with_extension("");
-        let found = MODULES.iter().find(|(module, _)| file.starts_with(module));
-        let (own, below) = found.unwrap_or_else(|| panic!("{file:?} is in no module of the list"));
-        let named = named(&fs::read_to_string(path).unwrap());
-        let named = named.iter().filter(|module| *module != own && !below.contains(module));
-        others.extend(named.map(|module| format!("{} names {module}", file.display())));
-    }
-    assert_eq!(others, [""; 0]);
+    let modules: Vec<&str> = MODULES.iter().map(|&(module, _)| module).collect();
+    let below = |own: &str| MODULES.iter().find(|(module, _)| *module == own).unwrap().1.to_vec();
+    assert_eq!(others("../src", &modules, below), [""; 0]);
+    let below = |own: &str| LIMITER.into_iter().take_while(|module| *module != own).collect();
+    assert_eq!(others("../crates/limiter/src", &LIMITER, below), [""; 0]);
 }
 
 #[test]
@@ -106,6 +127,7 @@ fn a_module_that_is_named_is_found() {
         ("macro_rules! m { () => { $crate::declaration::One } }", vec!["declaration"]),
         ("// crate::store\nuse crate::storey; use ratelimit_pg::store;", vec![]),
     ] {
-        assert_eq!(named(source), found, "{source}");
+        let modules = MODULES.iter().map(|&(module, _)| module);
+        assert_eq!(named(source, modules), found, "{source}");
     }
 }

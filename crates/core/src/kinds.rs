@@ -1,7 +1,8 @@
 //! The kinds of limits: how many tokens a limit has at a given time, and whether a call is admitted.
 //!
-//! A kind is a file with a type that implements `LimitKind`, and its `Formulas` or those of `Refill`; `kinds!` lists them, and makes [`Limit`] and
-//! [`Kind`] of the list. This module has those, [`decide`] and [`credit`]. Time and state are arguments.
+//! A kind is a file with a type that implements `LimitKind`, and its `Formulas` or those of `Refill`. `kinds!` lists
+//! the kinds, and makes [`Limit`] and [`Kind`] from the list. This module also has [`decide`] and [`credit`]. Time and
+//! state are arguments.
 //!
 //! | kind | state | a burst is bounded by | source |
 //! |---|---|---|---|
@@ -69,11 +70,11 @@ use crate::headers::CallOutcome;
 pub(crate) use limit_kind::NotInMemory;
 use limit_kind::{Formulas, LimitKind, Part};
 
-/// Makes [`Limit`], [`Kind`] and the dispatch of a list of types. `$` is passed for the macros that it makes.
+/// Makes [`Limit`], [`Kind`] and the dispatch from a list of types. `$` is passed for the macros that it makes.
 macro_rules! kinds {
     ($d:tt $($(#[$doc:meta])* $kind:ident,)*) => {
-        /// A limit of one kind. Create it with [`config::parse`](crate::config::parse), which checks all ranges;
-        /// values outside them have no meaning here.
+        /// A limit of one kind. Create it with [`config::parse`](crate::config::parse), which checks all ranges; values
+        /// outside them have no meaning here.
         #[derive(Clone, Debug, PartialEq)]
         pub enum Limit {
             $($(#[$doc])* $kind($kind),)*
@@ -86,7 +87,7 @@ macro_rules! kinds {
         }
 
         impl Kind {
-            /// All of them, in the order of messages.
+            /// All kinds, in the order used in messages.
             pub const ALL: &[Kind] = &[$(Kind::$kind,)*];
         }
 
@@ -105,7 +106,7 @@ macro_rules! kinds {
             }
         })*
 
-        /// Evaluates an expression with the limit of its kind.
+        /// Evaluates an expression with the limit as the type of its kind.
         macro_rules! each_limit {
             ($d limit:expr, $d name:ident => $d value:expr) => {
                 match $d limit {
@@ -137,7 +138,7 @@ kinds! { $
     SlidingWindow,
     /// A window that moves with the clock, counted exactly.
     SlidingLog,
-    /// A number of leases at a time.
+    /// A number of leases at the same time.
     Concurrency,
     /// No limit: every call is admitted, and there is no state.
     Unlimited,
@@ -175,26 +176,26 @@ impl Kind {
         each_kind!(self, K => K::QUOTA_UNIT)
     }
 
-    /// The SQL function that builds its config.
+    /// The SQL function that builds a config of the kind.
     pub fn builder(self) -> String {
         format!("rl_{}", self.as_str().replace(' ', "_"))
     }
 
-    /// Arguments of the [builder](Kind::builder), as an example; of one with a time zone, if it has a `calendar`.
+    /// Example arguments of the [builder](Kind::builder); with a time zone if `calendar`.
     pub fn example(self, calendar: bool) -> &'static str {
         each_kind!(self, K => K::example(calendar))
     }
 
-    /// The fields of the kind's config, without those that all kinds have.
+    /// The kind's own fields of a config, without those of all kinds.
     pub fn fields(self) -> &'static [&'static str] {
-        // The refusal of an unknown name lists them.
+        // The error for an unknown name lists the fields.
         match self.limit(&Fields::from_arguments([("", Value::Number(0.0))])) {
             Err(FieldError::Unknown { fields, .. }) => fields,
             _ => &[],
         }
     }
 
-    /// The fields that any kind has.
+    /// The fields of all kinds.
     pub fn all_fields() -> &'static [&'static str] {
         static FIELDS: LazyLock<Vec<&str>> = LazyLock::new(|| {
             let mut fields = Vec::new();
@@ -213,12 +214,12 @@ impl Kind {
         each_kind!(self, K => Ok(Into::<K>::into(K::config(fields)?).into()))
     }
 
-    /// Reads and checks the fields of a config, and writes them as JSON, without those that were left out.
+    /// Reads and checks the fields of a config, and writes them as JSON, except the missing ones.
     pub(crate) fn json(self, fields: &Fields) -> Result<serde_json::Value, FieldError> {
         Ok(self.with_fields(each_kind!(self, K => serde_json::to_value(K::config(fields)?))))
     }
 
-    /// The config of these fields, without those that were left out.
+    /// The config of these fields, except the missing ones.
     fn with_fields(self, fields: serde_json::Result<serde_json::Value>) -> serde_json::Value {
         let mut json = fields.unwrap_or_default();
         if let Some(fields) = json.as_object_mut() {
@@ -240,8 +241,8 @@ impl fmt::Display for Kind {
 pub struct Level {
     /// Tokens left, at most the capacity; negative: debt; infinite for an unlimited key.
     pub remaining: f64,
-    /// When the limit is full again if no tokens are taken; for the window kinds, when the current window ends.
-    /// `None`: beyond the last timestamp.
+    /// The time when the limit is full again if no tokens are taken; for the window kinds, the end of the current
+    /// window. `None`: beyond the last timestamp.
     pub reset_at: Option<Micros>,
 }
 
@@ -250,13 +251,12 @@ pub struct Level {
 pub struct Decision {
     /// Whether the tokens were taken.
     pub ok: bool,
-    /// Denied: the time after which the same call is admitted if no other takes tokens, and (within the tolerance)
-    /// not earlier; `None` if it never can be. Allowed: `None`, or, for a reservation, the wait before the work may
-    /// start.
+    /// Denied: the time after which the same call is admitted if no other takes tokens, and (within the tolerance) not
+    /// earlier; `None` if it never can be. Allowed: `None`, or, for a reservation, the wait before the work may start.
     pub retry_after: Option<Micros>,
     /// The limit after this call; unchanged by a denial.
     pub level: Level,
-    /// The state to store; `None` where nothing changes: denied, or a count of zero.
+    /// The state to store; `None` if nothing changes: denied, or a count of zero.
     pub state: Option<State>,
 }
 
@@ -265,20 +265,20 @@ impl Decision {
         Decision { ok: false, retry_after, level, state: None }
     }
 
-    /// Admitted, and nothing changes.
+    /// Admitted without a change.
     fn unchanged(level: Level) -> Decision {
         Decision { ok: true, retry_after: None, level, state: None }
     }
 }
 
 impl Limit {
-    /// The most tokens that the limit can have; infinite for an unlimited key.
+    /// The maximum number of tokens of the limit; infinite for an unlimited key.
     pub fn capacity(&self) -> f64 {
         each_limit!(self, limit => limit.capacity())
     }
 
-    /// The long-term rate: tokens, and the period in which they are added; `None` if the period has no
-    /// fixed length. A day counts as 24 hours.
+    /// The long-term rate: tokens, and the period in which they are added; `None` if the period has no fixed length. A
+    /// day counts as 24 hours.
     pub fn policy(&self) -> (f64, Option<Micros>) {
         each_limit!(self, limit => limit.policy())
     }
@@ -289,8 +289,8 @@ impl Limit {
         self.kind().with_fields(fields)
     }
 
-    /// How long an empty limit takes to refill, with a month counted as a twelfth of a leap year; for a concurrency
-    /// limit, the time to live of a lease.
+    /// The time that an empty limit takes to refill, with a month counted as a twelfth of a leap year; for a
+    /// concurrency limit, the time to live of a lease.
     pub fn time_to_full(&self) -> Micros {
         each_limit!(self, limit => limit.time_to_full())
     }
@@ -301,15 +301,14 @@ impl Limit {
         let used = match state {
             _ if capacity.is_infinite() => return false,
             State::Tokens(tokens) => return 2.0 * tokens.value <= capacity,
-            // The window before counts in part.
+            // The window before counts partially.
             State::Counters(counters) => counters.value + counters.prior,
             State::Log(_) | State::Leases(_) => state.value(),
         };
         2.0 * used >= capacity
     }
 
-    /// Whether only whole counts can be taken: a sliding log has one entry per token, and slots are not
-    /// divided.
+    /// Whether only whole counts can be taken: a sliding log has one entry per token, and slots are not divided.
     pub fn whole_counts(&self) -> bool {
         each_kind!(self.kind(), K => K::WHOLE_COUNTS)
     }
@@ -319,19 +318,18 @@ impl Limit {
         each_kind!(self.kind(), K => K::HAS_PHASE)
     }
 
-    /// Into how many shards the limit is divided, 1 to [`MAX_SHARDS`](crate::config::MAX_SHARDS);
-    /// 1 for the kinds that have none.
+    /// The number of shards, 1 to [`MAX_SHARDS`](crate::config::MAX_SHARDS); 1 for the kinds without shards.
     pub fn shards(&self) -> u32 {
         each_limit!(self, limit => limit.shards())
     }
 
-    /// The limit of one of `shards` equal shards: rate, capacity and the largest debt divided by
-    /// their number. For the kinds that have no shards it is the limit itself.
+    /// The limit of one of `shards` equal shards: rate, capacity and the largest debt divided by their number. For the
+    /// kinds without shards the limit itself.
     pub fn shard_limit(&self, shards: u32) -> Limit {
         each_limit!(self, limit => limit.shard(shards).into())
     }
 
-    /// Says why memory can't store the limit's states; `None`: it can.
+    /// Returns the reason why memory can't store the limit's states; `None`: it can.
     pub(crate) fn not_in_memory(&self) -> Option<NotInMemory> {
         each_limit!(self, limit => limit.not_in_memory())
     }
@@ -343,7 +341,7 @@ impl Limit {
     }
 
     /// Whether this kind can use a stored state of this shape, which may come from an earlier config: token bucket and
-    /// fixed window accept each other's states, with tokens and time. A state that isn't accepted counts as no state
+    /// fixed window accept each other's states, with tokens and time. A state that isn't accepted counts as no state,
     /// and is replaced by the [initial one](Limit::initial_state).
     pub fn accepts(&self, shape: Shape) -> bool {
         self.shape() == Some(shape)
@@ -360,14 +358,14 @@ impl Limit {
         each_limit!(self, limit => limit.is_idle(&limit.current(state, now), now, phase))
     }
 
-    /// When the limit becomes [idle](Limit::is_idle) if no tokens are taken: the earliest instant from `now`
-    /// on, apart from float error over long spans. `None`: never (for example, a window with another phase),
-    /// or beyond the last instant. `phase` as in [`initial_state`](Limit::initial_state).
+    /// The time when the limit becomes [idle](Limit::is_idle) if no tokens are taken: the earliest instant from `now`
+    /// on, apart from float error over long spans. `None`: never (for example, a window with another phase), or beyond
+    /// the last instant. `phase` as in [`initial_state`](Limit::initial_state).
     pub fn idle_at(&self, state: &State, now: Micros, phase: Micros) -> Option<Micros> {
         each_limit!(self, limit => {
             let state = limit.current(state, now);
             let wait = limit.unused_at(&state)?.max(now).minus(now);
-            // The state that counts now counts ever after.
+            // A state that counts now counts ever after.
             let idle = |wait| limit.is_idle(&state, now.plus(wait), phase);
             confirmed(Some(wait), idle).map(|wait| now.plus(wait))
         })
@@ -385,15 +383,15 @@ impl Limit {
         seen.map_or(now, |seen| seen.max(now))
     }
 
-    /// Whether it ignores a stored state of its shape at `now`: that is beyond the horizon, too late for a clock that was
-    /// adjusted, and counts as none.
+    /// Whether the limit ignores a stored state of its shape at `now`: a state beyond the horizon, too late for a clock
+    /// that was adjusted, counts as none.
     #[inline]
     pub fn ignores(&self, state: &State, now: Micros) -> bool {
         let is_current = |state: &State| matches!(self.current(state, now), Cow::Borrowed(_));
         self.accepts(state.shape()) && !is_current(state)
     }
 
-    /// The state that counts at `now`: the stored one, or a full one in the same windows if the limit doesn't
+    /// The state that counts at `now`: the stored one; or a full one in the same windows, if the limit doesn't
     /// [accept](Limit::accepts) its shape, or if it is beyond the horizon, too late for a clock that was adjusted.
     fn current<'a>(&self, state: &'a State, now: Micros) -> Cow<'a, State> {
         each_limit!(self, limit => match limit.current(state, now) {
@@ -407,8 +405,8 @@ impl Limit {
         self.refill().is_some_and(|limit| limit.adds().is_some())
     }
 
-    /// A stored state as `rl_value` reports it, to decide takes by it from `now` on as calls do: without what a fixed
-    /// window added, where that doesn't matter.
+    /// A stored state as `rl_value` reports it. Decisions on it from `now` on are those of calls; the tokens that a
+    /// fixed window added are left out if no decision depends on them.
     pub fn reported(&self, state: State, now: Micros) -> State {
         match (state, self.refill()) {
             (State::Tokens(tokens), Some(limit)) => State::Tokens(limit.reported(&tokens, now)),
@@ -416,12 +414,12 @@ impl Limit {
         }
     }
 
-    /// The limit by the formulas of tokens that come back up to a capacity; `None` for other kinds.
+    /// The limit as tokens that come back up to a capacity; `None` for other kinds.
     fn refill(&self) -> Option<&dyn refill::Refill> {
         each_limit!(self, limit => limit.refill())
     }
 
-    /// The span from `now` until more tokens are there than an outcome has left; `None`: it isn't known.
+    /// The time from `now` until more tokens are there than an outcome has left; `None`: unknown.
     pub(crate) fn until_more(&self, outcome: &CallOutcome, now: Micros) -> Option<Micros> {
         each_limit!(self, limit => limit.until_more(outcome, now))
     }
@@ -454,23 +452,31 @@ pub fn credit(
     each_limit!(limit, limit => limit.credit(&limit.current(state, now), now, count, taken_at))
 }
 
-/// Which tokens a limit can be given back.
+/// The tokens that can be given back to a limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Returnable {
-    /// The earliest instant of a take that can be undone: of a window, its start.
+    /// The earliest instant of a take that can be undone: for a window, its start.
     pub since: Micros,
-    /// How many tokens there is room for.
+    /// The number of tokens that there is room for.
     pub room: f64,
 }
 
-/// Returns which tokens [`credit`] can give back at `now`. `None` for the kinds that can't be credited, and for an
+/// Returns the tokens that [`credit`] can give back at `now`. `None` for the kinds that can't be credited, and for an
 /// unlimited key.
 pub fn returnable(limit: &Limit, state: &State, now: Micros) -> Option<Returnable> {
     each_limit!(limit, limit => limit.returnable(&limit.current(state, now), now))
 }
 
-/// How many tokens are reserved of what comes in at `start`, when the last of a reservation are there, which left
-/// `after`: of windows those of one; infinite where none end.
+impl Limit {
+    /// Whether tokens can be given back to it, as [`credit`] does.
+    pub fn can_be_credited(&self) -> bool {
+        let now = Micros(0);
+        returnable(self, &self.initial_state(now, now), now).is_some()
+    }
+}
+
+/// The number of reserved tokens that come in at `start`, the time when the last tokens of a reservation are there;
+/// `after` is the state that it left. For windows, the tokens of one window; infinite if no window ends.
 pub(crate) fn reserved_last(limit: &Limit, after: &State, start: Micros) -> f64 {
     match (limit.refill(), after) {
         (Some(refill), State::Tokens(tokens)) => refill.reserved_last(tokens, start),
@@ -478,7 +484,7 @@ pub(crate) fn reserved_last(limit: &Limit, after: &State, start: Micros) -> f64 
     }
 }
 
-/// How many tokens a float may miss by without deciding anything.
+/// The error up to which a number of tokens decides nothing.
 fn tolerance(capacity: f64) -> f64 {
     1e-9 * capacity.max(1.0)
 }
@@ -490,8 +496,8 @@ fn subtract(available: f64, count: f64) -> f64 {
     if left == available && count > 0.0 { available.next_down() } else { left }
 }
 
-/// Rounds a number of tokens, at most `capacity`, to a whole one where only float error keeps it from being one. The
-/// tolerance of a large limit is many tokens, so here a millionth is the most.
+/// Rounds a number of tokens, at most `capacity`, to a whole one if it differs from one only by float error. The
+/// tolerance of a large limit is many tokens, so the maximum here is a millionth.
 fn rounded(tokens: f64, capacity: f64) -> f64 {
     let whole = tokens.round();
     let near = (tokens - whole).abs() <= tolerance(capacity).min(1e-6);
@@ -499,8 +505,8 @@ fn rounded(tokens: f64, capacity: f64) -> f64 {
     if near && whole <= capacity { whole + 0.0 } else { tokens }
 }
 
-/// Checks that a call passes after a computed wait, and lengthens it where it doesn't: the float that
-/// it was computed with may have missed the instant by its last bits.
+/// Checks that a call passes after a computed wait, and lengthens the wait otherwise: float error in the last bits may
+/// have missed the instant.
 fn confirmed(wait: Option<Micros>, passes: impl Fn(Micros) -> bool) -> Option<Micros> {
     let mut wait = wait?;
     for _ in 0..4 {

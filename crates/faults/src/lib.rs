@@ -1,55 +1,55 @@
-//! Named faults, as PostgreSQL's injection points: crates/model switches on one at a time, and a property must notice
-//! it. `crates/model/src/faults.rs` lists which, and in which scenario. Elsewhere [`Fault::is_on`] is a constant.
+//! Named faults, like PostgreSQL's injection points: crates/model switches on one at a time, and a property must notice
+//! it. `crates/model/src/faults.rs` lists the faults, each with its scenario. Elsewhere [`Fault::is_on`] is a constant.
 
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "switches")]
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// What goes wrong.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A shard is changed though it has too few tokens, or too little room for a credit.
     ShardNotCompared,
-    /// The better of two shards likewise.
+    /// The better of two shards is changed likewise.
     BetterNotCompared,
     /// A part is taken from some shards as if it were a count.
     PartOfSomeShards,
     /// The number of rows changes without locks on all of them.
     ReshardWithoutLocks,
-    /// A marker is taken for a row without a state.
+    /// A marker counts as a row without a state.
     MarkerOverlooked,
     /// A reset of shards locks none of them.
     ResetWithoutLocks,
     /// A reset does not look again for rows that came while it locked.
     RowsListedOnce,
-    /// A transaction that has a shard waits for another.
+    /// A transaction that has locked a shard waits for another.
     OwnRowsOverlooked,
-    /// A credit to a row that was one of shards is not written.
+    /// A credit to a row that was one of several shards is not written.
     CreditDropped,
     /// Several limits are locked in the order of their requests.
     RequestsUnsorted,
-    /// Some of several limits are taken from though another one denies.
+    /// Tokens are taken from some of several limits although another one denies.
     PartOfSeveral,
-    /// Locked rows of several limits are changed though they have too little.
+    /// Locked rows of several limits are changed although they have too few tokens.
     TooFewRowsSuffice,
-    /// Rows are changed though memory denies.
+    /// Rows are changed although memory denies.
     MemoryOverlooked,
-    /// Several entries change though one of them has changed since it was read.
+    /// Several entries are changed although one of them has changed since it was read.
     ChangedEntryOverlooked,
-    /// The same where a key that has no entry came and went.
+    /// The same, for a key without an entry that came and went.
     GoneEntryOverlooked,
     /// A change in memory is not written.
     EntryNotWritten,
-    /// A list of saved keys that never fit is denied.
+    /// A list of saved keys that can never fit is denied.
     AbsentDenied,
-    /// Rows of a name stay that came while the others were deleted.
+    /// Rows of a name that came while others were deleted stay.
     NameDeletedOnce,
     /// A row is not reset.
     ResetSkipped,
-    /// A key is pruned though its rows have changed.
+    /// A key is pruned although its rows have changed.
     PrunedUnseen,
-    /// A key is pruned though it is not idle.
+    /// A key is pruned although it is not idle.
     BusyRowsPruned,
     /// Blocks are ignored.
     BlockOverlooked,
@@ -57,45 +57,45 @@ pub enum Fault {
     IdOfClock,
     /// The extension of a lease is not written.
     ExtensionNotWritten,
-    /// A lock stays where nothing changes.
+    /// A lock stays although nothing changes.
     DeniedRowKept,
     /// Shards are locked in any order.
     ShardsUnordered,
-    /// Tokens are refilled that were refilled before.
+    /// Tokens that were refilled before are refilled again.
     RefilledTwice,
     /// A loop over rows ends after its first page.
     SecondPageOverlooked,
-    /// A shard that has changed is not written.
+    /// A changed shard is not written.
     ShardForgotten,
-    /// A copy counts as written though the entry has changed since.
+    /// A copy counts as written although the entry has changed since.
     ChangedCopyWritten,
-    /// A copy counts as written though the transaction failed.
+    /// A copy counts as written although the transaction failed.
     FailedCopyWritten,
-    /// An entry is evicted that is not written.
+    /// An unwritten entry is evicted.
     UnsavedEvicted,
     /// An eviction is not counted.
     EvictionNotCounted,
     /// The evictions are counted after the row of a key is read.
     EvictionsCountedLate,
-    /// A key that was evicted counts as full.
+    /// An evicted key counts as full.
     EvictedIsFull,
-    /// The reset of a key that is in memory removes it there.
+    /// The reset of a key in memory removes its entry.
     ResetLeavesNoEntry,
-    /// A state that is full is not written.
+    /// A full state is not written.
     FullNotWritten,
-    /// A row counts as written though another session has it locked.
+    /// A row counts as written although another session has locked it.
     LockedRowSkipped,
-    /// What has expired is not applied before a call.
+    /// Expired holds are not applied before a call.
     ExpiryNotApplied,
-    /// What has expired is not written to the holds, so that it comes back again.
+    /// The expiry is not written to the holds, so their tokens come back again.
     ExpiredTwice,
-    /// A hold is deleted before the row of its limit is locked.
-    HoldDeletedFirst,
+    /// A hold that is gone is settled as it was found.
+    GoneHoldSettled,
     /// A hold is settled as it was before the row of its limit was locked.
     HoldReadFirst,
     /// Tokens come back to any window.
     RefundedToAnyWindow,
-    /// A row doesn't say when its first hold expires.
+    /// A row doesn't record when its first hold expires.
     ExpiresForgotten,
 }
 
@@ -103,20 +103,20 @@ pub enum Fault {
 static ON: AtomicU8 = AtomicU8::new(u8::MAX);
 
 impl Fault {
-    /// Whether it is on.
+    /// Whether the fault is on.
     #[cfg(feature = "switches")]
     pub fn is_on(self) -> bool {
         ON.load(Ordering::Relaxed) == self as u8
     }
 
-    /// Whether it is on: it never is.
+    /// Whether the fault is on: never.
     #[cfg(not(feature = "switches"))]
     #[inline(always)]
     pub const fn is_on(self) -> bool {
         false
     }
 
-    /// Turns it on, and every other one off; `None`: all of them.
+    /// Turns this fault on, and every other one off; `None`: all off.
     #[cfg(feature = "switches")]
     pub fn turn_on(fault: Option<Fault>) {
         ON.store(fault.map_or(u8::MAX, |fault| fault as u8), Ordering::Relaxed);

@@ -1,19 +1,30 @@
-//! A change of what a limit has, as a value: a store reads, asks `Change::decide`, and writes the state after it.
+//! A change of a limit's contents, as a value. [`Change::decide`] alone decides the answer of a call, the state
+//! afterwards and the hold afterwards, also for a blocked key, a dry run, a hold and its settlement.
 
+pub(crate) mod held;
+pub(crate) mod takes;
+
+use ratelimit_core::hold::Hold;
 use ratelimit_core::{Decision, Level, Limit, Micros, Shards, State, kinds};
 
 use ratelimit_faults::Fault;
 
 use crate::error::{LimiterError, Result};
-use crate::ports::Stored;
-use crate::request::{Answer, Take};
-use crate::target::Target;
+use crate::ports::{Interrupts, Stored};
+use crate::request::{Answer, LimitedBy, Take};
+use crate::target::{FOREVER, Target, after_block};
+use held::{HeldTake, HoldChange, Settlement};
 
-/// What a call changes.
-#[derive(Clone, Copy, Debug)]
-pub enum Change {
+/// A change that a call makes.
+pub(crate) enum Change<'a> {
     /// Takes tokens; see [`kinds::decide`] and [`kinds::decide_as_many`].
     Take(Take),
+    /// Takes tokens for several requests, one after the other: all or none.
+    Takes(Vec<Take>),
+    /// Takes tokens and holds them.
+    Hold(HeldTake<'a>),
+    /// Settles a hold.
+    Settle(Settlement),
     /// Gives tokens back; see [`kinds::credit`].
     Credit {
         /// Tokens; negative: takes them unconditionally.
@@ -21,85 +32,251 @@ pub enum Change {
         /// The instant of the take that is undone.
         taken_at: Option<Micros>,
     },
-    /// Lets the lease with this id expire its `ttl` from now on.
+    /// Extends the lease with this id: it expires its `ttl` from now.
     Extend(Micros),
     /// Frees the slots of the lease with this id.
     Release(Micros),
 }
 
-/// What a change is decided on.
+/// The contents that a change is decided on.
 #[derive(Clone, Copy)]
-pub enum Contents<'c> {
+pub(crate) enum Contents<'c> {
     /// The only state of the limit.
     One(&'c State),
     /// Its only row; `None`: there is none.
     Row(Option<&'c Stored>),
     /// All of its shards.
     All(&'c Shards<'c>),
-    /// One of its shards, counted from 0, which alone is to change.
+    /// One of its shards, counted from 0: the only one to change.
     OneOf(&'c Shards<'c>, usize),
-    /// All of its shards, some of which other transactions have locked and can't be waited for.
+    /// All of its shards. Other transactions have locked some, which this one can't wait for.
     Busy(&'c Shards<'c>),
+    /// All of its shards, and the hold with the call's id.
+    Held(&'c Shards<'c>, Option<&'c Hold>),
 }
 
 /// A decided change.
-pub struct Decided {
-    /// What the call answers.
-    pub answer: Answer,
-    /// The state after it, of shards together their total; `None`: nothing changes.
-    pub after: Option<State>,
+pub(crate) struct Decided {
+    /// The answer; with several requests, the first one's.
+    pub(crate) answer: Answer,
+    /// The state afterwards; with shards, their total; `None`: nothing changes.
+    pub(crate) after: Option<State>,
+    /// Parts that only some changes have.
+    more: Option<Box<More>>,
 }
 
-/// How a row is written that another transaction has locked when it was read.
+/// The rest of a decision on several requests, or on a hold.
+#[derive(Default)]
+struct More {
+    /// The answers of the requests after the first, in their order.
+    later: Vec<Answer>,
+    /// The change of the hold, if the call takes or settles one.
+    hold: Option<HoldChange>,
+}
+
+/// How to write a row that another transaction had locked when it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
-    /// After a wait, as it was decided before, or decided again.
+pub(crate) enum Wait {
+    /// Waits, then writes the change as decided before, or decides again.
     Write,
-    /// After a wait for its lock in a subtransaction, which releases it where nothing changes then.
+    /// Waits for the lock in a subtransaction, which releases it if nothing changes then.
     Lock,
 }
 
-impl Change {
-    /// Whether it moves tokens, which chooses among shards.
+impl Decided {
+    /// Makes a decision on one request, without a hold.
+    pub(crate) fn of(answer: Answer, after: Option<State>) -> Decided {
+        Decided { answer, after, more: None }
+    }
+
+    /// Makes a decision on a hold.
+    fn of_hold(answer: Answer, after: Option<State>, hold: HoldChange) -> Decided {
+        let more = More { hold: Some(hold), ..More::default() };
+        Decided { answer, after, more: Some(Box::new(more)) }
+    }
+
+    /// Makes the decision on a hold that a credit has settled.
+    pub(crate) fn of_settled(answer: Answer, hold: Hold) -> Decided {
+        let (before, after) = (Some(hold), None);
+        let change = HoldChange { before, had: 0.0, took: 0.0, asks: false, after };
+        Decided::of_hold(answer, None, change)
+    }
+
+    /// The change of the hold, if the call takes or settles one.
+    pub(crate) fn hold(&self) -> Option<&HoldChange> {
+        self.more.as_ref()?.hold.as_ref()
+    }
+
+    /// The answers, in the order of the requests.
+    pub(crate) fn answers(&self) -> impl Iterator<Item = &Answer> {
+        std::iter::once(&self.answer).chain(self.more.iter().flat_map(|more| &more.later))
+    }
+
+    /// As [`answers`](Decided::answers), mutable.
+    pub(crate) fn answers_mut(&mut self) -> impl Iterator<Item = &mut Answer> {
+        let later = self.more.iter_mut().flat_map(|more| &mut more.later);
+        std::iter::once(&mut self.answer).chain(later)
+    }
+
+    /// Whether this limit admits the call; a dry run always does.
+    pub(crate) fn passes(&self) -> bool {
+        self.answers().all(Answer::passes)
+    }
+
+    /// Whether a request never passes.
+    pub(crate) fn is_never(&self) -> bool {
+        self.answers().any(Answer::is_never)
+    }
+
+    /// Whether there is anything to write.
+    pub(crate) fn changes(&self) -> bool {
+        self.after.is_some() || self.hold_after().is_some()
+    }
+
+    /// The hold to write.
+    pub(crate) fn hold_after(&self) -> Option<Hold> {
+        self.hold().and_then(|hold| hold.after)
+    }
+
+    /// Sets the level of all answers.
+    pub(crate) fn set_level(&mut self, level: Level) {
+        self.answers_mut().for_each(|answer| answer.level = level);
+    }
+
+    /// Refuses the call as if there were no tokens: others have locked rows that can't be waited for. It can be retried
+    /// at once.
+    pub(crate) fn give_up(&mut self, limit: &Limit) {
+        self.after = None;
+        if let Some(More { hold: Some(hold), .. }) = self.more.as_deref_mut() {
+            (hold.took, hold.after) = (0.0, None);
+        }
+        for answer in self.answers_mut() {
+            (answer.ok, answer.retry_after) = (false, Some(Micros(0)));
+            answer.limited_by = Some(LimitedBy::of(limit));
+        }
+    }
+}
+
+impl<'a> Change<'a> {
+    /// Whether it takes tokens, which a block denies.
+    pub(crate) fn is_take(&self) -> bool {
+        matches!(self, Change::Take(_) | Change::Takes(_) | Change::Hold(_))
+    }
+
+    /// The end of the block that denies it.
+    #[inline]
+    pub(crate) fn block(&self, target: &Target, now: Micros) -> Option<Micros> {
+        target.block(now).filter(|_| self.is_take() && !Fault::BlockOverlooked.is_on())
+    }
+
+    /// Whether it moves tokens, and so chooses among shards.
     pub(crate) fn moves_tokens(&self) -> bool {
         match *self {
             Change::Take(Take { count, .. }) | Change::Credit { count, .. } => count != 0.0,
-            Change::Extend(_) | Change::Release(_) => false,
+            _ => false,
         }
     }
 
-    /// The tokens that it adds to shards which were seen to have these; negative: that it takes.
-    pub(crate) fn tokens(&self, _seen: &Shards, _now: Micros) -> f64 {
+    /// The tokens that it adds to shards; negative: takes.
+    pub(crate) fn tokens(&self) -> f64 {
         match *self {
             Change::Take(Take { count, .. }) => -count,
             Change::Credit { count, .. } => count,
-            Change::Extend(_) | Change::Release(_) => 0.0,
+            _ => 0.0,
         }
     }
 
-    /// Whether an answer gives a take of as many tokens as there are fewer than all that it may take. Then how many there
-    /// are depends on all shards.
+    /// Whether a take of as many tokens as there are gets fewer than its count. Their number then depends on all
+    /// shards.
     pub(crate) fn takes_part(&self, answer: &Answer) -> bool {
         matches!(self, Change::Take(Take { count, at_least: Some(_), .. })
             if answer.taken < *count && !Fault::PartOfSomeShards.is_on())
     }
 
-    /// How it is written to a row. A lease is gone more often than not where a call waits for its row.
+    /// How to write it to a row. When a call waits for a lease's row, the lease is usually gone by then.
     pub(crate) fn wait(&self) -> Wait {
         match self {
-            Change::Take(_) | Change::Credit { .. } => Wait::Write,
             Change::Extend(_) | Change::Release(_) => Wait::Lock,
+            _ => Wait::Write,
         }
     }
 
-    /// Decides it on what was read, at an instant after that.
+    /// Whether even a full limit denies it at `now`, whatever tokens come back.
+    pub(crate) fn never_passes(&self, target: &Target, now: Micros) -> bool {
+        match self {
+            Change::Take(take) => target.never_takes(take, now),
+            Change::Takes(takes) => matches!(&takes[..], [take] if target.never_takes(take, now)),
+            _ => false,
+        }
+    }
+
+    /// The whole contents of a limit to decide on; `own`: the hold with the call's id.
+    pub(crate) fn contents<'c>(&self, shards: &'c Shards, own: Option<&'c Hold>) -> Contents<'c> {
+        match self {
+            Change::Hold(_) | Change::Settle(_) => Contents::Held(shards, own),
+            _ => Contents::All(shards),
+        }
+    }
+
+    /// Decides it on these contents, at an instant after they were read.
     ///
     /// # Errors
     /// [`LimiterError::BadState`] (55000): a row with a value that no call writes.
     /// [`LimiterError::NotForKind`] (0A000): a credit to a sliding kind or a concurrency limit.
-    /// [`LimiterError::Busy`]: a credit whose rows others have locked, since no token may be lost.
+    /// [`LimiterError::Busy`]: a credit to rows that others have locked, since no token may be lost.
+    #[inline(always)]
     pub(crate) fn decide(
         &self,
+        host: &impl Interrupts,
+        target: &Target,
+        contents: Contents,
+        now: Micros,
+    ) -> Result<Decided> {
+        match self.block(target, now) {
+            None => self.decide_unblocked(host, target, contents, now),
+            Some(until) => self.decide_blocked(host, target, contents, until, now),
+        }
+    }
+
+    /// Decides that a block denies it, with the wait until the limit admits it after the block. A dry run doesn't
+    /// override a block, but admits every call after it.
+    #[cold]
+    fn decide_blocked(
+        &self,
+        host: &impl Interrupts,
+        target: &Target,
+        contents: Contents,
+        until: Micros,
+        now: Micros,
+    ) -> Result<Decided> {
+        // A state too far in the future now may no longer be so when the block ends.
+        let at = if until == FOREVER { now } else { until };
+        let mut decided = self.decide_unblocked(host, target, contents, at)?;
+        let level = contents.level(target, now)?;
+        for answer in decided.answers_mut() {
+            let passes = answer.ok || !target.definition.enforce;
+            let rest = if passes { Some(Micros(0)) } else { answer.retry_after };
+            (answer.ok, answer.enforced, answer.now, answer.level) = (false, true, now, level);
+            answer.retry_after = after_block(until, now, |_| rest);
+            (answer.blocked, answer.limited_by) = (Some(until), Some(LimitedBy::Block));
+            (answer.lease, answer.taken) = (None, 0.0);
+        }
+        decided.after = None;
+        if let (Change::Hold(hold), Contents::Held(shards, own)) = (self, contents) {
+            let denied = hold.denied(target, &shards.total(now), own, now);
+            return Ok(Decided::of_hold(decided.answer, None, denied));
+        }
+        Ok(decided)
+    }
+
+    /// Decides it, ignoring blocks.
+    ///
+    /// # Errors
+    /// As [`decide`](Change::decide).
+    #[inline(always)]
+    pub(crate) fn decide_unblocked(
+        &self,
+        host: &impl Interrupts,
         target: &Target,
         contents: Contents,
         now: Micros,
@@ -114,27 +291,40 @@ impl Change {
             Contents::OneOf(shards, shard) => {
                 self.on_state(shards.shard_limit(), &shards.states()[shard], now, &mut taken)?
             }
-            Contents::All(shards) => self.on_shards(limit, shards, now, &mut taken)?,
+            Contents::All(shards) => match self {
+                Change::Takes(takes) => return Ok(takes::decide(host, target, takes, shards, now)),
+                _ => self.on_shards(limit, shards, now, &mut taken)?,
+            },
+            Contents::Held(shards, own) => match self {
+                Change::Hold(hold) => return Ok(hold.decide(target, shards, own, now)),
+                Change::Settle(settlement) => {
+                    return Ok(settlement.decide(target, shards, own, now));
+                }
+                _ => self.on_shards(limit, shards, now, &mut taken)?,
+            },
             Contents::Busy(shards) => match self {
                 Change::Take(take) if take.always_passes() => {
                     Decision { ok: true, ..refusal(None, shards.level(now)) }
                 }
-                // Retried at once.
+                // The caller can retry at once.
                 Change::Take(_) => refusal(Some(Micros(0)), shards.level(now)),
                 Change::Credit { .. } => return Err(LimiterError::Busy),
-                Change::Extend(_) | Change::Release(_) => refusal(None, shards.level(now)),
+                _ => refusal(None, shards.level(now)),
             },
         };
         let mut answer = target.answer(&decision, decision.level, now);
         answer.taken = taken;
+        if matches!(self, Change::Take(_)) {
+            return Ok(Decided::of(answer, decision.state));
+        }
         if let (Change::Extend(id), Some(State::Leases(after))) = (self, &decision.state) {
             answer.lease = after.leases.iter().find(|lease| lease.id == *id).copied();
         }
         let is_lost = matches!(self, Change::Extend(_)) && Fault::ExtensionNotWritten.is_on();
-        Ok(Decided { answer, after: decision.state.filter(|_| !is_lost) })
+        Ok(Decided::of(answer, decision.state.filter(|_| !is_lost)))
     }
 
-    /// Decides it on a state, and notes the tokens taken, as in [`Answer::taken`].
+    /// Decides it on a state, and sets `taken` as in [`Answer::taken`].
     ///
     /// # Errors
     /// [`LimiterError::NotForKind`] (0A000), as [`decide`](Change::decide).
@@ -156,12 +346,14 @@ impl Change {
             }
             Change::Extend(id) => limit.extend(state, now, id),
             Change::Release(id) => limit.release(state, now, id),
+            // These are decided on the whole contents.
+            Change::Takes(_) | Change::Hold(_) | Change::Settle(_) => None,
         };
         let level = limit.level(after.as_ref().unwrap_or(state), now);
         Ok(Decision { ok: after.is_some(), retry_after: None, level, state: after })
     }
 
-    /// Decides it on all shards together, likewise.
+    /// Decides it on all shards together, as [`on_state`](Change::on_state).
     ///
     /// # Errors
     /// [`LimiterError::NotForKind`] (0A000), as [`decide`](Change::decide).
@@ -173,7 +365,7 @@ impl Change {
         taken: &mut f64,
     ) -> Result<Decision> {
         match *self {
-            // A lease has the id that was drawn for it.
+            // Acquires the lease with the id drawn for it.
             Change::Take(Take { lease: Some(_), .. }) => {
                 self.on_state(limit, &shards.total(now), now, taken)
             }
@@ -181,13 +373,31 @@ impl Change {
             Change::Credit { count, taken_at } => {
                 shards.credit(now, count, taken_at).ok_or_else(|| not_for_credit(limit))
             }
-            // Rows of another kind, from before.
-            Change::Extend(_) | Change::Release(_) => Ok(refusal(None, shards.level(now))),
+            // The rows are left from another kind.
+            _ => Ok(refusal(None, shards.level(now))),
         }
     }
 }
 
-/// The decision that nothing changes.
+impl Contents<'_> {
+    /// The level at `now`.
+    ///
+    /// # Errors
+    /// [`LimiterError::BadState`] (55000).
+    fn level(&self, target: &Target, now: Micros) -> Result<Level> {
+        let limit = target.limit();
+        Ok(match *self {
+            Contents::One(state) => limit.level(state, now),
+            Contents::Row(stored) => limit.level(&*target.state(limit, stored, now)?, now),
+            Contents::All(shards)
+            | Contents::OneOf(shards, _)
+            | Contents::Busy(shards)
+            | Contents::Held(shards, _) => shards.level(now),
+        })
+    }
+}
+
+/// A decision that changes nothing.
 fn refusal(retry_after: Option<Micros>, level: Level) -> Decision {
     Decision { ok: false, retry_after, level, state: None }
 }

@@ -30,7 +30,7 @@ pub enum LimiterError {
     StoredConfig {
         /// The limit.
         name: String,
-        /// Its error.
+        /// The config's error.
         error: ConfigError,
     },
     /// A name without a definition was used without a config.
@@ -74,7 +74,7 @@ pub enum LimiterError {
     /// The error of one request of a list.
     #[error("request {n}: {error}")]
     InRequest {
-        /// Which request, from 1.
+        /// The number of the request, from 1.
         n: usize,
         /// Its error.
         error: Box<LimiterError>,
@@ -94,13 +94,13 @@ pub enum LimiterError {
         function: &'static str,
         /// The limit.
         name: String,
-        /// Why.
+        /// The reason.
         why: NoHolds,
     },
-    /// A hold of several limits was settled as one of one.
+    /// A hold of several limits was settled as a hold of one.
     #[error("the hold is of {limits} limits")]
     SeveralLimits {
-        /// How many.
+        /// The number of limits.
         limits: usize,
     },
     /// A stored row has a value that no call writes, such as NaN.
@@ -115,14 +115,13 @@ pub enum LimiterError {
         /// Its value.
         value: String,
     },
-    /// A row was not written although no statement failed: a trigger or rule swallows it.
+    /// A row was not written although no statement failed: a trigger or rule suppressed it.
     #[error("the rate limit could not be stored")]
     NotWritten {
         /// The row's table.
         table: &'static str,
     },
-    /// Rows that the call needs are locked, and it may not wait for them. Answered as a denial where the
-    /// function has one.
+    /// The call needs rows that are locked, and may not wait for them. A function that can deny answers with a denial.
     #[error("could not lock the rows of a rate limit")]
     Busy,
     /// The memory for saved keys is full of keys that are not saved yet.
@@ -136,7 +135,7 @@ pub enum LimiterError {
     Host(Box<dyn std::error::Error>),
 }
 
-/// Why a limit can't have holds.
+/// The reason why a limit can't have holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoHolds {
     /// It is of this kind.

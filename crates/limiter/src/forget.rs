@@ -1,4 +1,4 @@
-//! Erases a key of all names. A transaction that is rolled back doesn't undo what it does in memory, as with a reset.
+//! Erases a key of all names. As with a reset, a rollback doesn't undo the changes in memory.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -8,11 +8,11 @@ use crate::keys::each_key;
 use crate::ports::{Entries, Host, KeyRows, RowAccess, SavedKey};
 use crate::stores;
 
-/// Resets a key in memory, of these names and of those of which it is saved; adds to `forgotten` those of which it had a
-/// state. No row is locked: all rows of the key are, later and in one order.
+/// Resets a key in memory, of these names and of the names for which it is saved; adds to `forgotten` the names that
+/// had a state of it. Locks no row: all rows of the key are locked later, in one order.
 ///
 /// # Errors
-/// 53100 or 53200: a name is in memory, and there is none.
+/// 53100 or 53200: a name's limit is in memory, and there is no memory.
 pub fn reset_in_memory<H: Host>(
     host: &H,
     mut names: BTreeSet<Vec<u8>>,
@@ -32,8 +32,8 @@ pub fn reset_in_memory<H: Host>(
     Ok(())
 }
 
-/// Deletes the rows of a key, in the order in which every call locks rows; adds to `forgotten` the names of which it had a
-/// state there.
+/// Deletes the rows of a key, in the order in which every call locks rows; adds to `forgotten` the names that had a
+/// state of it there.
 ///
 /// # Errors
 /// [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
@@ -57,7 +57,7 @@ pub fn delete_rows<H: Host>(host: &H, key: &[u8], forgotten: &mut BTreeSet<Vec<u
             Ok(ControlFlow::Continue(()))
         };
         let _ = each_key(host, rows, (b"", b""), false, visit)?;
-        // With those that came meanwhile, as for a reset of all keys.
+        // Includes holds that came meanwhile, as a reset of all keys does.
         held = stores::holders(host, None, Some(key))?;
         stores::forget_held(
             host,

@@ -1,4 +1,4 @@
-//! An iteration over all keys, by pages of rows.
+//! Iterates over all keys, by pages of rows.
 
 use std::ops::ControlFlow;
 
@@ -8,13 +8,13 @@ use ratelimit_faults::Fault;
 
 use crate::ports::{Host, KeyRows, KeyedRow, Rows, Stored};
 
-/// The most rows of the first page, and of each after one with a log, which is large.
+/// The most rows of the first page, and of each page after one with a log, which is large.
 const PAGE: usize = 128;
-/// The rows of a page where a key fills a usual one: more than a key can have.
+/// The rows of a page if a key fills a usual one: more than a key can have.
 const LARGE_PAGE: usize = 2048;
 
-/// Visits each key after (name, key), in order, until `visit` breaks; with `same_name`, those of that
-/// name only. Each page is read under the latest state, and has all rows of its keys.
+/// Visits each key after (name, key), in order, until `visit` breaks; with `same_name`, only keys of that name. Each
+/// page is read on the latest state, and has all rows of its keys.
 pub fn each_key(
     host: &impl Host,
     rows: &dyn Rows,
@@ -51,7 +51,7 @@ pub fn each_key(
     host.each_page(|| visit_page().transpose())
 }
 
-/// Groups rows, which are in order, by key.
+/// Groups ordered rows by key.
 fn by_key(rows: Vec<KeyedRow>) -> Vec<KeyRows> {
     let mut keys: Vec<KeyRows> = Vec::new();
     for KeyedRow { name, key, row } in rows {

@@ -1,6 +1,6 @@
-//! What the limiter asks of where it runs: rows, entries of memory, definitions, a clock, and a transaction.
+//! Interfaces to the limiter's environment: rows, entries of memory, definitions, a clock, and a transaction.
 //!
-//! The extension implements them in a session of PostgreSQL, and `crates/model` in steps of a model of one.
+//! The extension implements them in a session of PostgreSQL, `crates/model` in steps of a model of one.
 
 mod definitions;
 mod entries;
@@ -13,29 +13,29 @@ pub use definitions::{BlockInForce, Defined, Definitions, Encoding, ExemptKey, I
 pub use entries::{
     Absent, Entries, Id, Loaded, LockedEntries, NewKey, Pool, Retention, SavedKey, Seen,
 };
-pub use holds::{HoldRow, Holds};
+pub use holds::{Deleted, HoldRow, Holds, KeyHolds};
 pub use rows::{KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId};
 pub use session::{Clock, Interrupts, Random, Subtransaction};
 pub use tally::{Counted, Tally, Verdict};
 
 use crate::error::Result;
 
-/// The tries of a call before it gives up: another try follows when a concurrent session has inserted
-/// or deleted the row between two statements.
+/// The most tries of a call: it tries again if a concurrent session has inserted or deleted the row between two
+/// statements.
 pub const TRIES: u32 = 1000;
 
-/// What the rows are asked for, from which follows the lock on their table.
+/// The use of the rows, which determines the lock on their table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RowAccess {
-    /// To be read only, once: nothing stays locked afterwards.
+    /// Reads only, once: nothing stays locked afterwards.
     Glance,
-    /// To be read only.
+    /// Reads only.
     Read,
-    /// To be locked and written.
+    /// Locks and writes.
     Write,
 }
 
-/// Where the limiter runs: in a transaction of a session.
+/// The limiter's environment: a transaction of a session.
 pub trait Host: Clock + Interrupts + Random + Subtransaction + Definitions + Tally {
     /// The entries of memory.
     type Entries: Entries;
@@ -47,10 +47,10 @@ pub trait Host: Clock + Interrupts + Random + Subtransaction + Definitions + Tal
         work: impl FnOnce(&dyn Rows) -> Result<T>,
     ) -> Result<T>;
 
-    /// Returns the entries of memory, which are made where there are none.
+    /// Returns the entries of memory, and makes them if there are none.
     ///
     /// # Errors
-    /// Those of the host, which has no room for them (53100, 53200).
+    /// Errors of the host: no room for them (53100, 53200).
     fn entries(&self) -> Result<&Self::Entries>;
 
     /// Returns the entries of memory, with room for keys that are saved.
@@ -62,10 +62,10 @@ pub trait Host: Clock + Interrupts + Random + Subtransaction + Definitions + Tal
     /// A cancel.
     fn entries_if_any(&self) -> Result<Option<&Self::Entries>>;
 
-    /// Returns the address of the entry of a request, which is going to be read: the processor may fetch it meanwhile.
+    /// Returns the address of a request's entry, which will be read: the processor may fetch it meanwhile.
     fn entry_of(&self, counter: Self::Counter) -> Id;
 
-    /// Waits until saved keys that were unsaved are written, and so can be evicted; false if no writer can.
+    /// Waits until unsaved keys are saved, and so can be evicted; false if no writer can save them.
     ///
     /// # Errors
     /// A cancel.
@@ -74,22 +74,28 @@ pub trait Host: Clock + Interrupts + Random + Subtransaction + Definitions + Tal
     /// Runs `work` on the holds, also inside [`with_rows`](Host::with_rows).
     ///
     /// # Errors
-    /// Those of the host (0A000): there is no table of them, or it is distributed.
+    /// Errors of the host (0A000): there is no table of holds, or it is distributed.
     fn with_holds<T>(&self, work: impl FnOnce(&dyn Holds) -> Result<T>) -> Result<T>;
 
-    /// Whether there is a table of holds: where there is none, there are no holds.
+    /// Runs `work` on the holds of whole keys, also inside [`with_rows`](Host::with_rows).
+    ///
+    /// # Errors
+    /// As [`with_holds`](Host::with_holds).
+    fn with_key_holds<T>(&self, work: impl FnOnce(&dyn KeyHolds) -> Result<T>) -> Result<T>;
+
+    /// Whether there is a table of holds; without one there are no holds.
     fn has_holds(&self) -> bool;
 
     /// Refuses to write rows in a read-only transaction.
     ///
     /// # Errors
-    /// Those of the host (25006).
+    /// An error of the host (25006).
     fn refuse_read_only(&self) -> Result<()>;
 
-    /// Checks that the definitions that the call has looked up are still those of now.
+    /// Checks that the definitions that the call has looked up are still current.
     ///
     /// # Errors
-    /// That with which the host begins the call again: they have changed.
+    /// They have changed: an error with which the host begins the call again.
     fn check_definitions(&self) -> Result<()> {
         Ok(())
     }

@@ -1,8 +1,7 @@
 //! Deletes holds that expired long ago, expired blocks and idle rows, which no answer depends on.
 //!
-//! A batch continues where the session's last one ended, and a session's first begins at a random key,
-//! so that busy rows are not scanned again by every batch. Locked rows are skipped; a row is checked
-//! again once it is locked here.
+//! A batch continues where the session's last one ended. A session's first batch begins at a random key, so that not
+//! every batch scans the same busy rows again. Locked rows are skipped; a row is checked again once it is locked here.
 
 use std::ops::ControlFlow;
 
@@ -22,12 +21,12 @@ pub struct Position {
     key: Vec<u8>,
 }
 
-/// Gives back what expired holds have, which counts once a key, and deletes those that expired a day ago, then expired
-/// blocks, then idle rows, all rows of a key together, and stops at `max_rows` or at most a key's rows beyond; adds their
-/// number to `deleted`, also where it ends with an error, so that it can go on. 0 means that no unlocked row is idle, and
-/// nothing expired. Rows of undefined names, and of exempt keys, whose limit may be there again, are
-/// deleted when their last call is longer than `undefined_idle` ago. `position` is where the session's last batch in this
-/// table ended.
+/// Gives back the tokens of expired holds, which counts as one a key, and deletes holds that expired a day ago, then
+/// expired blocks, then idle rows, all rows of a key together. Stops at `max_rows`, or at most a key's rows beyond.
+/// Adds the number to `deleted`, also if it ends with an error, so that the caller can go on. 0 means that no unlocked
+/// row is idle, and nothing has expired. Rows of undefined names, and of exempt keys, which may be limited again, are
+/// deleted if their last call is longer than `undefined_idle` ago. `position`: the end of the session's last batch in
+/// this table.
 pub fn prune<H: Host>(
     host: &H,
     max_rows: i64,
@@ -52,7 +51,7 @@ pub fn prune<H: Host>(
         let most = rows.facts().batch;
         let mut batch = (most > 1).then(Batch::default);
         let mut visit = |mut key: KeyRows| {
-            // Settled since, or about to expire: the row says no later.
+            // `holds_due` is a lower bound: the hold may have been settled since, or be about to expire.
             let is_past = |(_, row): &ShardRow| row.holds_due.is_some_and(|at| at <= host.now());
             if key.rows.first().is_some_and(is_past) {
                 holds::prune::give_back_if_valid(host, rows, &key.name, &key.key)?;

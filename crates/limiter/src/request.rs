@@ -7,36 +7,36 @@ use ratelimit_core::{
 };
 
 use crate::ports::{Counted, InlineConfig, Verdict};
-use crate::target::Target;
 
 /// The arguments of a call.
+#[derive(Clone)]
 pub struct Request<'a> {
     /// The limit's name, in the server's encoding.
     pub name: &'a [u8],
-    /// The key, likewise.
+    /// The key, in the server's encoding.
     pub key: &'a [u8],
     /// Tokens.
     pub count: f64,
-    /// Whether a take may go into debt, to be waited for.
+    /// Whether a take may go into debt, for which the caller waits.
     pub reserve: bool,
     /// The config to use instead of the definition.
     pub config: Option<&'a dyn InlineConfig>,
 }
 
 impl<'a> Request<'a> {
-    /// The tokens that it asks for.
+    /// The take that it asks for.
     pub fn tokens(&self) -> Take {
         Take { count: self.count, reserve: self.reserve, lease: None, at_least: None }
     }
 
-    /// What is counted of it.
+    /// The request and its outcome, to be counted.
     pub fn counted(&self, verdict: Verdict, answer: &Answer) -> Counted<'a> {
         let retry_after = answer.retry_after;
         Counted { name: self.name, key: self.key, count: self.count, verdict, retry_after }
     }
 }
 
-/// What denies a call.
+/// The reason for a denial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitedBy {
     /// The key is blocked.
@@ -48,7 +48,7 @@ pub enum LimitedBy {
 }
 
 impl LimitedBy {
-    /// What of a limit denies a call that no block denies.
+    /// The reason why a limit denies a call that no block denies.
     pub(crate) fn of(limit: &Limit) -> LimitedBy {
         if limit.kind().has_leases() { LimitedBy::Slots } else { LimitedBy::Tokens }
     }
@@ -68,9 +68,9 @@ impl LimitedBy {
 pub struct Answer {
     /// Whether the call is allowed.
     pub ok: bool,
-    /// From `now`; see [`Decision::retry_after`].
+    /// The wait from `now`; see [`Decision::retry_after`].
     pub retry_after: Option<Micros>,
-    /// After the call; before it, for a check.
+    /// The level after the call; for a check, before it.
     pub level: Level,
     /// Tokens; see [`Limit::capacity`](ratelimit_core::Limit::capacity).
     pub capacity: f64,
@@ -78,18 +78,19 @@ pub struct Answer {
     pub now: Micros,
     /// Whether a denial is enforced; otherwise it is a dry run, which only reports it.
     pub enforced: bool,
-    /// Until when the key is blocked, or [`FOREVER`](crate::target::FOREVER), if that is why it is denied.
+    /// The end of the block that denies the call, or [`FOREVER`](crate::target::FOREVER).
     pub blocked: Option<Micros>,
-    /// What denies it; also where `ok` is true because it is a dry run, and never only because of another limit.
+    /// The reason for a denial, also if `ok` is true because of a dry run; never another limit alone.
     pub limited_by: Option<LimitedBy>,
-    /// The lease that was taken or extended, of a concurrency limit.
+    /// The lease of a concurrency limit that was taken or extended.
     pub lease: Option<Lease>,
-    /// Tokens that were taken by a take of as many as there are; 0 for any other call.
+    /// Tokens taken by a take of as many as there are; 0 for any other call.
     pub taken: f64,
 }
 
 impl Answer {
     /// The answer of a call decided at `now`, which leaves this level.
+    #[inline]
     pub fn new(definition: &Definition, decision: &Decision, level: Level, now: Micros) -> Answer {
         Answer {
             ok: decision.ok,
@@ -110,20 +111,17 @@ impl Answer {
         if self.ok { Verdict::Allowed } else { Verdict::Denied { enforced: self.enforced } }
     }
 
-    /// Says that a block, until this instant, denies the call, if there is one.
-    pub fn of_block(self, until: Option<Micros>) -> Answer {
-        match until {
-            None => self,
-            Some(_) => Answer {
-                enforced: true,
-                blocked: until,
-                limited_by: Some(LimitedBy::Block),
-                ..self
-            },
-        }
+    /// Whether its own limit admits the request; a dry run always does.
+    pub(crate) fn passes(&self) -> bool {
+        self.ok || !self.enforced
     }
 
-    /// The same answer, but admitted if a dry run would deny it; nothing has changed.
+    /// Whether the request never passes.
+    pub(crate) fn is_never(&self) -> bool {
+        !self.passes() && self.retry_after.is_none()
+    }
+
+    /// The same answer, but admitted if a dry run denies it; nothing has changed.
     pub fn or_let_pass(self) -> Answer {
         match self.ok || self.enforced {
             true => self,
@@ -141,13 +139,13 @@ pub struct Take {
     pub reserve: bool,
     /// The id of the lease that a concurrency limit gives; `None`: no lease is stored.
     pub lease: Option<Micros>,
-    /// Takes as many tokens as there are up to `count`, if these are at least this number; `None`: all of `count` or none.
-    /// With neither `reserve` nor a lease.
+    /// Takes as many tokens as there are up to `count`, if these are at least this number; `None`: all of `count` or
+    /// none. Used with neither `reserve` nor a lease.
     pub at_least: Option<f64>,
 }
 
 impl Take {
-    /// The numbers of a take of as many tokens as there are; `None`: it is one of a count.
+    /// The numbers of a take of as many tokens as there are; `None`: it takes a fixed count.
     pub(crate) fn as_many(&self) -> Option<AsMany> {
         self.at_least.map(|at_least| AsMany { count: self.count, at_least })
     }
@@ -157,13 +155,7 @@ impl Take {
         self.as_many().is_some_and(|wanted| wanted.fewest() == 0.0)
     }
 
-    /// Whether it is denied at `now` by a limit in full, too.
-    pub(crate) fn never_passes(&self, target: &Target, now: Micros) -> bool {
-        let full = target.limit().initial_state(now, target.phase());
-        !self.on_state(target.limit(), &full, now, &mut 0.0).ok
-    }
-
-    /// Decides it on a state, but for its lease, and notes the tokens that one of as many as there are takes.
+    /// Decides it on a state, ignoring its lease; sets `taken` if it takes as many tokens as there are.
     pub(crate) fn on_state(
         &self,
         limit: &Limit,
@@ -179,7 +171,7 @@ impl Take {
         decision
     }
 
-    /// Decides it on all shards together, likewise.
+    /// Decides it on all shards together, as [`on_state`](Take::on_state).
     pub(crate) fn on_shards(&self, shards: &Shards, now: Micros, taken: &mut f64) -> Decision {
         let Some(wanted) = self.as_many() else {
             return shards.decide(now, self.count, self.reserve);
@@ -190,7 +182,19 @@ impl Take {
     }
 }
 
+/// The terms of a hold.
+#[derive(Clone, Copy)]
+pub struct Terms<'a> {
+    /// How long it lasts, from 1 ms to 366 days.
+    pub ttl: Micros,
+    /// Its id, from 1 to 200 bytes in the server's encoding; `None`: a random one.
+    pub id: Option<&'a [u8]>,
+    /// Whether its tokens stay taken when it expires.
+    pub charge: bool,
+}
+
 /// The lease that a decision gave.
+#[inline]
 fn given(decision: &Decision) -> Option<Lease> {
     match &decision.state {
         Some(State::Leases(leases)) => Leases::given(leases),

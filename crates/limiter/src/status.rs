@@ -7,6 +7,8 @@ use std::rc::Rc;
 use ratelimit_core::config::Definition;
 use ratelimit_core::{Micros, kinds};
 
+use crate::change::{Change, Contents};
+use crate::engine::Ask;
 use crate::error::Result;
 use crate::keys::each_key;
 use crate::ports::{
@@ -21,11 +23,11 @@ use crate::target::{Store, Target, after_block, has_no_rows};
 pub struct Status<'a> {
     /// The limit's name, in the server's encoding.
     pub name: &'a [u8],
-    /// The key, likewise.
+    /// The key, in the server's encoding.
     pub key: &'a [u8],
     /// The instant of the status.
     pub now: Micros,
-    /// The instant that a call would be decided at: a later one, where the key has seen it.
+    /// The instant at which a call would be decided: later than `now` if the key has seen a later one.
     pub as_of: Micros,
     /// The number of shards, from 1.
     pub shards: u32,
@@ -33,13 +35,14 @@ pub struct Status<'a> {
     pub limit: Option<LimitStatus>,
     /// Whether a call for one token is denied; `None` for an undefined name.
     pub limited: Option<bool>,
-    /// What denies it.
+    /// The reason for the denial.
     pub limited_by: Option<LimitedBy>,
-    /// Why the key is blocked, in the server's encoding, while it is.
+    /// The reason for the block in force, in the server's encoding.
     pub block_reason: Option<Vec<u8>>,
     /// The wait until such a call passes, from `now`.
     pub retry_after: Option<Micros>,
-    /// The tokens of the key's holds that would come back if all were settled as unused now; `None` for an undefined name.
+    /// The tokens that would come back if all of the key's holds were settled as unused now; `None` for an undefined
+    /// name.
     pub held: Option<f64>,
 }
 
@@ -51,8 +54,7 @@ pub struct LimitStatus {
     pub remaining: f64,
 }
 
-/// Keys that were not visited yet and may have no row, by name and key: blocked ones, exempt ones, and those of limits that
-/// are saved.
+/// Keys not visited yet that may have no row, by name and key: blocked keys, exempt keys, and keys of saved limits.
 type Others = BTreeMap<(Vec<u8>, Vec<u8>), Other>;
 
 #[derive(Default)]
@@ -68,14 +70,14 @@ struct Block {
     reason: Option<Vec<u8>>,
 }
 
-/// Which keys are listed, in the server's encoding.
+/// The keys to list, in the server's encoding.
 #[derive(Clone, Copy, Default)]
 pub struct Listing<'a> {
-    /// Only those of this name.
+    /// Only keys of this name.
     pub name: Option<&'a [u8]>,
     /// Only this key.
     pub key: Option<&'a [u8]>,
-    /// Only those after this name and key.
+    /// Only keys after this name and key.
     pub after: Option<(&'a [u8], &'a [u8])>,
 }
 
@@ -85,9 +87,9 @@ impl Listing<'_> {
     }
 }
 
-/// Visits the status of each key of a listing that has a row, is blocked or is exempt, in the order of the bytes of name
-/// and key, until `visit` breaks. Memory has no list of its keys: a limit there is visited where name and key are given,
-/// or where it is blocked.
+/// Visits the status of each key of a listing that has a row, is blocked or is exempt, in the byte order of name and
+/// key, until `visit` breaks. Memory has no list of its keys: a limit there is visited if name and key are given, or if
+/// it is blocked.
 ///
 /// # Errors
 /// 22023: an invalid stored config; 55000: a value that no call writes.
@@ -128,7 +130,7 @@ pub fn each<H: Host>(
         }
         return Ok(());
     }
-    let held = Held::read(host, name, key)?;
+    let held = Holders::read(host, name, key)?;
     let mut show = |rows: &dyn Rows, found: KeyRows| {
         let own = (found.name.clone(), found.key.clone());
         if show_others(host, &mut others, |key| *key < own, &mut visit)?.is_break() {
@@ -192,7 +194,7 @@ fn show_others<H: Host>(
                 visit(without_rows(host, &target, block)?)
             }
             None if block.is_some() => visit(undefined(host.now(), name, key, 1, block)),
-            // It was saved or exempt once, and its name is undefined now, or elsewhere.
+            // The key was saved or exempt once; its name is now undefined, or its state elsewhere.
             _ => ControlFlow::Continue(()),
         };
         if visited.is_break() {
@@ -202,7 +204,7 @@ fn show_others<H: Host>(
     Ok(ControlFlow::Continue(()))
 }
 
-/// The status of a key of a name that is not defined.
+/// The status of a key with an undefined name.
 fn undefined<'a>(
     now: Micros,
     name: &'a [u8],
@@ -227,7 +229,7 @@ fn undefined<'a>(
     }
 }
 
-/// The status of a key that has no row: of one in memory, or full.
+/// The status of a key without rows: in memory, or full.
 fn without_rows<'a, H: Host>(
     host: &H,
     target: &Target<'a>,
@@ -237,7 +239,7 @@ fn without_rows<'a, H: Host>(
     defined(host, target, &peeked, block)
 }
 
-/// The status of a key whose limit has these shards. The block is the target's, if its reason is known.
+/// The status of a key with these shards. `block` is the target's block, if its reason is known.
 fn defined<'a, H: Host>(
     host: &H,
     target: &Target<'a>,
@@ -245,19 +247,20 @@ fn defined<'a, H: Host>(
     block: Option<Block>,
 ) -> Result<Status<'a>> {
     let Peeked { now, ref shards, holds_due } = *peeked;
-    let one = Take { count: 1.0, reserve: false, lease: None, at_least: None };
     let until = target.block(now);
-    let answer = match until {
-        Some(until) => target.blocked(until, shards, now, one, false),
-        None => {
-            let decision = shards.decide(now, one.count, one.reserve);
-            target.answer(&decision, decision.level, now)
-        }
-    };
+    // Enforced, to show what would be denied in a dry run, too.
+    let mut enforced = target.clone();
+    if !enforced.definition.enforce {
+        let definition = (*enforced.definition).clone();
+        enforced.definition = Rc::new(Definition { enforce: true, ..definition });
+    }
+    let one = Take { count: 1.0, reserve: false, lease: None, at_least: None };
+    let ask = Ask { target: enforced, change: Change::Take(one), entry: None };
+    let answer = ask.change.decide(host, &ask.target, Contents::All(shards), now)?.answer;
     let retry_after = match holds_due {
-        // What expires is read after the row: the wait is that of one moment, and 0 if the key is limited no more.
+        // Holds are read after the row: read both in one state. The wait is 0 if the key is no longer limited.
         Some(_) if !answer.ok => {
-            let again = single::look(host, target, one, false)?;
+            let again = single::look(host, &ask)?;
             if again.ok { Some(Micros(0)) } else { again.retry_after }
         }
         _ => answer.retry_after,
@@ -278,14 +281,14 @@ fn defined<'a, H: Host>(
     })
 }
 
-/// The status of a key that has rows; these are left from before where its limit was moved into memory, and then it is
-/// one of the `others`, if any.
+/// The status of a key with rows. `None`: they are left from before its limit was moved into memory, and the key is one
+/// of the `others`, if listed.
 fn with_rows<'a, H: Host>(
     host: &H,
     rows: &dyn Rows,
     found: &'a KeyRows,
     others: &mut Others,
-    held: &Held,
+    held: &Holders,
 ) -> Result<Option<Status<'a>>> {
     let KeyRows { name, key, rows: of_key } = found;
     let definition = host.defined(name, key)?;
@@ -309,16 +312,16 @@ fn with_rows<'a, H: Host>(
 }
 
 /// The keys that have holds.
-struct Held(BTreeSet<(Vec<u8>, Vec<u8>)>);
+struct Holders(BTreeSet<(Vec<u8>, Vec<u8>)>);
 
-impl Held {
-    /// Reads them, of one name or one key where they are given.
-    fn read<H: Host>(host: &H, name: Option<&[u8]>, key: Option<&[u8]>) -> Result<Held> {
+impl Holders {
+    /// Reads them, of one name or one key if given.
+    fn read<H: Host>(host: &H, name: Option<&[u8]>, key: Option<&[u8]>) -> Result<Holders> {
         if !host.has_holds() {
-            return Ok(Held(BTreeSet::new()));
+            return Ok(Holders(BTreeSet::new()));
         }
         let now = host.now();
-        host.with_holds(|holds| holds.keys(name, key, Some(now))).map(Held)
+        host.with_key_holds(|holds| holds.keys(name, key, Some(now))).map(Holders)
     }
 
     /// The tokens that would come back to a key.
@@ -326,13 +329,14 @@ impl Held {
         let (name, key, now) = (target.name, target.key, peeked.now);
         let is_held = !self.0.is_empty() && self.0.contains(&(name.to_vec(), key.to_vec()));
         let (limit, state) = (target.limit(), peeked.shards.total(now));
-        // The holds of a state that is ignored are, too.
+        // The holds of an ignored state are ignored, too.
         let is_ignored = peeked.shards.states().iter().any(|state| limit.ignores(state, now));
         let returnable = kinds::returnable(limit, &state, now).filter(|_| !is_ignored);
         match returnable.filter(|_| is_held) {
             None => Ok(0.0),
             Some(returnable) => {
-                let held = host.with_holds(|holds| holds.held(name, key, returnable.since, now))?;
+                let held =
+                    host.with_key_holds(|holds| holds.held(name, key, returnable.since, now))?;
                 Ok(held.min(returnable.room))
             }
         }

@@ -1,23 +1,24 @@
-//! What a request is for: its limit, its block, and where its state lives, resolved once.
+//! The target of a request: its limit, its block and its store, resolved once.
 
 use std::borrow::Cow;
 use std::rc::Rc;
 
 use ratelimit_core::config::{Definition, MAX_TOKENS, StoreKind};
+use ratelimit_core::kinds::Unlimited;
 use ratelimit_core::text::float_text;
-use ratelimit_core::{ArgumentError, AsMany, Decision, Kind, Level, Limit, Micros, Shards, State};
+use ratelimit_core::{ArgumentError, AsMany, Decision, Kind, Level, Limit, Micros, State};
 
 use crate::error::{LimiterError, Result};
 use crate::ports::{Defined, Definitions, Encoding, RowId, Stored};
 use crate::request::{Answer, Request, Take};
 
-/// The end of a block without one: the instant of the timestamptz infinity.
+/// The end of an indefinite block: the timestamptz infinity.
 pub const FOREVER: Micros = Micros(i64::MAX);
 
-/// Where the state of a limit lives.
+/// The place of a limit's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Store {
-    /// Nowhere: it has no limit, and nothing is remembered.
+    /// Nowhere: there is no limit, and nothing is remembered.
     Nowhere,
     /// In a row of the table.
     Row,
@@ -47,7 +48,7 @@ impl Store {
         matches!(self, Store::Row | Store::Shards(_))
     }
 
-    /// Whether what memory has of it is saved, unless it has no limit now.
+    /// Whether its state in memory is saved, or may be, since it has no limit now.
     pub fn may_be_saved(self) -> bool {
         matches!(self, Store::Saved | Store::Nowhere)
     }
@@ -58,26 +59,26 @@ impl Store {
     }
 }
 
-/// Whether a limit has no rows, whatever is left of them from before: it is kept in memory, and is not saved, or would
-/// be if it had a limit.
+/// Whether a limit has no rows, not counting those left from before: it is kept in memory and is not saved, or would be
+/// if it had a limit.
 pub fn has_no_rows(definition: &Definition) -> bool {
     definition.store == StoreKind::Memory && definition.save.is_none()
 }
 
-/// The key that a call is for, its limit, its block and its store.
+/// The key of a call, with its limit, its block and its store.
 #[derive(Clone)]
 pub struct Target<'a> {
     /// The limit's name, in the server's encoding.
     pub name: &'a [u8],
-    /// The key, likewise.
+    /// The key, in the server's encoding.
     pub key: &'a [u8],
     /// The config of the call, or the definition.
     pub definition: Rc<Definition>,
-    /// Where its state is.
+    /// The place of its state.
     pub store: Store,
-    /// Whether the name is defined for the key; otherwise it is the config of the call alone that says so.
+    /// Whether the name is defined for the key; otherwise `definition` is just the config of the call.
     pub is_defined: bool,
-    /// Until when it is blocked, if it ever was, or [`FOREVER`].
+    /// The end of its block, which may be past, or [`FOREVER`]; `None`: there is no block.
     pub blocked_until: Option<Micros>,
     /// Converts name and key to UTF-8.
     utf8: fn(&[u8]) -> Cow<'_, str>,
@@ -95,12 +96,26 @@ impl<'a> Target<'a> {
         Target { name, key, definition, store, is_defined: true, blocked_until, utf8: E::utf8 }
     }
 
-    /// Resolves a request: its config, or else the definition of its name and key, or else that of the name; and until
-    /// when it is blocked.
+    /// The target of the remains of an undefined limit: nowhere.
+    pub(crate) fn undefined<E: Encoding>(name: &'a [u8], key: &'a [u8]) -> Target<'a> {
+        let definition = Definition {
+            limit: Limit::Unlimited(Unlimited),
+            store: StoreKind::Table,
+            names_store: false,
+            save: None,
+            names_save: false,
+            enforce: true,
+            keyed: None,
+        };
+        Target::defined::<E>(name, key, Rc::new(definition), None)
+    }
+
+    /// Resolves a request: its config, or else the definition of its name and key, or else of its name; and the end of
+    /// its block.
     ///
     /// # Errors
-    /// 42704: neither config nor definition, or its plan has none; 42501: a config for a defined name without the right to
-    /// define; 22023: an invalid config; 22004 or 22023: as [`check_key`].
+    /// 42704: neither config nor definition, or its plan has none; 42501: a config for a defined name without the
+    /// privilege to define; 22023: an invalid config; 22004 or 22023: as [`check_key`].
     pub fn resolve<D: Definitions>(definitions: &D, request: &Request<'a>) -> Result<Target<'a>> {
         let Resolved { target, keyed } = Resolved::resolve(definitions, request)?;
         for keyed in keyed {
@@ -109,10 +124,10 @@ impl<'a> Target<'a> {
         Ok(target)
     }
 
-    /// Resolves a request to look at the state of a key, which a limit that takes no key now may have had before.
+    /// Resolves a request to look at the state of a key. A limit that takes no key now may have had keys before.
     ///
     /// # Errors
-    /// As [`resolve`](Target::resolve), but for the 22023 of `check_key`.
+    /// As [`resolve`](Target::resolve), except the 22023 of `check_key`.
     pub fn resolve_to_look<D: Definitions>(
         definitions: &D,
         request: &Request<'a>,
@@ -124,10 +139,10 @@ impl<'a> Target<'a> {
         Ok(target)
     }
 
-    /// Resolves a lease, whose key is that with which it was taken.
+    /// Resolves a lease by the key with which it was taken.
     ///
     /// # Errors
-    /// As [`resolve`](Target::resolve), but for those of `check_key`.
+    /// As [`resolve`](Target::resolve), except the errors of `check_key`.
     pub fn resolve_lease<D: Definitions>(
         definitions: &D,
         request: &Request<'a>,
@@ -141,7 +156,7 @@ impl<'a> Target<'a> {
         &self.definition.limit
     }
 
-    /// The primary key of a row by its shard number.
+    /// Returns the primary key of the row with this shard number.
     pub fn row(&self, shard: i32) -> RowId<'a> {
         RowId { name: self.name, key: self.key, shard }
     }
@@ -151,7 +166,7 @@ impl<'a> Target<'a> {
         (self.utf8)(self.name).into_owned()
     }
 
-    /// Where the key's windows begin; see [`ratelimit_core::phase`]. Only windows ask for it.
+    /// The start of the key's windows; see [`ratelimit_core::phase`]. Only windows need it.
     pub fn phase(&self) -> Micros {
         if !self.limit().has_phase() {
             return Micros(0);
@@ -160,8 +175,7 @@ impl<'a> Target<'a> {
         ratelimit_core::phase(text(self.name).as_bytes(), text(self.key).as_bytes())
     }
 
-    /// Interprets a row at `now`, which is read after it. `limit` is that of the row: the whole one, or
-    /// that of a shard.
+    /// Interprets a row at `now`, an instant after the read. `limit` is the row's: the whole limit, or a shard's.
     ///
     /// # Errors
     /// [`LimiterError::BadState`] (55000): a value that no call writes.
@@ -181,38 +195,35 @@ impl<'a> Target<'a> {
         }
     }
 
+    /// Whether a row holds a state of another kind, or an ignored one, so that a change begins the state again, without
+    /// the old state's holds.
+    #[inline]
+    pub(crate) fn begins_anew(&self, stored: &Stored, now: Micros) -> bool {
+        let limit = self.limit();
+        match stored {
+            Stored::State(state) => !limit.accepts(state.shape()) || limit.ignores(state, now),
+            stored => stored.suits(limit) == Some(false),
+        }
+    }
+
     /// The answer of a call decided at `now`.
+    #[inline]
     pub fn answer(&self, decision: &Decision, level: Level, now: Micros) -> Answer {
         Answer::new(&self.definition, decision, level, now)
     }
 
-    /// The block that is in force: until when.
+    /// The end of the block in force, if any.
     pub fn block(&self, now: Micros) -> Option<Micros> {
         self.blocked_until.filter(|&until| until > now)
     }
 
-    /// The answer at `now` to a call that is denied by a block: after it the call passes as far as the
-    /// limit lets it then. A dry run is no way around it; with `dry_run_passes` it lets every call pass after it,
-    /// while a status goes on to say what would be denied.
-    pub fn blocked(
-        &self,
-        until: Micros,
-        shards: &Shards,
-        now: Micros,
-        take: Take,
-        dry_run_passes: bool,
-    ) -> Answer {
-        let retry_after = after_block(until, now, |then| {
-            let decision = take.on_shards(shards, then, &mut 0.0);
-            let passes = decision.ok || dry_run_passes && !self.definition.enforce;
-            if passes { Some(Micros(0)) } else { decision.retry_after }
-        });
-        let denied = Decision { ok: false, retry_after, level: shards.level(now), state: None };
-        let level = denied.level;
-        self.answer(&denied, level, now).of_block(Some(until))
+    /// Whether even a full limit denies a take at `now`.
+    pub(crate) fn never_takes(&self, take: &Take, now: Micros) -> bool {
+        let full = self.limit().initial_state(now, self.phase());
+        !take.on_state(self.limit(), &full, now, &mut 0.0).ok
     }
 
-    /// Refuses what is not for limits whose slots are taken by leases.
+    /// Refuses limits with leases, which the function is not for.
     ///
     /// # Errors
     /// [`LimiterError::NotForKind`] (0A000).
@@ -222,7 +233,7 @@ impl<'a> Target<'a> {
     }
 }
 
-/// The target of a request, and what its definition and its config say of keys.
+/// The target of a request, and the `keyed` of its definition and of its config.
 struct Resolved<'a> {
     target: Target<'a>,
     keyed: [Option<bool>; 2],
@@ -235,7 +246,7 @@ impl<'a> Resolved<'a> {
         let Defined { definition, missing_plan, blocked_until } = definitions.look_up(name, key)?;
         let is_defined = definition.is_some();
         let keyed = definition.as_ref().and_then(|definition| definition.keyed);
-        // A config in the call is no way around it.
+        // A config in the call doesn't override that.
         if let Some(plan) = missing_plan {
             return Err(undefined(D::utf8(name), Some(&plan)));
         }
@@ -264,18 +275,18 @@ impl<'a> Resolved<'a> {
     }
 }
 
-/// The config of a call for a limit that is defined: of one that is saved it counts in memory too.
+/// The config of a call for a defined limit: if that is saved, the config counts in memory, too.
 ///
 /// # Errors
-/// [`LimiterError::Config`] (22023): it wants another store than a saved limit has, or `save` for one that is not
-/// saved.
+/// [`LimiterError::Config`] (22023): it asks for another store than a saved limit's, or for `save` on a limit that is
+/// not saved.
 fn in_call<D: Definitions>(
     definitions: &D,
     name: &[u8],
     config: Rc<Definition>,
     defined: Rc<Definition>,
 ) -> Result<Rc<Definition>> {
-    // As they are stored: where the state is for now is for what comes of the two.
+    // Definitions as stored: `in_force` is applied to the result.
     let of_state = match Store::from_definition(&defined) {
         Store::Nowhere => definitions.look_up(name, b"")?.definition.unwrap_or(defined),
         _ => defined,
@@ -289,7 +300,7 @@ fn in_call<D: Definitions>(
     }
 }
 
-/// The error for a name without definition and config, or for a key whose plan is not defined (42704).
+/// The error for a name without definition and config, or for a key with an undefined plan (42704).
 pub fn undefined(name: Cow<str>, missing_plan: Option<&str>) -> LimiterError {
     let name = name.into_owned();
     match missing_plan {
@@ -298,7 +309,7 @@ pub fn undefined(name: Cow<str>, missing_plan: Option<&str>) -> LimiterError {
     }
 }
 
-/// Refuses the empty key where a limit is `keyed`, and any other where it says that it is not.
+/// Refuses the empty key if a limit is `keyed`, and any other key if the limit says that it is not.
 ///
 /// # Errors
 /// [`LimiterError::Keyed`] (22004), [`LimiterError::NotKeyed`] (22023).
@@ -320,8 +331,8 @@ pub fn check_key<E: Encoding>(
     }
 }
 
-/// Looks up the limit that has a key's state: where the key alone is exempt, that of the name, which holds again
-/// afterwards. `None` where there is none.
+/// Looks up the limit that has a key's state: if the key alone is exempt, the name's limit, which holds again
+/// afterwards. `None`: there is none.
 pub fn of_state(
     definitions: &impl Definitions,
     name: &[u8],
@@ -331,7 +342,7 @@ pub fn of_state(
     own.map(|own| of_state_of(definitions, name, own)).transpose()
 }
 
-/// The limit that has the state of a key with this definition, as [`of_state`].
+/// The limit that has the state of a key with this definition; see [`of_state`].
 fn of_state_of(
     definitions: &impl Definitions,
     name: &[u8],
@@ -346,12 +357,12 @@ fn of_state_of(
 /// Checks the count of a take for a limit.
 ///
 /// # Errors
-/// 22023: no number from 0 to 1e15; for a kind with whole counts, no whole number.
+/// 22023: not a number from 0 to 1e15, or not a whole number for a kind with whole counts.
 pub fn check_count(limit: &Limit, count: f64) -> Result<()> {
     check_tokens(limit, "count", count)
 }
 
-/// Checks a number of tokens for a limit, in an argument.
+/// Checks an argument with a number of tokens for a limit.
 ///
 /// # Errors
 /// As [`check_count`].
@@ -367,7 +378,7 @@ fn check_tokens(limit: &Limit, argument: &'static str, tokens: f64) -> Result<()
 /// Checks the numbers of a take of as many tokens as there are.
 ///
 /// # Errors
-/// 22023: one of them is no count, or the least above the most.
+/// 22023: a number is not a count, or `at_least` is above `count`.
 pub fn check_as_many(limit: &Limit, AsMany { count, at_least }: AsMany) -> Result<()> {
     check_tokens(limit, "count", count)?;
     check_tokens(limit, "at_least", at_least)?;
@@ -381,12 +392,12 @@ pub fn check_as_many(limit: &Limit, AsMany { count, at_least }: AsMany) -> Resul
 /// Checks the count of a take, in tokens.
 ///
 /// # Errors
-/// 22023: no number from 0 to 1e15.
+/// 22023: not a number from 0 to 1e15.
 pub fn valid_count(count: f64) -> Result<f64> {
     valid_tokens("count", count)
 }
 
-/// Checks a number of tokens in an argument, likewise.
+/// Checks an argument with a number of tokens, as [`valid_count`].
 fn valid_tokens(argument: &'static str, tokens: f64) -> Result<f64> {
     if (0.0..=MAX_TOKENS).contains(&tokens) {
         return Ok(tokens);
@@ -404,8 +415,8 @@ fn bad_tokens(argument: &'static str, tokens: f64, allowed: &str) -> LimiterErro
     ArgumentError::invalid(argument, float_text(tokens), allowed).into()
 }
 
-/// The wait from `now` on of a call that is blocked until an instant and has `rest` to wait for then;
-/// `None`: it never passes.
+/// The wait from `now` of a call that is blocked until an instant and has to wait for `rest` then; `None`: it never
+/// passes.
 pub fn after_block(
     until: Micros,
     now: Micros,

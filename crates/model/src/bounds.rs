@@ -1,13 +1,13 @@
 //! Bounds of the tokens in shards while the clock moves or the capacity changes: full shards don't refill while others
-//! do, a call with a smaller capacity cuts a shard to its share, and how tokens are spread is not known. Only for token
-//! buckets, and clocks that don't step back.
+//! do, a call with a smaller capacity cuts a shard to its share, and the distribution of tokens is unknown. Only for
+//! token buckets, and clocks that don't step back.
 
 use ratelimit_core::config::Definition;
 use ratelimit_core::{Limit, Micros};
 
 use crate::oracle::{Applied, Change};
 
-/// A million of them are a token.
+/// The number of millionths in a token.
 const MILLION: f64 = 1e6;
 
 /// The bounds of the tokens in a key's shards together, in millionths.
@@ -15,9 +15,9 @@ const MILLION: f64 = 1e6;
 pub struct Bounds {
     /// The most: as if they were one row.
     pub most: i64,
-    /// The least: the tokens are spread as unevenly as can be.
+    /// The minimum: the tokens are distributed as unevenly as possible.
     pub least: i64,
-    /// The lowest that the most ever was.
+    /// The lowest maximum so far.
     pub lowest: i64,
     /// The instant, in microseconds.
     pub at: i64,
@@ -64,7 +64,7 @@ impl Bounds {
                 self.most -= i64::from(count) * MILLION as i64;
                 self.least -= i64::from(count) * MILLION as i64;
             }
-            // How much of it fitted isn't known.
+            // The part of it that fitted is unknown.
             Change::Credit(count) => {
                 self.most = capacity.min(self.most + i64::from(count) * MILLION as i64);
             }

@@ -10,18 +10,19 @@ use ratelimit_limiter::ports::Stored;
 /// The contents of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
-    /// Those of a limit or a shard; and an instant no later than the first expiry of a hold that gives tokens back.
+    /// The contents of a limit or a shard; and an instant no later than the first expiry of a hold that gives
+    /// tokens back.
     Limit(Stored, Option<Micros>),
-    /// What a hold has of a key.
+    /// A hold of a key.
     Hold(HoldOf),
 }
 
-/// What a hold has of a key.
+/// A hold of a key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HoldOf {
     /// The hold's id.
     pub id: Vec<u8>,
-    /// What it has.
+    /// The hold itself.
     pub hold: Hold,
 }
 
@@ -65,7 +66,7 @@ impl Hash for HoldOf {
     }
 }
 
-/// The bits of a number, the same of 0 and -0, which are equal.
+/// The bits of a number, the same for 0 and -0, which are equal.
 fn bits(value: f64) -> u64 {
     (value + 0.0).to_bits()
 }

@@ -1,4 +1,4 @@
-//! The contract of a store on the model: one order of the steps, each call up to its end or up to a wait.
+//! The contract of a store on the model: one order of the steps, each call up to its end or a wait.
 
 use ratelimit_core::config;
 
@@ -12,10 +12,10 @@ use crate::world::BEGIN;
 #[path = "../../../tests/contract/mod.rs"]
 mod cases;
 
-/// How many sessions a case may have. The worker is one more.
+/// The maximum number of sessions in a case. The worker is one more.
 const SESSIONS: usize = 3;
 
-/// Runs all cases; returns how many runs there were: one or more of each case.
+/// Runs all cases; returns the number of runs, one or more of each case.
 ///
 /// # Panics
 /// An answer is not the expected one.

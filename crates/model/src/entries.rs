@@ -1,4 +1,4 @@
-//! The entries of memory. All that happens under a partition's lock is one step.
+//! The entries of memory. Everything done under a partition's lock is one step.
 
 use ratelimit_core::State;
 use ratelimit_limiter::ports::{
@@ -58,7 +58,7 @@ impl Entries for Run<'_> {
 
     fn forget_name(&self, _: &[u8]) -> u64 {
         let keys = 0..KEYS.len() as u64;
-        // Each key has a partition of its own, which are locked one by one.
+        // Each key has a partition of its own; they are locked one by one.
         let forget = |&key: &u64| {
             self.step(Primitive::LockPartition);
             self.at_once(Primitive::RemoveEntries(key)) == StepReply::Was(true)
@@ -84,7 +84,7 @@ impl LockedPartition<'_> {
         Absent { evictions: evictions.into(), on_standby }
     }
 
-    /// The number of entries that were evicted or removed.
+    /// The number of entries evicted or removed.
     fn gone(&self) -> u32 {
         let reply = self.0.at_once(Primitive::CountGone);
         let StepReply::Number(gone) = reply else { unreachable!("{reply:?}") };

@@ -1,7 +1,7 @@
 //! Explores every order of the steps of a scenario's sessions, by stateright.
 //!
-//! A statement's replies only grow in number, and statements follow each other, so no state comes twice on a path. If
-//! all states are visited and no session is stuck, every call ends, but for one that loses its inserts again and again,
+//! A statement's replies only grow in number, and statements follow each other, so no state occurs twice on a path. If
+//! all states are visited and no session is stuck, every call ends, except one that loses its inserts again and again,
 //! which is cut off.
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub enum Action {
     Stop,
     /// The first session dies.
     Die,
-    /// PostgreSQL ends a session's transaction, which waits in a deadlock.
+    /// PostgreSQL ends the transaction of a session that waits in a deadlock.
     BreakDeadlock(usize),
 }
 
@@ -107,11 +107,11 @@ impl Model for Exploration {
 
 /// The results of an exploration.
 pub struct Findings {
-    /// How many states were visited.
+    /// The number of visited states.
     pub states: usize,
-    /// How many steps the longest path has.
+    /// The number of steps in the longest path.
     pub depth: usize,
-    /// How long it took.
+    /// The duration.
     pub time: Duration,
     /// Whether all states were visited.
     pub is_whole: bool,

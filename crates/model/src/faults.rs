@@ -8,10 +8,10 @@ use crate::postgres::Flaw;
 use crate::scenarios::{self, Group};
 use crate::world::Wrong;
 
-/// The most states, about, that are visited with a fault: there may be no end of them.
+/// The approximate maximum number of states visited with a fault: there may be infinitely many.
 const MOST: usize = 100_000;
 
-/// The faults of rows and memory, each with what is wrong then, in which scenario.
+/// The faults of rows and memory, each with the property that it breaks, and a scenario.
 const FLAWS: [(Flaw, Wrong, &str); 23] = [
     (Flaw::ChainNotCompared, Wrong::Unexplained, "take a 1 | rename a; commit; take a 1 (SQL)"),
     (Flaw::LockGivenUp, Wrong::Failed, "reset_all | take a 2; commit; take a 2"),
@@ -90,7 +90,7 @@ const FLAWS: [(Flaw, Wrong, &str); 23] = [
     ),
 ];
 
-/// The faults of the limiter and of the memory, each with what is wrong then, in which scenario.
+/// The faults of the limiter and of the memory, each with the property that it breaks, and a scenario.
 const FAULTS: [(Fault, Wrong, &str); 45] = [
     (Fault::ReshardWithoutLocks, Wrong::Failed, "take a 1 @0 | take a 1 @1"),
     (Fault::RequestsUnsorted, Wrong::Deadlock, "all a 1, b 1 | all b 1, a 1"),
@@ -213,14 +213,10 @@ const FAULTS: [(Fault, Wrong, &str); 45] = [
     ),
     (
         Fault::ExpiredTwice,
-        Wrong::Unexplained,
+        Wrong::ExpiryOverlooked,
         "hold a 2 :x ~1; commit; settle :x 1 | take a 3 (clock)",
     ),
-    (
-        Fault::HoldDeletedFirst,
-        Wrong::SettledTwice,
-        "hold a 2 :x; commit; settle :x 1 | settle :x 0",
-    ),
+    (Fault::GoneHoldSettled, Wrong::SettledTwice, "hold a 2 :x; commit; settle :x 1 | settle :x 0"),
     (Fault::HoldReadFirst, Wrong::Unexplained, "hold a 1 :x; commit; hold a 2 :x | settle :x 0"),
     (
         Fault::RefundedToAnyWindow,
@@ -231,7 +227,7 @@ const FAULTS: [(Fault, Wrong, &str); 45] = [
     (Fault::ShardForgotten, Wrong::TakeLost, "take a 2 @1 | credit a 1 @1"),
 ];
 
-/// Explores each fault where it shows; returns how many no property noticed.
+/// Explores each fault in its scenario; returns the number of faults that no property noticed.
 pub fn run() -> usize {
     let groups = scenarios::groups(false);
     let mut missed = 0;
@@ -261,7 +257,7 @@ fn is_noticed(
         println!("{fault:<22} has no scenario {name}");
         return false;
     };
-    // In one thread, so that the same state is found first each time.
+    // In one thread, so that the same state is always found first.
     let Findings { states, wrong, .. } = explore(scenario, flaw, MOST, 1);
     let wrong = wrong.map_or(Vec::new(), |(wrong, _)| wrong);
     let is_noticed = wrong.contains(&expected);

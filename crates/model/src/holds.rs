@@ -1,13 +1,11 @@
-//! The rows of holds, in steps. They are found and written as by SQL: a write finds the row under the latest state, and
-//! waits for the transaction that has it.
+//! The rows of holds, in steps. They are found and written as through SQL: a write finds the row under the latest
+//! state, and waits for the transaction that has it.
 
 use std::collections::BTreeSet;
-use std::rc::Rc;
 
 use ratelimit_core::Micros;
-use ratelimit_core::config::Definition;
 use ratelimit_limiter::error::{LimiterError, Result};
-use ratelimit_limiter::ports::{HoldRow, Holds, TRIES};
+use ratelimit_limiter::ports::{Deleted, HoldRow, Holds, KeyHolds, TRIES};
 
 use crate::content::{Content, HoldOf};
 use crate::postgres::{Found, Primitive, RowKey, StepReply, Tid, WhichHolds};
@@ -86,27 +84,6 @@ impl Holds for Run<'_> {
         Ok(self.hold(place(id, key)).map(|hold| hold.row))
     }
 
-    fn returning(
-        &self,
-        _: &[u8],
-        key: &[u8],
-        from: Micros,
-        until: Micros,
-        most: i64,
-    ) -> Result<Vec<HoldRow>> {
-        let holds = self.holds(WhichHolds::OfKey(key_number(key))).into_iter();
-        let returns = |row: &HoldRow| {
-            let hold = &row.hold;
-            !hold.charge && hold.count > hold.spent && (from..=until).contains(&hold.expires_at)
-        };
-        let mut rows: Vec<HoldRow> = holds.map(|hold| hold.row).filter(returns).collect();
-        rows.sort_by(|one, other| {
-            (one.hold.expires_at, &one.id).cmp(&(other.hold.expires_at, &other.id))
-        });
-        rows.truncate(most as usize);
-        Ok(rows)
-    }
-
     fn insert(&self, row: &HoldRow) -> Result<bool> {
         let place = place(&row.id, &row.key);
         for _ in 0..TRIES {
@@ -129,6 +106,41 @@ impl Holds for Run<'_> {
         Ok(hold.is_some_and(|hold| self.update_hold(&hold, row)))
     }
 
+    fn delete(&self, id: &[u8], _: &[u8], key: &[u8]) -> Result<Deleted> {
+        let Some(hold) = self.hold(place(id, key)) else { return Ok(Deleted::Gone) };
+        let reply = self.step(Primitive::TryLock(hold.tid));
+        let StepReply::Row(locked) = reply else { unreachable!("{reply:?}") };
+        let Some((tid, _, content)) = locked else {
+            self.lock_hold(&hold);
+            return Ok(Deleted::Waited);
+        };
+        self.at_once(Primitive::Delete(tid));
+        Ok(Deleted::Row(found(hold.place, (tid, true, content)).row))
+    }
+}
+
+impl KeyHolds for Run<'_> {
+    fn returning(
+        &self,
+        _: &[u8],
+        key: &[u8],
+        from: Micros,
+        until: Micros,
+        most: i64,
+    ) -> Result<Vec<HoldRow>> {
+        let holds = self.holds(WhichHolds::OfKey(key_number(key))).into_iter();
+        let returns = |row: &HoldRow| {
+            let hold = &row.hold;
+            !hold.charge && hold.count > hold.spent && (from..=until).contains(&hold.expires_at)
+        };
+        let mut rows: Vec<HoldRow> = holds.map(|hold| hold.row).filter(returns).collect();
+        rows.sort_by(|one, other| {
+            (one.hold.expires_at, &one.id).cmp(&(other.hold.expires_at, &other.id))
+        });
+        rows.truncate(most as usize);
+        Ok(rows)
+    }
+
     fn expire(&self, _: &[u8], key: &[u8], rows: &[HoldRow]) -> Result<()> {
         for hold in self.holds(WhichHolds::OfKey(key_number(key))) {
             if let Some(row) = rows.iter().find(|row| row.id == hold.row.id) {
@@ -136,11 +148,6 @@ impl Holds for Run<'_> {
             }
         }
         Ok(())
-    }
-
-    fn delete(&self, id: &[u8], _: &[u8], key: &[u8]) -> Result<Option<HoldRow>> {
-        let hold = self.hold(place(id, key));
-        Ok(hold.and_then(|hold| self.delete_hold(&hold)).map(|hold| hold.row))
     }
 
     fn delete_of_key(&self, _: &[u8], key: &[u8]) -> Result<u64> {
@@ -193,16 +200,12 @@ impl Holds for Run<'_> {
                 break;
             }
             let locked = self.skip_locked(hold.tid, hold.place);
-            // Another one may have written it before it was locked.
+            // Another session may have written it before it was locked.
             let locked = locked.map(|row| found(hold.place, row)).filter(|hold| is_old(&hold.row));
             deleted += locked.map_or(0, |locked| {
                 i64::from(self.was(self.at_once(Primitive::Delete(locked.tid))))
             });
         }
         Ok(deleted)
-    }
-
-    fn definition(&self, _: &[u8]) -> Result<Rc<Definition>> {
-        Err(LimiterError::not_written())
     }
 }

@@ -47,15 +47,15 @@ use std::time::Instant;
 use explore::{Findings, explore};
 use world::Scenario;
 
-/// The most states, about, of a short scenario. None may be left.
+/// The approximate maximum number of states of a short scenario. None may be left.
 const MOST_OF_SHORT: usize = 600_000;
-/// The most of a program that is asked for.
+/// The maximum for a program named on the command line.
 const MOST: usize = 50_000_000;
-/// The most of a long scenario. The rest is left out.
+/// The maximum for a long scenario. The rest is left out.
 const MOST_OF_LONG: usize = 3_000_000;
-/// The most of a random program. The rest is left out.
+/// The maximum for a random program. The rest is left out.
 const MOST_OF_RANDOM: usize = 300_000;
-/// How many threads explore a scenario, or short scenarios side by side.
+/// The number of threads that explore a scenario, or short scenarios in parallel.
 const THREADS: usize = 2;
 
 /// The sums of all explorations.

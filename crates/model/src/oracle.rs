@@ -1,8 +1,8 @@
 //! Computes the right answers: the algorithms of `ratelimit_core` on the state that a session should see. A key's
 //! committed state has its takes in the order of their commits; a session sees it with its own takes since.
 //!
-//! The judge has an oracle of its own (`crates/judge/src/judge/oracle.rs`), for histories of which neither the order
-//! nor each instant is known. Here both are: a change leads to one state, which is compared with the rows.
+//! The judge has an oracle of its own (`crates/judge/src/judge/oracle.rs`), for histories with unknown order and
+//! instants. Here both are known: a change leads to one state, which is compared with the rows.
 
 pub mod holds;
 
@@ -21,13 +21,13 @@ use crate::run::Run;
 use crate::statement::{Answered, KEYS, NAME};
 use holds::Wanted;
 
-/// How far two counts of tokens may differ: shards share theirs by division.
+/// The allowed difference of two counts of tokens: shards divide theirs.
 const TOLERANCE: f64 = 1e-6;
 
 /// A change by a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Change {
-    /// Took tokens: how many, whether it may go into debt, and the answered remaining tokens in millionths.
+    /// Took tokens: their number, whether it may go into debt, and the answered remaining tokens in millionths.
     Take(u8, bool, i64),
     /// Gave tokens back.
     Credit(u8),
@@ -39,9 +39,9 @@ pub enum Change {
     Extend(i64, i64),
     /// Released a lease.
     Release(i64),
-    /// Held tokens: what was wanted, and the answered remaining tokens in millionths.
+    /// Held tokens: those wanted, and the answered remaining tokens in millionths.
     Hold(Wanted, i64),
-    /// Settled a hold: its id, and what was used; `None`: all.
+    /// Settled a hold: its id, and the tokens used; `None`: all.
     Settle(Vec<u8>, Option<u8>),
     /// Deleted a hold that had expired long ago.
     Prune(Vec<u8>),
@@ -67,7 +67,7 @@ pub fn millionths(tokens: f64) -> i64 {
     (tokens * 1e6).round() as i64
 }
 
-/// The state of a key, or the one that it has at first.
+/// The state of a key, or its initial one.
 pub fn state_of(definition: &Definition, key: u8, state: Option<&Total>, now: Micros) -> State {
     let phase = ratelimit_core::phase(NAME, KEYS[usize::from(key)]);
     match state {
@@ -144,7 +144,7 @@ pub fn follows(definition: &Definition, state: Option<&Total>, effect: &Applied)
     }
 }
 
-/// The total of shards after a change. Takes are never refused here, since others may take at the same time.
+/// The total of shards after a change. Takes are never refused here, because others may take at the same time.
 pub fn sums(definition: &Definition, state: Option<&Total>, effect: &Applied) -> Option<Total> {
     let now = Micros(effect.now);
     let before = state_of(definition, effect.key, state, now);
@@ -165,7 +165,7 @@ pub fn left(definition: &Definition, key: u8, state: Option<&Total>, now: Micros
     decide(&definition.limit, &state, now, 0.0, false).level.remaining
 }
 
-/// The tokens left in committed rows, as a call reads them; infinite where it can't.
+/// The tokens left in committed rows, as a call reads them; infinite if it can't.
 pub fn left_in_rows(
     definition: &Definition,
     key: u8,
@@ -197,7 +197,7 @@ pub fn total(states: impl Iterator<Item = State>) -> Option<Total> {
         .map(Total)
 }
 
-/// When a lease of this id expires.
+/// The time when the lease with this id expires.
 pub fn expiry(state: Option<&Total>, id: i64) -> Option<Micros> {
     let Some(Total(State::Leases(leases))) = state else { return None };
     leases.leases.iter().find(|lease| lease.id.0 == id).map(|lease| lease.expires_at)

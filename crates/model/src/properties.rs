@@ -14,7 +14,7 @@ use crate::run::AccessPath;
 use crate::statement::{Answered, Command, KEYS, Outcome};
 use crate::world::{Instant, Scenario, SessionState, World, Wrong};
 
-/// The error of tokens that shards divide.
+/// The error of tokens divided between shards.
 pub const TOLERANCE: f64 = 1e-5;
 
 impl World {
@@ -42,8 +42,8 @@ impl Scenario {
         self.in_memory[usize::from(key)]
     }
 
-    /// Judges the definition that a call used: unless it brings one, it was in force at some instant since the call
-    /// began.
+    /// Judges the definition that a call used: unless passed with the call, it was in force at some instant since the
+    /// call began.
     fn judge_definition(&self, world: &mut World, session: usize, statement: &Command) {
         let at = &world.sessions[session];
         let is_wrong = |key: u8| {
@@ -156,8 +156,8 @@ impl Scenario {
             Command::Reset(key, _) => *key..*key + 1,
             _ => 0..KEYS.len() as u8,
         };
-        // Memory removes keys partition by partition, which is noted there. In rows these are the locked ones, and at
-        // least those that were never full.
+        // Memory removes keys partition by partition, and notes them there. In rows these are the locked ones, and at
+        // least the keys that were never full.
         let rows = world.database.locked(session);
         let is_noted = |key: &u8| match self.is_in_memory(*key) {
             true => command.is_for(*key),
@@ -186,7 +186,7 @@ impl Scenario {
         }
     }
 
-    /// Judges an admitted call: the state that the session sees explains it, since it has the rows.
+    /// Judges an admitted call: the state that the session sees explains it, because it has the rows.
     fn judge_admitted(
         &self,
         world: &mut World,
@@ -204,7 +204,7 @@ impl Scenario {
             world.is_wrong(Wrong::Unexplained);
         }
         for answer in answers {
-            // A part is all that is wanted, or all whole tokens.
+            // A part is all of the wanted tokens, or all whole tokens.
             if matches!(statement, Command::Part(_, most, _) if answer.count < *most)
                 && answer.remaining >= 1.0 - TOLERANCE
             {
@@ -268,7 +268,7 @@ impl Scenario {
                 }
             })
         });
-        // A transaction that has a row of the key can't wait for others: as documented, it is to retry.
+        // A transaction that has a row of the key can't wait for others: as documented, it has to retry.
         let may_not_wait = |answer: &Answered| {
             let holds = at.locked.iter().any(|place| place.key == answer.key);
             answer.retry_after == Some(Micros(0)) && holds && !(exact && single)
@@ -314,7 +314,7 @@ impl Scenario {
         self.judge_locks(world, session);
     }
 
-    /// Judges whether a lease that a call extends or releases is there.
+    /// Judges whether a lease that a call extends or releases exists.
     fn judge_lease(
         &self,
         world: &mut World,
@@ -333,7 +333,7 @@ impl Scenario {
         }
     }
 
-    /// Judges until when a lease is extended.
+    /// Judges the time until which a lease is extended.
     fn judge_extended(
         &self,
         world: &mut World,
@@ -343,7 +343,7 @@ impl Scenario {
     ) {
         let definition = self.definition(world, session, key);
         let ttl = definition.limit.concurrency().map_or(Micros(0), |limit| limit.ttl);
-        // Not sooner than before, if the clock stepped back.
+        // Not earlier than before, if the clock stepped back.
         let is_extended = |instant: &Instant| {
             let before = oracle::expiry(instant.states[usize::from(key)].as_ref(), id);
             before.is_some_and(|before| before.max(Micros(instant.now).plus(ttl)) == until)
@@ -456,7 +456,7 @@ impl Scenario {
         }
     }
 
-    /// Checks that the committed rows, or the entry, have the state that the answers explain.
+    /// Checks that the committed rows, or the entry, have the state explained by the answers.
     fn check_committed(&self, world: &mut World, key: u8) {
         let now = Micros(world.database.now);
         let rows = world.database.committed(key);
@@ -513,7 +513,7 @@ impl Scenario {
     }
 }
 
-/// How many tokens a change gives; negative: takes.
+/// The tokens that a change gives; negative: takes.
 fn gives(effect: &Applied) -> f64 {
     match effect.change {
         Change::Take(count, ..) => -f64::from(count),

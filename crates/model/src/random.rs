@@ -36,7 +36,7 @@ pub fn scenario(number: u64) -> Arc<Scenario> {
 }
 
 /// Two sessions, or three without shards, each with one or two transactions of a few statements. A session takes from
-/// the second key only after the first, so that nothing deadlocks.
+/// the second key only after the first, so that there is no deadlock.
 fn bucket(numbers: &mut Numbers) -> Scenario {
     let capacity = 2 + 2 * numbers.below(2);
     let is_sharded = numbers.below(3) > 0;
@@ -127,7 +127,7 @@ fn memory(numbers: &mut Numbers) -> Scenario {
     let scenario = Scenario::new(&text, &[limit]);
     let room = u8::from(numbers.below(3) == 0);
     let name = format!("{text} (memory, room {room})");
-    // An idle entry that is evicted would be in use again after the clock steps back, and for a call that has read the
+    // An evicted idle entry would be in use again after the clock steps back, and for a call that has read the
     // clock before.
     let clocks: &[&[i64]] = &[&[SECOND], &[SECOND, -2 * SECOND]];
     let clocks = if room > 0 { &[] } else { clocks };
@@ -204,7 +204,7 @@ fn saved(numbers: &mut Numbers) -> Scenario {
         "all a 1, b #",
         "all b #, a 1",
     ];
-    // Two keys at once don't fit where there is room for one.
+    // Two keys at once don't fit if there is room for one.
     let statements = if room == 1 { &statements[..7] } else { &statements[..] };
     let turns =
         ["save", "save; commit; save", "save_fails; commit; save", "save_dies; commit; save"];

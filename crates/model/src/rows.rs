@@ -45,7 +45,7 @@ impl Run<'_> {
         done
     }
 
-    /// Locks the newest version, or without `wait` the one that is found.
+    /// Locks the newest version, or without `wait` the one that was found.
     fn lock_newest(&self, id: RowId, wait: bool) -> Option<Row> {
         let seen = self.found(Primitive::Read(place(id)))?;
         let tid = tid(seen.tuple);
@@ -60,7 +60,7 @@ impl Run<'_> {
         Some(locked)
     }
 
-    /// Locks the newest version as SKIP LOCKED does, which waits where it is updated again while an update ends.
+    /// Locks the newest version as SKIP LOCKED does: waits if it is updated again while an update ends.
     pub(crate) fn skip_locked(&self, tid: Tid, place: RowKey) -> Option<Found> {
         let mut step = Primitive::TryLockNewest(tid, place);
         loop {
@@ -76,7 +76,7 @@ impl Run<'_> {
         seen.tuple.unlocked && self.found(Primitive::TryLock(tid(seen.tuple))).is_some()
     }
 
-    /// Inserts a row, unless there is another; false if so.
+    /// Inserts a row; false if there is another.
     fn insert_row(&self, id: RowId, content: Content) -> bool {
         let reply = self.step(Primitive::Insert(place(id), content));
         let StepReply::Inserted(tid, is_alone) = reply else { unreachable!("{reply:?}") };

@@ -1,5 +1,5 @@
 //! Runs one statement of a session by replay: the limiter runs from the beginning on the replies so far, and is unwound
-//! at the first step without one. It runs again once that step has its reply.
+//! at the first step without one. It runs again when that step has its reply.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
@@ -8,10 +8,10 @@ use std::rc::Rc;
 
 use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
-use ratelimit_limiter::error::Result;
+use ratelimit_limiter::error::{LimiterError, Result};
 use ratelimit_limiter::ports::{
     BlockInForce, Clock, Counted, Defined, Definitions, Encoding, ExemptKey, Holds, Host, Id,
-    Interrupts, Random, RowAccess, Rows, Subtransaction, Tally,
+    Interrupts, KeyHolds, Random, RowAccess, Rows, Subtransaction, Tally,
 };
 use ratelimit_limiter::target::{FOREVER, Store, has_no_rows};
 
@@ -19,7 +19,7 @@ use crate::postgres::{Database, Flaw, Primitive, StepReply};
 use crate::statement::{Command, KEYS, Outcome, key_number};
 use crate::turn::{self, TurnEnd};
 
-/// The way to the rows.
+/// The access path to the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AccessPath {
     /// Direct access: a row is replaced in one step.
@@ -43,13 +43,13 @@ pub struct Setting {
     pub access: AccessPath,
     /// Whether the clock moves, so that reading it is a step.
     pub clock_moves: bool,
-    /// Whether a key has the definition of its number where a call brings none.
+    /// Whether a key has the definition of its number, unless a call passes one.
     pub by_key: bool,
     /// Whether definitions or blocks change, so that reading them is a step.
     pub definitions_change: bool,
-    /// Whether there are holds: where there is no table of them, a reset doesn't look for them.
+    /// Whether there are holds. Without a table of them, a reset doesn't look for them.
     pub has_holds: bool,
-    /// Whether a worker can be started where a call waits for room.
+    /// Whether a worker can be started when a call waits for room.
     pub has_worker: bool,
 }
 
@@ -60,12 +60,12 @@ impl Setting {
     }
 }
 
-/// What a session was given.
+/// The leases and holds that a session was given.
 #[derive(Clone, Copy, Default)]
 pub struct Given<'a> {
     /// Its leases, the last at the end.
     pub leases: &'a [i64],
-    /// Its holds, likewise.
+    /// Its holds, the last at the end.
     pub holds: &'a [Vec<u8>],
 }
 
@@ -90,9 +90,9 @@ struct Inner {
     pending: Option<Primitive>,
 }
 
-/// Where a statement stands.
+/// The position of a statement.
 pub struct Ran {
-    /// What sessions share, after the steps that were taken at once.
+    /// The shared things, after the steps that were taken at once.
     pub database: Database,
     /// The replies so far.
     pub log: Vec<StepReply>,
@@ -188,7 +188,7 @@ impl Run<'_> {
 
 impl Clock for Run<'_> {
     fn now(&self) -> Micros {
-        // Once it moves no more, no other session can distinguish when it is read.
+        // When the clock moves no more, no other session can distinguish the time of reading it.
         let moves = self.setting.clock_moves && !self.inner.borrow().database.clock_stands;
         let is_step = moves && !self.is_locked.get();
         let reply = self.step_if(is_step, Primitive::Clock);
@@ -281,6 +281,10 @@ impl Definitions for Run<'_> {
         Ok(Vec::new())
     }
 
+    fn of_hold(&self, _: &[u8]) -> Result<Rc<Definition>> {
+        Err(LimiterError::not_written()) // no hold has a config of its own
+    }
+
     fn prune_blocks(&self, _: i64) -> Result<i64> {
         Ok(0)
     }
@@ -331,6 +335,10 @@ impl Host for Run<'_> {
     }
 
     fn with_holds<T>(&self, work: impl FnOnce(&dyn Holds) -> Result<T>) -> Result<T> {
+        work(self)
+    }
+
+    fn with_key_holds<T>(&self, work: impl FnOnce(&dyn KeyHolds) -> Result<T>) -> Result<T> {
         work(self)
     }
 

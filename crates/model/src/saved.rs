@@ -57,7 +57,7 @@ impl Scenario {
     }
 
     /// Checks that no take is missing or counted twice, in memory or else in the row, that the row has the state that
-    /// was saved last, and that memory is as the row where it is not unsaved.
+    /// was saved last, and that memory agrees with the row unless it is unsaved.
     pub fn check_saved(&self, world: &mut World, key: u8) {
         let (limit, now) = (self.saved_limit(), Micros(world.database.now));
         let left = |state: Option<&Total>| oracle::left(limit, key, state, now);
@@ -82,7 +82,7 @@ impl Scenario {
         }
     }
 
-    /// Stops the server and starts it again: once no session is left, the writer saves for the last time.
+    /// Stops the server and starts it again: when no session is left, the writer saves for the last time.
     pub fn stop(&self, world: &mut World) {
         (0..world.sessions.len()).for_each(|session| self.cut(world, session));
         world.database.saved.is_in_turn = false;
@@ -93,7 +93,7 @@ impl Scenario {
         self.restart(world, true);
     }
 
-    /// Saves what is unsaved, with no other session.
+    /// Saves all unsaved keys, with no other session.
     fn save_alone(&self, world: &mut World, session: usize) {
         let mut log = Vec::new();
         loop {

@@ -19,12 +19,12 @@ pub const NAME: &[u8] = b"n";
 /// The keys.
 pub const KEYS: [&[u8]; 2] = [b"a", b"b"];
 
-/// The number of a key; of the empty one, which has no rows, the last.
+/// The number of a key; the empty one, which has no rows, has the last.
 pub fn key_number(key: &[u8]) -> u8 {
     key.first().map_or(u8::MAX, |letter| letter - b'a')
 }
 
-/// Stands for the definition in force, where a number of one is expected.
+/// Represents the definition in force, in place of the number of one.
 pub const DEFINED: u8 = u8::MAX;
 
 /// The terms of a hold.
@@ -32,15 +32,15 @@ pub const DEFINED: u8 = u8::MAX;
 pub struct Terms {
     /// The letter that is its id; `None`: a random one.
     pub id: Option<u8>,
-    /// How many seconds it lasts.
+    /// Its duration in seconds.
     pub ttl: u16,
     /// Whether its tokens stay taken when it expires.
     pub charge: bool,
-    /// The fewest tokens, where there aren't as many as it wants.
+    /// The fewest tokens, if there are not as many as wanted.
     pub at_least: Option<u8>,
 }
 
-/// A statement. The last number of a call is the definition that it brings, or [`DEFINED`]: so sessions may use
+/// A statement. The last number of a call is the definition that it passes, or [`DEFINED`]: so sessions may use
 /// different ones.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Command {
@@ -72,7 +72,7 @@ pub enum Command {
     Hold(u8, u8, Terms, u8),
     /// `rl_hold_all`: a key, a count and a definition for each request.
     HoldAll(Vec<(u8, u8, u8)>, Terms),
-    /// `rl_settle` of the hold with this letter, or of the session's last one, and what was used; `None`: all.
+    /// `rl_settle` of the hold with this letter, or of the session's last one, and the tokens used; `None`: all.
     Settle(Option<u8>, Option<u8>, u8),
     /// `rl_settle_all`, likewise.
     SettleAll(Option<u8>, Option<u8>, u8),
@@ -105,11 +105,11 @@ pub enum Command {
 pub struct Answered {
     /// The key.
     pub key: u8,
-    /// The tokens that were asked for.
+    /// The requested tokens.
     pub count: u8,
     /// Whether it is allowed.
     pub ok: bool,
-    /// After which wait it may be retried.
+    /// The wait after which it may be retried.
     pub retry_after: Option<Micros>,
     /// Whether the key is blocked.
     pub is_blocked: bool,
@@ -121,18 +121,18 @@ pub struct Answered {
     pub lease: Option<i64>,
 }
 
-/// What a hold has of a key after a call.
+/// A hold of a key after a call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Held {
     /// The hold's id; `None`: there is none.
     pub id: Option<Vec<u8>>,
     /// The tokens.
     pub count: f64,
-    /// When it expires.
+    /// The time when it expires.
     pub expires_at: Option<i64>,
 }
 
-/// A key that a hold was settled of.
+/// A key with a settled hold.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SettledKey {
     /// The key.
@@ -146,21 +146,21 @@ pub struct SettledKey {
 pub enum Outcome {
     /// The answers of a take, or of a check, to each request.
     Answered(Vec<Answered>),
-    /// Tokens were given back: the instant, and those left.
+    /// Gave tokens back: the instant, and the tokens left.
     Credited(Micros, f64),
     /// Whether there was a state to reset.
     Reset(bool),
-    /// Until when a lease lives; `None`: it was not there.
+    /// The time until which a lease lives; `None`: there was no lease.
     Extended(i64, Option<Micros>),
-    /// Whether a lease was there.
+    /// Whether there was a lease.
     Released(i64, bool),
     /// Whether the owner has renamed it.
     Renamed(bool),
-    /// The answers to each request of a hold, and what it has then.
+    /// The answers to each request of a hold, and the hold after it.
     Held(Vec<Answered>, Vec<Held>),
     /// A hold was settled: its id, and the limits; `None`: there is no such hold.
     Settled(Vec<u8>, Option<Vec<SettledKey>>),
-    /// How many rows were deleted.
+    /// The number of deleted rows.
     Pruned(i64),
     /// Nothing else.
     Done,
@@ -238,7 +238,7 @@ impl Command {
         }
     }
 
-    /// The number of the definition that a call for a key brings; `None`: it uses the one in force.
+    /// The number of the definition that a call for a key passes; `None`: it uses the one in force.
     pub fn limit(&self, key: u8) -> Option<u8> {
         let limit = match self {
             Command::Take(.., limit)
@@ -263,7 +263,7 @@ impl Command {
         (limit != DEFINED).then_some(limit)
     }
 
-    /// Whether it names a key that a call is for.
+    /// Whether it is a call for this key.
     pub fn is_for(&self, wanted: u8) -> bool {
         match self {
             Command::Take(key, ..)
@@ -327,7 +327,7 @@ impl Command {
             }
             &Command::Part(key, most, _) => {
                 let answer = single::take(run, &request(key, most), 1.0)?;
-                // It is the take of what it takes, or of the fewest that it could.
+                // A take of the tokens taken, or of the fewest possible.
                 let count = if answer.ok { answer.taken as u8 } else { 1 };
                 answered(key, count, answer)
             }
@@ -400,7 +400,7 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// Reads a key, a number and the number of a definition: `a 1 @2`, `@defined` for the one in force. Of holds also
+    /// Reads a key, a number and the number of a definition: `a 1 @2`, `@defined` for the one in force. For holds also
     /// the id `:x`, the seconds `~1`, the fewest tokens `>1`, and `charge`.
     fn read(text: &str) -> Arguments {
         let terms = Terms { ttl: 3600, ..Terms::default() };

@@ -10,7 +10,7 @@ use crate::postgres::{Flaw, Primitive, StepReply};
 use crate::run::Run;
 use crate::statement::{KEYS, NAME};
 
-/// How a turn ends.
+/// How the transaction ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TurnEnd {
     /// It commits.
@@ -21,7 +21,7 @@ pub enum TurnEnd {
     Killed,
 }
 
-/// Saves what is unsaved; returns whether something was written, or nothing was unsaved.
+/// Saves the unsaved keys; returns whether something was written, or nothing was unsaved.
 pub fn save(run: &Run, end: TurnEnd) -> Result<bool> {
     run.step(Primitive::BeginTurn);
     let copies = copies(run);

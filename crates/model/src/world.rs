@@ -1,4 +1,4 @@
-//! A state of the exploration: what sessions share, where each stands, and the books of their answers.
+//! A state of the exploration: the shared things, the position of each session, and the books of the answers.
 
 use std::collections::BTreeSet;
 
@@ -43,15 +43,15 @@ pub struct Scenario {
     pub is_standby: bool,
     /// By key, whether its limit is in memory and saved.
     pub saved: [bool; KEYS.len()],
-    /// How many entries fit into the memory; 0: all.
+    /// The number of entries that fit into the memory; 0: all.
     pub room: u8,
-    /// How deep a reservation goes into debt, in tokens.
+    /// The maximum debt of a reservation, in tokens.
     pub debt: f64,
     /// Whether it may deadlock, as the documents say: rows are locked in two orders.
     pub may_deadlock: bool,
 }
 
-/// What a property forbids.
+/// A violation of a property.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Wrong {
     /// More is admitted, committed and in progress, than the limit has.
@@ -70,30 +70,30 @@ pub enum Wrong {
     TwoWriters,
     /// Two rows have one key.
     TwoRows,
-    /// A hold is not found that is there.
+    /// An existing hold is not found.
     HoldLost,
-    /// A hold is settled that is not there.
+    /// A hold that does not exist is settled.
     SettledTwice,
-    /// A row says that no hold expires before one does.
+    /// A row claims that no hold expires before one does.
     ExpiryOverlooked,
-    /// The rows of holds are not as the answers explain.
+    /// The rows of holds disagree with the answers.
     HoldsDiffer,
-    /// An id is that of two leases.
+    /// Two leases have the same id.
     LeaseTwice,
     /// Sessions wait for each other.
     Deadlock,
     /// A call fails.
     Failed,
-    /// A saved state is not in its row, or a row has one that was not to be saved.
+    /// A saved state is not in its row, or a row has a state that should not have been saved.
     NotSaved,
 }
 
-/// What a session would see at an instant.
+/// The view of a session at an instant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Instant {
     /// The clock.
     pub now: i64,
-    /// By key, the state, before what expires comes back.
+    /// By key, the state before the expiries.
     pub states: Vec<Option<Total>>,
     /// By key, the holds.
     pub holds: Vec<Vec<HoldOf>>,
@@ -101,11 +101,11 @@ pub struct Instant {
     pub blocked: Vec<u8>,
     /// The number of the definition in force.
     pub defined: u8,
-    /// By key, the bounds of its shards; none where the state is exact.
+    /// By key, the bounds of its shards; none if the state is exact.
     pub bounds: Vec<Bounds>,
 }
 
-/// Where a session stands.
+/// The position of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct SessionState {
     /// The transaction of its program, and the statement of that.
@@ -124,54 +124,54 @@ pub struct SessionState {
     pub seen: Vec<Instant>,
     /// The rows that it had locked when the call began.
     pub locked: Vec<RowKey>,
-    /// How many transactions were open at its savepoint, including the savepoint's.
+    /// The number of transactions open at its savepoint, including the savepoint's.
     pub savepoint: Option<u8>,
     /// Its leases, the last at the end.
     pub leases: Vec<i64>,
     /// The ids of its holds, the last at the end.
     pub holds: Vec<Vec<u8>>,
-    /// What its transaction read first, of a database that has [`Flaw::OldSnapshot`].
+    /// The first read of its transaction, in a database with [`Flaw::OldSnapshot`].
     pub first_read: Option<StepReply>,
-    /// The key that its transaction renamed, the new one, and the state of that.
+    /// The key that its transaction renamed, the new one, and the new one's state.
     pub renamed: Option<(u8, u8, Option<Total>)>,
 }
 
 /// A state of the exploration.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct World {
-    /// What sessions share.
+    /// The shared state of the sessions.
     pub database: Database,
     /// The sessions.
     pub sessions: Vec<SessionState>,
     /// By key, the state that follows from the committed changes.
     pub committed: Vec<Option<Total>>,
-    /// By key, its holds likewise.
+    /// By key, its holds, likewise.
     pub holds: Vec<Vec<HoldOf>>,
     /// By key, the tokens that were used up: taken, or settled as used.
     pub used: Vec<i64>,
-    /// By key, the state that was saved last; none where nothing is saved.
+    /// By key, the state that was saved last; none if nothing is saved.
     pub kept: Vec<Option<Total>>,
     /// By key, the state in the writer's copy.
     pub copied: Vec<Option<Total>>,
     /// The committed changes of shards that are only known in bounds.
     pub history: Vec<Applied>,
-    /// What is wrong.
+    /// The violations.
     pub wrong: Vec<Wrong>,
-    /// How often the clock has moved.
+    /// The number of moves of the clock so far.
     pub moves: u8,
     /// Whether the server has crashed, or was stopped.
     pub has_crashed: bool,
-    /// Whether some call was denied, and whether one was admitted.
+    /// Whether some call was denied.
     pub denied: bool,
     /// Whether some call was admitted.
     pub admitted: bool,
 }
 
-/// How many inserts a call may lose until it is cut off: while a third session's insert is in progress, two sessions
-/// can lose theirs to each other without end.
+/// The number of inserts that a call may lose until it is cut off: while a third session's insert is in progress, two
+/// sessions can lose theirs to each other without end.
 const LOST_INSERTS: usize = 2;
 
-/// How many times a call may load a key that is evicted before it is used, until it is cut off: two sessions can do
+/// The number of times that a call may load a key that is evicted before use, until it is cut off: two sessions can do
 /// that to each other without end.
 const LOST_LOADS: usize = 2;
 
@@ -187,7 +187,7 @@ impl Scenario {
     /// The scenario of [programs](statement::programs) with these definitions.
     ///
     /// # Panics
-    /// A definition or a statement is none.
+    /// An invalid definition or statement.
     pub fn new(text: &str, limits: &[&str]) -> Scenario {
         let parse =
             |json: &&str| config::definition(json).unwrap_or_else(|error| panic!("{error}"));
@@ -250,7 +250,7 @@ impl Scenario {
         Scenario { name: format!("{} (SQL)", self.name), setting, ..self }
     }
 
-    /// The same on other nodes.
+    /// Reads and writes rows as on other nodes.
     pub fn distributed(self) -> Scenario {
         let setting = Setting { access: AccessPath::Distributed, ..self.setting };
         Scenario { name: format!("{} (distributed)", self.name), setting, ..self }
@@ -271,13 +271,13 @@ impl Scenario {
         Scenario { name: format!("{} (death)", self.name), dies: true, ..self }
     }
 
-    /// Gives each key the definition of its number, where a call brings none.
+    /// Gives each key the definition of its number, unless a call passes one.
     pub fn by_key(self) -> Scenario {
         let setting = Setting { by_key: true, ..self.setting };
         Scenario { setting, ..self }
     }
 
-    /// Has no worker that saves where a call waits for room.
+    /// Has no worker that saves when a call waits for room.
     pub fn without_worker(self) -> Scenario {
         let setting = Setting { has_worker: false, ..self.setting };
         Scenario { name: format!("{} (no worker)", self.name), setting, ..self }
@@ -346,7 +346,7 @@ impl Scenario {
         world
     }
 
-    /// What a session sees of the keys now.
+    /// A session's view of the keys now.
     pub fn instant(&self, world: &World, session: usize) -> Instant {
         let (mut states, mut holds) = (world.committed.clone(), world.holds.clone());
         for effect in &world.sessions[session].effects {
@@ -366,7 +366,7 @@ impl Scenario {
         Instant { now: database.now, states, holds, blocked, defined, bounds }
     }
 
-    /// Whether the tokens in shards are only known in bounds: they refill one by one, or are cut to a smaller share.
+    /// Whether only bounds of the tokens in shards are known: they refill one by one, or are cut to a smaller share.
     pub fn has_bounds(&self) -> bool {
         let largest = self.largest().limit.capacity();
         let is_smaller = |definition: &Definition| definition.limit.capacity() < largest;
@@ -390,7 +390,7 @@ impl Scenario {
         bounds
     }
 
-    /// Changes a state; false where the state before does not explain it.
+    /// Changes a state; false if the state before does not explain the change.
     pub fn apply(
         &self,
         state: &mut Option<Total>,
@@ -425,7 +425,7 @@ impl Scenario {
             false => oracle::sums(self.largest(), state.as_ref(), effect),
         };
         let Some(after) = after else { return false };
-        // A full limit stays unstored, so that no instant counts.
+        // A full limit stays unstored, so its instant doesn't count.
         let is_full = || {
             let limit = &self.setting.limits[usize::from(effect.limit)];
             after.0 == oracle::state_of(limit, effect.key, None, Micros(effect.now))
@@ -436,8 +436,8 @@ impl Scenario {
         true
     }
 
-    /// The definition with the largest capacity. By a smaller one a call changes one shard, and leaves the others as
-    /// they are.
+    /// The definition with the largest capacity. A call with a smaller one changes one shard, and leaves the others
+    /// as they are.
     pub fn largest(&self) -> &Definition {
         let limits = self.setting.limits.iter();
         let largest =
@@ -445,7 +445,7 @@ impl Scenario {
         largest.unwrap_or(&self.setting.limits[0])
     }
 
-    /// Lets a session go on until it reaches a step.
+    /// Runs a session until it reaches a step.
     pub fn resume(&self, world: &mut World, session: usize) {
         loop {
             let at = &world.sessions[session];
@@ -484,7 +484,7 @@ impl Scenario {
         }
     }
 
-    /// Does a session's own statements: `Some(None)` where that took no step.
+    /// Runs a session's own statements; `Some(None)` if that took no step.
     fn control(
         &self,
         world: &mut World,
@@ -505,7 +505,7 @@ impl Scenario {
         }
     }
 
-    /// How many choices a session's next step has; 0: it waits, or is cut off.
+    /// The number of choices of a session's next step; 0: it waits, or is cut off.
     pub fn choices(&self, world: &World, session: usize) -> u8 {
         let at = &world.sessions[session];
         let lost = at.log.iter().filter(|reply| matches!(reply, StepReply::Inserted(_, false)));
@@ -573,7 +573,7 @@ impl Scenario {
         world.database.awaited = awaited.collect();
     }
 
-    /// Adds this instant to those of each session's call, checks what must always hold, and drops versions that no
+    /// Adds this instant to those of each session's call, checks the invariants, and drops versions that no
     /// session has read.
     pub fn observe(&self, world: &mut World) {
         self.lose_forgotten(world);
@@ -593,7 +593,7 @@ impl Scenario {
         self.check(world);
     }
 
-    /// Makes a key full whose entries were removed or evicted.
+    /// Makes the keys of removed or evicted entries full.
     fn lose_forgotten(&self, world: &mut World) {
         for key in std::mem::take(&mut world.database.forgotten) {
             // The same step may have written it again.

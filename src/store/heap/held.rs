@@ -1,9 +1,9 @@
-//! Holds directly in the heap: found by the primary key's index, inserted and deleted, as the rows of limits are.
+//! Holds directly in the heap: found by the index of the primary key, inserted and deleted, like the rows of limits.
 
 use std::ffi::c_int;
 
 use pgrx::pg_sys;
-use ratelimit_limiter::ports::HoldRow;
+use ratelimit_limiter::ports::{Deleted, HoldRow};
 
 use super::open::{Heap, guarded};
 use super::raw;
@@ -29,11 +29,11 @@ impl Drop for HeldHeap {
     }
 }
 
-/// A fetched row: plain data but for its texts.
+/// A fetched row: plain data except for its texts.
 struct RawHold {
     tid: pg_sys::ItemPointerData,
     texts: [Vec<u8>; 3],
-    /// From `count` to `lease`; `None` for a NULL, which the owner may have written while the column allowed it.
+    /// From `count` to `lease`; `None`: NULL, which the owner may have written while the column allowed it.
     columns: [Option<pg_sys::Datum>; 7],
     /// A detoasted copy, or null.
     config: *mut pg_sys::varlena,
@@ -46,7 +46,7 @@ impl RawHold {
     /// Inside a guard; the slot holds a row of the unaltered table of holds, deformed.
     unsafe fn from_slot(slot: *mut pg_sys::TupleTableSlot) -> RawHold {
         // SAFETY: as the caller says: the columns are those of the table, and those of the primary key not NULL. The
-        // copy that may raise an error comes before those that would be leaked.
+        // copy that may raise an error comes before the copies that it would leak.
         unsafe {
             let value = |n: usize| *(*slot).tts_values.add(n);
             let given = |n: usize| (!*(*slot).tts_isnull.add(n)).then(|| value(n));
@@ -74,8 +74,8 @@ impl RawHold {
 }
 
 impl HeldHeap {
-    /// Opens the table, under locks that last until the transaction ends, or a [read](crate::schema::catalog::reading)
-    /// does; `None` if it has changed since the catalog was read.
+    /// Opens the table, under locks that last until the transaction or a [read](crate::schema::catalog::reading) ends;
+    /// `None` if it has changed since the catalog was read.
     pub fn open(catalog: &Catalog, indexes: HoldIndexes, lock: TableLock) -> Option<HeldHeap> {
         let HoldIndexes { table, primary, of_key } = indexes;
         let (heap, of_key) = Heap::open_others(catalog, table, [primary, of_key], lock)?;
@@ -108,7 +108,7 @@ impl HeldHeap {
         rows
     }
 
-    /// Inserts a row; false if one with its primary key is there.
+    /// Inserts a row; false if its primary key exists.
     pub fn insert(&self, row: &HoldRow) -> bool {
         let HoldRow { id, name, key, hold, config } = row;
         let [id, name, key] = [id, name, key].map(|text| Some(text_datum(text)));
@@ -151,32 +151,42 @@ impl HeldHeap {
         }
     }
 
-    /// Deletes a row and returns it, or `None` where there is none; [`Replaced`] where another transaction has replaced
-    /// or deleted it meanwhile.
+    /// Deletes a row and returns it. A row that another transaction has is locked instead.
     ///
     /// # Errors
     /// Those of [`decode_hold`].
-    pub fn delete(&self, columns: [&[u8]; 3]) -> Result<Result<Option<HoldRow>, Replaced>> {
-        let Some(found) = self.scan(columns).pop() else { return Ok(Ok(None)) };
+    pub fn delete(&self, columns: [&[u8]; 3]) -> Result<Deleted> {
+        let Some(found) = self.scan(columns).pop() else { return Ok(Deleted::Gone) };
         let mut tid = found.tid;
-        let (table, tid) = (self.heap.table, &mut tid);
-        // SAFETY: the row was found in this table in this statement, whose snapshot keeps its version.
+        let (heap, tid) = (&self.heap, &mut tid);
+        // SAFETY: the row was found in this table in this statement; its snapshot keeps the version.
         let result = unsafe {
             guarded(|| {
-                let result = raw::table_tuple_delete(table, tid);
+                let (table, slot) = (heap.table, heap.fetched);
+                let mut result = raw::table_tuple_delete(table, tid, false);
+                // It is locked, maybe by this transaction.
+                if result == pg_sys::TM_Result::TM_BeingModified {
+                    let skip = pg_sys::LockWaitPolicy::LockWaitSkip;
+                    let (own, _) = raw::table_tuple_lock(table, tid, slot, skip, 0);
+                    if own == pg_sys::TM_Result::TM_Ok {
+                        result = raw::table_tuple_delete(table, tid, true);
+                    } else {
+                        let wait = pg_sys::LockWaitPolicy::LockWaitBlock;
+                        let last = pg_sys::TUPLE_LOCK_FLAG_FIND_LAST_VERSION;
+                        raw::table_tuple_lock(table, tid, slot, wait, last);
+                    }
+                    raw::clear(slot);
+                }
                 raw::CommandCounterIncrement();
                 result
             })
         };
-        match result == pg_sys::TM_Result::TM_Ok {
-            true => Ok(Ok(Some(found.decode()?))),
-            false => Ok(Err(Replaced)),
-        }
+        Ok(match result == pg_sys::TM_Result::TM_Ok {
+            true => Deleted::Row(found.decode()?),
+            false => Deleted::Waited, // replaced, if it wasn't locked
+        })
     }
 }
-
-/// A row is not the version any more that was found.
-pub struct Replaced;
 
 /// Returns the scan keys for the first text columns of an index. Not inside a guard.
 fn text_keys<const N: usize>(arguments: [pg_sys::Datum; N]) -> [pg_sys::ScanKeyData; N] {

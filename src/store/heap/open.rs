@@ -9,21 +9,21 @@ use super::raw;
 use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::Result;
 
-/// The open table and its index. Dropped, they are closed; the locks on them stay.
+/// The open table and its index. Dropping it closes them, and keeps their locks.
 pub struct Heap {
     /// The table.
     pub table: pg_sys::Relation,
     /// The index of its primary key.
     pub index: pg_sys::Relation,
-    /// The slot of a fetched version: empty between two operations, so no page is pinned when a subtransaction ends.
+    /// The slot of a fetched version. Empty between two operations, so that no page is pinned when a
+    /// subtransaction ends.
     pub fetched: *mut pg_sys::TupleTableSlot,
     /// The slot of a version to write.
     pub written: *mut pg_sys::TupleTableSlot,
 }
 
 impl Heap {
-    /// Opens the table. The locks on it and its index last until the transaction ends, or a [read](catalog::reading)
-    /// does.
+    /// Opens the table. The locks on it and its index last until the transaction or a [read](catalog::reading) ends.
     ///
     /// # Errors
     /// [`Error::Moved`](crate::schema::error::Error::Moved): the table has changed since the catalog was read.
@@ -61,8 +61,8 @@ impl Heap {
 }
 
 impl Heap {
-    /// Opens another table with two indexes, the first of them its own, and returns the second as well; locks rateLimits
-    /// before them. `None` if one of the extension's tables has changed since the catalog was read.
+    /// Opens another table with two indexes, the first of them in its `index`, and returns the second as well. Locks
+    /// rateLimits before them. `None` if one of the extension's tables has changed since the catalog was read.
     pub fn open_others(
         catalog: &Catalog,
         oid: pg_sys::Oid,
@@ -107,7 +107,7 @@ impl Heap {
 
 impl Drop for Heap {
     fn drop(&mut self) {
-        // While an error unwinds only its abort may close them.
+        // While an error unwinds, only the abort may close them.
         if panicking() {
             return;
         }
@@ -123,7 +123,7 @@ impl Drop for Heap {
     }
 }
 
-/// Takes no lock where a table is opened, and releases none where it is closed.
+/// Takes no lock when a table is opened, and releases none when it is closed.
 const UNLOCKED: pg_sys::LOCKMODE = pg_sys::NoLock as pg_sys::LOCKMODE;
 
 /// Runs calls of [`raw`]; their errors unwind from here.

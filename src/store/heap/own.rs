@@ -1,7 +1,7 @@
-//! Remembers the tuple ids of the newest versions that the current transaction has written. From an index entry a scan
-//! walks through all versions of the transaction, so n calls on one key would cost n * n.
+//! Remembers the tuple ids of the newest versions that the current transaction has written. A scan from an index entry
+//! visits all versions of the transaction, so n calls on one key would cost n * n.
 //!
-//! Such a tuple id stays valid: the table's lock lasts as long as the version, and a rewrite by the transaction itself is
+//! A tuple id stays valid: the table's lock lasts as long as the version, and a rewrite by the transaction itself is
 //! announced as a change of the table.
 
 use std::cell::RefCell;
@@ -25,7 +25,7 @@ struct OwnVersions {
 struct OwnVersion {
     hash: u64,
     tid: pg_sys::ItemPointerData,
-    /// The subtransaction that wrote it: its rollback makes the version dead, and its page may be truncated.
+    /// The subtransaction that wrote it. Its rollback makes the version dead, and its page may be truncated.
     written_in: pg_sys::SubTransactionId,
 }
 
@@ -33,7 +33,7 @@ thread_local! {
     static OWN: RefCell<OwnVersions> = const { RefCell::new(OwnVersions::new()) };
 }
 
-/// Forgets the versions written in a subtransaction that is rolled back, or within it, where numbers are greater.
+/// Forgets the versions of a subtransaction that is rolled back, and of those within it, which have greater numbers.
 pub fn forget(rolled_back: pg_sys::SubTransactionId) {
     OWN.with(|own| {
         // Never borrowed while Postgres ends a subtransaction.
@@ -53,7 +53,7 @@ impl OwnVersions {
         }
     }
 
-    /// Clears the versions of another transaction, or from before a change of the table.
+    /// Clears the versions of another transaction and those older than a change of the table.
     fn current(&mut self) -> &mut OwnVersions {
         // SAFETY: reads the state of the transaction.
         let transaction = unsafe { unguarded::GetTopTransactionIdIfAny() };
@@ -65,8 +65,8 @@ impl OwnVersions {
     }
 }
 
-/// Returns the tuple id of the newest version of the row with this hash, if this transaction wrote one and the table has
-/// not changed since.
+/// Returns the tuple id of the newest version of the row with this hash, if this transaction wrote one and the table
+/// has not changed since.
 pub fn lookup(hash: u64) -> Option<pg_sys::ItemPointerData> {
     let known = OWN.with_borrow_mut(|own| own.current().rows[hash as usize % CAPACITY]);
     known.filter(|known| known.hash == hash).map(|known| known.tid)

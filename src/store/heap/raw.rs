@@ -1,8 +1,8 @@
-//! PostgreSQL functions without pgrx's guard around each: one guard is around a whole operation. Call them from frames
-//! with plain data only, which an error may jump over, and never together with functions of `pg_sys`, whose errors
+//! PostgreSQL functions without pgrx's guard around each: one guard is around a whole operation. Call them only from
+//! frames with plain data, which an error may jump over, and never together with functions of `pg_sys`: errors of those
 //! unwind instead.
 //!
-//! At the end are the callbacks of the table's access method, named as in tableam.h.
+//! The callbacks of the table's access method are at the end, named as in tableam.h.
 
 use std::ffi::c_int;
 
@@ -295,8 +295,8 @@ pub unsafe fn table_tuple_lock(
     }
 }
 
-/// Replaces a version by the slot's, after waiting for locks on it. Also returns whether the new version needs index
-/// entries.
+/// Replaces a version by the slot's, after waiting for locks on it: heap_update asserts that it may wait. Also returns
+/// whether the new version needs index entries.
 ///
 /// # Safety
 /// Inside a guard; `old` is that of a version of the table, the slot holds a row of it.
@@ -334,11 +334,15 @@ pub unsafe fn table_tuple_update(
     }
 }
 
-/// Deletes a version of a row, after waiting for locks on it.
+/// Deletes a version of a row, with `wait` after waiting for locks on it.
 ///
 /// # Safety
 /// Inside a guard; `tid` is that of a version of the table.
-pub unsafe fn table_tuple_delete(table: Relation, tid: &mut ItemPointerData) -> TM_Result::Type {
+pub unsafe fn table_tuple_delete(
+    table: Relation,
+    tid: &mut ItemPointerData,
+    wait: bool,
+) -> TM_Result::Type {
     let mut failure = TM_FailureData::default();
     // SAFETY: as the caller says.
     unsafe {
@@ -350,7 +354,7 @@ pub unsafe fn table_tuple_delete(table: Relation, tid: &mut ItemPointerData) -> 
                 GetCurrentCommandId(true),
                 GetActiveSnapshot(),
                 std::ptr::null_mut(),
-                true,
+                wait,
                 &mut failure,
                 false,
             )

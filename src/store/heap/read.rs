@@ -12,8 +12,8 @@ use super::{own, raw, roots};
 use crate::schema::error::Result;
 use ratelimit_pg::interrupts::check_for_interrupts;
 
-/// Returns the scan keys for a name, a key and a shard number, or the first of them: for equal values, or with `above`
-/// for ones greater than the last argument. Not inside a guard.
+/// Returns the scan keys for a name, a key and a shard number, or for the first one or two of them. They match equal
+/// values; with `above` the last one matches greater values. Not inside a guard.
 pub fn scan_keys<const N: usize>(
     arguments: [pg_sys::Datum; N],
     above: bool,
@@ -80,9 +80,9 @@ pub fn decode(row: RawRow) -> Result<ShardRow> {
 }
 
 impl Heap {
-    /// Visits each row with these scan keys under the latest state, in `fetched`, with the tuple id in its index entry, until
-    /// `visit` returns false. A SERIALIZABLE transaction scans all versions and checks their visibility here, because the
-    /// scan of an MVCC snapshot would leave predicate locks.
+    /// Visits each row with these scan keys under the latest state, in `fetched`, with the tuple id in its index entry,
+    /// until `visit` returns false. A SERIALIZABLE transaction scans all versions and checks their visibility here,
+    /// because the scan of an MVCC snapshot would leave predicate locks.
     ///
     /// # Safety
     /// Inside a guard.
@@ -195,15 +195,15 @@ impl Heap {
         unsafe { RawRow::from_slot(self.fetched, self.is_unlocked()) }
     }
 
-    /// Whether no other transaction has locked or replaced the fetched version. It is a hint: one may do so at any time.
-    /// `replace` checks it, and then waits like any update, since heap_update without `wait` has no caller in PostgreSQL and
-    /// an assertion against it.
+    /// Whether no other transaction has locked or replaced the fetched version. Only a hint: one may do so at any time.
+    /// `replace` checks again, and then waits like any update: heap_update without `wait` has no caller in PostgreSQL,
+    /// and an assertion against it.
     ///
     /// # Safety
     /// Inside a guard.
     pub unsafe fn is_unlocked(&self) -> bool {
-        // SAFETY: the slot has a pinned tuple of the heap, whose header can be read without a lock: a bit that is set meanwhile
-        // makes the hint no worse.
+        // SAFETY: the slot has a pinned tuple of the heap. Its header can be read without a lock: a bit that is set
+        // meanwhile makes the hint no worse.
         unsafe {
             let pinned = &*self.fetched.cast::<pg_sys::BufferHeapTupleTableSlot>();
             let tuple = pinned.base.tuple;
@@ -225,7 +225,7 @@ impl Heap {
         }
     }
 
-    /// Fetches the version that this transaction wrote last; no other can have changed it.
+    /// Fetches the version that this transaction wrote last, which no other can have changed.
     ///
     /// # Safety
     /// Inside a guard; the tuple id is from [`own`].
@@ -287,8 +287,8 @@ impl Heap {
         }
     }
 
-    /// Collects `take` of at most `most` rows that [`scan_keys`] of these arguments find under the latest state, in
-    /// ascending order.
+    /// Collects the results of `take` for at most `most` rows that match [`scan_keys`] of these arguments under the
+    /// latest state, in ascending order.
     ///
     /// # Safety
     /// `take` can run inside a guard.
@@ -337,7 +337,7 @@ impl Heap {
         let (name, key) = (TextDatum::new(after.0), TextDatum::new(after.1));
         let most = usize::try_from(rows).unwrap_or(0);
         let take = || {
-            // SAFETY: called with a row fetched, whose first two columns are the name and the key.
+            // SAFETY: called with a row fetched; its first two columns are the name and the key.
             unsafe {
                 let row = self.fetched_row();
                 let values = (*self.fetched).tts_values;

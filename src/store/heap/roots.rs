@@ -1,6 +1,5 @@
-//! Remembers the tuple ids in the index entries of recently used rows, across transactions, which saves the scan of the
-//! index. An entry stays the same while the row's updates are HOT. It is only a hint: the row that it leads to is
-//! compared.
+//! Remembers the tuple ids in the index entries of recently used rows, across transactions, to save the scan of the
+//! index. An entry stays the same while the row's updates are HOT. Only a hint: the row found by it is compared.
 
 use std::cell::RefCell;
 
@@ -28,8 +27,8 @@ thread_local! {
     static ROOTS: RefCell<Roots> = const { RefCell::new(Roots { changes: 0, rows: Vec::new() }) };
 }
 
-/// Returns the tuple id in the index entry of the row with this hash, unless the table has changed since. It may be past
-/// the table's end: VACUUM truncates empty pages.
+/// Returns the tuple id in the index entry of the row with this hash, unless the table has changed since. It may be
+/// past the table's end: VACUUM truncates empty pages.
 pub fn lookup(hash: u64) -> Option<pg_sys::ItemPointerData> {
     ROOTS.with_borrow(|roots| {
         let root = roots.rows.get(hash as usize % CAPACITY)?;

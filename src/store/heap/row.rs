@@ -1,4 +1,4 @@
-//! A row of the table in a slot: its decoding, and the values to form one.
+//! A row of the table in a slot: decodes it, and makes the values to form one.
 
 use std::mem::MaybeUninit;
 
@@ -15,15 +15,15 @@ use crate::store::codec::{Columns, decode, decode_array, encode};
 use ratelimit_pg::clock::from_timestamptz;
 use ratelimit_pg::values::{is_plain, text_datum};
 
-/// A fetched version, its log in Postgres memory: plain data, for a guard.
+/// A fetched version, with its log in Postgres memory: plain data, for a guard.
 #[derive(Clone, Copy)]
 pub struct RawRow {
     /// The tuple id of the version.
     pub tid: pg_sys::ItemPointerData,
-    /// Whether no other transaction had it locked, or had replaced it.
+    /// Whether no other transaction had locked or replaced it.
     pub unlocked: bool,
     shard: i32,
-    /// `None` for a NULL, which the owner may have written while the column allowed it.
+    /// `None`: NULL, which the owner may have written while the column allowed it.
     kind: Option<u8>,
     value: Option<f64>,
     ts: Option<i64>,
@@ -31,7 +31,7 @@ pub struct RawRow {
     prior: Option<f64>,
     /// A detoasted copy, or null.
     log: *mut pg_sys::varlena,
-    /// Likewise.
+    /// A detoasted copy, or null.
     leases: *mut pg_sys::varlena,
     holds_due: Option<i64>,
 }
@@ -108,11 +108,11 @@ pub fn tuple_id((block, offset): (pg_sys::BlockNumber, u16)) -> pg_sys::ItemPoin
     pg_sys::ItemPointerData { ip_blkid, ip_posid: offset }
 }
 
-/// A text as a datum: up to [`MAX_KEY`] bytes, the most of a call, on the stack; a longer one, which the
-/// table's owner may have written, in Postgres memory.
+/// A text as a datum. Up to [`MAX_KEY`] bytes, the maximum of a call, are on the stack; a longer one, which the table's
+/// owner may have written, is in Postgres memory.
 pub struct TextDatum {
     short: Short,
-    /// Of [`short`](TextDatum::short), with its header.
+    /// The size of [`short`](TextDatum::short), with its header.
     size: usize,
     long: Option<pg_sys::Datum>,
 }
@@ -140,8 +140,8 @@ impl TextDatum {
         TextDatum { short: Short { header, bytes }, size, long }
     }
 
-    /// Whether a value of this text may be stored otherwise than it is: TOAST compresses and moves no value of so few
-    /// bytes as a pointer of its own takes (toast_tuple_find_biggest_attribute).
+    /// Whether this text may be stored in another form. TOAST neither compresses nor moves a value that is no longer
+    /// than a TOAST pointer (toast_tuple_find_biggest_attribute).
     pub fn may_be_toasted(&self) -> bool {
         const POINTER: usize = 24; // MAXALIGN(TOAST_POINTER_SIZE)
         self.long.is_some() || self.size > POINTER

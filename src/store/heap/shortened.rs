@@ -1,5 +1,5 @@
-//! Descriptions of tuples without their trailing NULLs. A column that a tuple lacks is NULL, as after ADD COLUMN, so that a
-//! row whose last columns are NULL needs no flags of NULLs, and is 8 bytes shorter.
+//! Descriptions of tuples without their trailing NULLs. A column missing from a tuple is NULL, as after ADD COLUMN. So
+//! a row with NULLs only at the end needs no NULL flags, and is 8 bytes shorter.
 
 use std::cell::Cell;
 
@@ -7,17 +7,17 @@ use pgrx::{PgMemoryContexts, pg_sys};
 
 use crate::schema::unaltered_table::{COLUMNS, HOLD_COLUMNS, NamesAndTypes, of_holds, of_limits};
 
-/// The descriptions for an unaltered table of `N` columns by the number of columns that a tuple has, each made once a
-/// session.
+/// The descriptions for an unaltered table of `N` columns, by the number of columns in a tuple. Each is made once
+/// per session.
 pub struct Shortened<const N: usize> {
     columns: NamesAndTypes,
     made: [Cell<pg_sys::TupleDesc>; N],
 }
 
 thread_local! {
-    /// Those of rateLimits.
+    /// The descriptions of rateLimits.
     pub static LIMITS: Shortened<COLUMNS> = const { Shortened::new(of_limits) };
-    /// Those of rl_holds.
+    /// The descriptions of rl_holds.
     pub static HOLDS: Shortened<HOLD_COLUMNS> = const { Shortened::new(of_holds) };
 }
 
@@ -26,7 +26,8 @@ impl<const N: usize> Shortened<N> {
         Shortened { columns, made: [const { Cell::new(std::ptr::null_mut()) }; N] }
     }
 
-    /// Describes a tuple to form of these columns; `whole` describes one with all. Calls Postgres: not inside a guard.
+    /// Describes a tuple of the columns up to the last that is not NULL; `whole` describes one of all columns. Calls
+    /// Postgres: not inside a guard.
     pub fn description(&self, whole: pg_sys::TupleDesc, nulls: &[bool; N]) -> pg_sys::TupleDesc {
         let count = nulls.iter().rposition(|null| !null).map_or(0, |last| last + 1);
         let Some(short) = self.made.get(count) else { return whole };

@@ -11,12 +11,12 @@ use super::shortened::LIMITS;
 use super::{own, raw, roots};
 use crate::schema::error::Result;
 
-/// Name and key, the first columns.
+/// The number of columns of name and key, which come first.
 const KEY_COLUMNS: usize = 2;
 
 impl Heap {
-    /// Locks the newest version of a row; `found` is any of its versions. `None`: it is gone, or has another primary key
-    /// now, or, without `wait`, it is locked or was updated meanwhile.
+    /// Locks the newest version of a row; `found` is any of its versions. `None`: it is gone, or has another primary
+    /// key now, or, without `wait`, it is locked or was updated meanwhile.
     pub fn lock_version(&self, id: RowId, found: RawRow, wait: bool) -> Result<Option<Row>> {
         let mut tid = found.tid;
         let tid = &mut tid;
@@ -54,8 +54,8 @@ impl Heap {
         }
     }
 
-    /// Locks a version that was read without a lock, without waiting; false if another transaction has locked or replaced
-    /// it.
+    /// Locks a version that was read without a lock. Doesn't wait: false if another transaction has locked or
+    /// replaced it.
     pub fn lock_seen(&self, seen: &Row) -> bool {
         let TupleId { tid: Some(tid), unlocked: true, .. } = seen.tuple else { return false };
         let tid = &mut tuple_id(tid);
@@ -87,10 +87,10 @@ impl Heap {
         let stored_otherwise = name.may_be_toasted() || key.may_be_toasted();
         let (old, values, nulls) = (&mut old, values.as_mut_ptr(), nulls.as_mut_ptr());
         // SAFETY: the row was found in this table, and its tuple id is still valid (see TupleId), so the version can be
-        // fetched. Its name and key, the first two columns, are never NULL. As stored values they lie on its page, which is
-        // pinned until the slot is cleared after their last use. A TOAST pointer among them is that version's, which this
-        // snapshot keeps, and then also the new version's: heap_update gets both, and keeps unchanged ones. The tuple is
-        // formed of the table's columns; an index entry is inserted unless the update is HOT.
+        // fetched. Its name and key, the first two columns, are never NULL. As stored values they lie on its page,
+        // which is pinned until the slot is cleared after their last use. A TOAST pointer among them is that version's,
+        // which this snapshot keeps, and then also the new version's: heap_update gets both, and keeps unchanged ones.
+        // The tuple is formed of the table's columns; an index entry is inserted unless the update is HOT.
         let (done, new, entered) = unsafe {
             guarded(|| {
                 if stored_otherwise {
@@ -131,7 +131,7 @@ impl Heap {
         // SAFETY: the row was found in this table, and its tuple id is still valid (see TupleId).
         let result = unsafe {
             guarded(|| {
-                let result = raw::table_tuple_delete(self.table, tid);
+                let result = raw::table_tuple_delete(self.table, tid, true);
                 raw::CommandCounterIncrement();
                 result
             })
@@ -139,8 +139,8 @@ impl Heap {
         result == pg_sys::TM_Result::TM_Ok
     }
 
-    /// Inserts the index entry of a version. Returns whether a new row's key is unique; a new version of a row is not
-    /// checked, which would scan all versions of this transaction.
+    /// Inserts the index entry of a version. Returns whether the key of a new row is unique. A new version of a row is
+    /// not checked: the check would scan all versions of this transaction.
     ///
     /// # Safety
     /// Inside a guard; the values and the tuple id are the version's.
@@ -168,8 +168,8 @@ impl Heap {
         let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
         let mut keys = scan_keys([name.datum(), key.datum(), id.shard.into()], false);
         let keys = &mut keys[..];
-        // SAFETY: as in the check of a unique index (check_exclusion_or_unique_constraint): a dirty snapshot returns the
-        // transaction in progress; all pins are dropped before the wait.
+        // SAFETY: as in the check of a unique index (check_exclusion_or_unique_constraint): a dirty snapshot returns
+        // the transaction in progress; all pins are dropped before the wait.
         unsafe {
             guarded(|| {
                 let mut dirty = pg_sys::SnapshotData {
@@ -216,8 +216,8 @@ impl Heap {
         let whole = unsafe { (*self.table).rd_att };
         let description = LIMITS.with(|short| short.description(whole, &nulls));
         let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
-        // SAFETY: like INSERT ... ON CONFLICT DO NOTHING: the row is speculative until its index entry has no conflict, and is
-        // deleted at once if it has.
+        // SAFETY: like INSERT ... ON CONFLICT DO NOTHING: the row is speculative until its index entry has no conflict,
+        // and is deleted at once if it has.
         let new = unsafe {
             guarded(|| {
                 let tuple = raw::heap_form_tuple(description, values, nulls);

@@ -1,16 +1,16 @@
-//! Distinguishes a database from an earlier one with its OID, which CREATE DATABASE … OID can give again. A clone of the
-//! same template also has the number of its extension from there, and would find the states of the dropped database.
+//! Distinguishes a database from an earlier one with the same OID, which CREATE DATABASE … OID can reuse. A clone of
+//! the same template also has the same number of the extension, and would find the states of the dropped database.
 //!
-//! PostgreSQL keeps nothing that distinguishes them: all that is in a database is the template's, and its row in
-//! pg_database is another one after each ALTER DATABASE, too. But each CREATE DATABASE, by either strategy, and on a
-//! standby as well, writes a new file PG_VERSION into the database's directory, which never changes. Its time is the
-//! mark of a database, read once in each session, since a connection keeps it from being dropped or moved. Not the
-//! number of the file (inode), which some file systems reuse, nor when its metadata changed (ctime), as with
-//! the hard links of a backup.
+//! PostgreSQL stores nothing that distinguishes them: the contents of a database are the template's, and its row in
+//! pg_database is replaced by each ALTER DATABASE, too. But each CREATE DATABASE, by either strategy, and also on a
+//! standby, writes a new file PG_VERSION into the database's directory, which never changes. Its modification time is
+//! the mark of a database. A session reads it once: its connection keeps the database from being dropped or moved.
+//! Neither the number of the file (inode) would do, which some file systems reuse, nor the time when its metadata
+//! changed (ctime), which the hard links of a backup change.
 //!
-//! ALTER DATABASE … SET TABLESPACE copies the directory, and so makes another mark. A database that is in another
-//! tablespace than before, and whose row has been updated since it was created, is taken for the moved one, which keeps
-//! its states. Where it was moved back again meanwhile, it is a new one.
+//! ALTER DATABASE … SET TABLESPACE copies the directory, and so changes the mark. A database counts as moved, and
+//! keeps its states, if it is in another tablespace than before and its row has been updated since it was created. A
+//! database that was moved and moved back meanwhile counts as a new one.
 
 use std::cell::Cell;
 use std::ffi::{CStr, OsStr};
@@ -25,7 +25,7 @@ use xxhash_rust::xxh64::xxh64;
 use super::SessionLock;
 use crate::schema::catalog;
 
-/// The number of databases that are known. If another one is moved, its states are lost.
+/// The number of known databases. If another database is moved, its states are lost.
 const DATABASES: usize = 64;
 
 /// The known databases, in shared memory.
@@ -35,21 +35,21 @@ pub type Databases = Guarded<SessionLock, [Database; DATABASES]>;
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Database {
-    /// Its number; 0: the place is free.
+    /// The OID; 0: the place is free.
     database: u32,
     tablespace: u32,
     mark: u64,
-    /// Part of the hash that finds its states.
+    /// The part of the hash that finds its states.
     incarnation: u32,
 }
 
 thread_local! {
-    /// That of this session's database.
+    /// The incarnation of this session's database.
     static INCARNATION: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// The incarnation of this session's database: another one than that of any database that had its number before, but
-/// for one in four billions. Asks Postgres at first, so in a transaction, and not under a lock.
+/// The incarnation of this session's database: different from that of any earlier database with the same OID, except
+/// one in four billions. Asks Postgres at first, so in a transaction, and not under a lock.
 #[inline]
 pub fn incarnation(databases: &Databases) -> u32 {
     INCARNATION.get().unwrap_or_else(|| look(databases))
@@ -61,7 +61,7 @@ fn look(databases: &Databases) -> u32 {
     // SAFETY: constant in a session, which is connected to a database.
     let (database, tablespace) = unsafe { (pg_sys::MyDatabaseId, pg_sys::MyDatabaseTableSpace) };
     let (mark, is_altered) = (mark(), catalog::is_database_altered(database));
-    // Its low half.
+    // The low half of the mark.
     let new = mark as u32;
     let now = Database {
         database: database.into(),
@@ -93,7 +93,7 @@ fn look(databases: &Databases) -> u32 {
     incarnation
 }
 
-/// The mark of this session's database; one for all where it can't be read.
+/// The mark of this session's database; the same for all databases if the file can't be read.
 fn mark() -> u64 {
     // SAFETY: set when a session connects, and never changed; relative to the data folder, in which it runs.
     let folder = unsafe {

@@ -1,4 +1,4 @@
-//! The limiter's port to the memory: the entries of this database and extension.
+//! The limiter's port to the memory: the entries of one database and extension.
 
 use pgrx::pg_sys;
 use ratelimit_core::{Micros, State};
@@ -24,7 +24,7 @@ pub struct SharedEntries {
     scope: Scope,
     /// The caller.
     role: pg_sys::Oid,
-    /// What a writer is started with.
+    /// The arguments for starting a writer.
     origin: writer::Origin,
 }
 
@@ -33,7 +33,7 @@ pub struct SharedLocked<'e> {
     entries: &'e SharedEntries,
     states: LockedStates<'e>,
     saved: Locked<SavedGuard<'static, SessionLock>>,
-    /// When the first of the keys that were changed is to be written.
+    /// The time when the first of the changed keys has to be written.
     due: Option<Micros>,
 }
 

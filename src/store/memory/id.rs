@@ -13,9 +13,9 @@ use ratelimit_pg::transaction;
 
 /// Makes [`Id`]s that can't be predicted without the seed.
 pub struct Identifier {
-    /// Has hashed nothing but the seed.
+    /// Has hashed only the seed.
     seeded: SipHasher13,
-    /// The last name, which most calls share with the call before.
+    /// The last name: most calls have the same one as the call before.
     last: RefCell<Named>,
 }
 
@@ -32,13 +32,13 @@ struct Named {
 #[repr(C)]
 pub struct Scope {
     database: u32,
-    /// The number of the extension, mixed with the [incarnation](databases::incarnation) of the database: in a
-    /// database with the same OID, what an earlier one left is that of a dropped extension.
+    /// The number of the extension, mixed with the [incarnation](databases::incarnation) of the database. So the
+    /// remains of an earlier database with the same OID look like those of a dropped extension.
     extension: u32,
 }
 
 impl Scope {
-    /// This database, and its extension. In a transaction, and not under a lock.
+    /// This database and its extension. Called in a transaction, and not under a lock.
     #[inline]
     pub fn new(memory: &Memory, extension: pg_sys::Oid) -> Scope {
         let extension = u32::from(extension) ^ databases::incarnation(memory.databases);
@@ -61,18 +61,18 @@ impl Scope {
         Scope { database: (number >> 32) as u32, extension: number as u32 }
     }
 
-    /// Database and extension, as they are distinguished here.
+    /// The numbers of the database and the extension.
     pub fn numbers(self) -> [u32; 2] {
         [self.database, self.extension]
     }
 
-    /// Both in one number, which is not 0.
+    /// Both numbers in one, which is not 0.
     pub fn number(self) -> u64 {
         u64::from(self.database) << 32 | u64::from(self.extension)
     }
 
-    /// The number that owns an entry: all defined limits of a database have the same one, and configs in calls one for
-    /// each role, of which a few share a number by chance.
+    /// The number of an entry's owner. All defined limits of a database have the same one; configs in calls have one
+    /// per role, and a few roles share a number by chance.
     pub fn owner(self, pool: Pool, role: pg_sys::Oid) -> u32 {
         match pool {
             Pool::Inline => self.database.rotate_left(16) ^ u32::from(role),
@@ -80,9 +80,9 @@ impl Scope {
         }
     }
 
-    /// Whether its database is dropped, or its extension, as far as this session can see: of its own database, and not
-    /// in a transaction that has written, which may drop or create the extension and be rolled back. Asks Postgres, so
-    /// not under a lock.
+    /// Whether this session can see that the database or the extension was dropped. The extension only in its own
+    /// database, and not in a transaction that has written, which may have dropped or created the extension and may be
+    /// rolled back. Asks Postgres, so not under a lock.
     pub fn is_dropped(self, own: Scope) -> bool {
         if self.database == own.database {
             return self.extension != own.extension && transaction::number_if_any() == 0;

@@ -1,4 +1,4 @@
-//! Partitions that a call has locked, by their numbers: mostly one, which needs no allocation.
+//! Partitions that a call has locked, by number: usually one, which needs no allocation.
 
 /// Locked partitions.
 pub struct Locked<G> {
@@ -33,7 +33,7 @@ impl<G> Locked<G> {
         self.first.is_none() && self.others.is_empty()
     }
 
-    /// One of them by its number.
+    /// A locked partition, by its number.
     #[inline]
     pub fn get(&mut self, number: usize) -> Option<&mut G> {
         match &mut self.first {

@@ -13,7 +13,7 @@ use ratelimit_pg::values::clipped;
 type Shared = ratelimit_memory::SharedRankings<SessionLock, Scope>;
 
 thread_local! {
-    /// The key that this session counted last, and its number.
+    /// The key that this session counted last, and the number of its counter.
     static LAST: Cell<([u64; 2], usize)> = const { Cell::new(([0; 2], 0)) };
 }
 
@@ -21,7 +21,7 @@ thread_local! {
 pub struct Rankings(&'static Shared);
 
 impl Rankings {
-    /// Their bytes.
+    /// The size in bytes.
     pub const SIZE: usize = size_of::<Shared>();
 
     /// Views rankings.
@@ -51,7 +51,7 @@ impl Rankings {
         LAST.set((id.key, self.0.count(id.key, last, scope, name, key)));
     }
 
-    /// Returns the keys of a name, or of all, that were denied most, the first of them first.
+    /// Returns the keys of a name, or of all, that were denied most, in descending order.
     pub fn most_denied(&self, scope: Scope, name: Option<&[u8]>, rows: usize) -> Vec<Denied> {
         self.0.most_denied(scope, name, rows)
     }
@@ -61,7 +61,7 @@ impl Rankings {
         self.0.scopes()
     }
 
-    /// Removes a key of every name, given by its address there.
+    /// Removes a key of every name; `id`: the key's address under a name.
     pub fn forget_key(&self, scope: Scope, id: impl Fn(&[u8]) -> Id) {
         self.0.forget_key(scope, |name| id(name).key);
     }

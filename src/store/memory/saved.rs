@@ -1,5 +1,5 @@
-//! The states of saved limits, in a segment of their own, which the first call of such a limit makes; and what sessions
-//! and the writers of databases exchange.
+//! The states of saved limits, in a segment of their own, which the first call of such a limit creates; and the state
+//! that sessions share with the writers of databases.
 
 use std::cell::Cell;
 use std::ffi::{CStr, CString};
@@ -21,20 +21,20 @@ use ratelimit_pg::error::PgError;
 use ratelimit_pg::shared_memory::{self, Need};
 use ratelimit_pg::transaction::is_in_recovery;
 
-/// The number of partitions. A session may lock all of them and all others at once.
+/// The number of partitions. A session may lock all of them together with all others.
 pub(super) const PARTITIONS: usize = 32;
 /// The number of databases that can have unsaved keys at a time.
 const WRITERS: usize = 1024;
 /// The number of cells to copy under a lock at a time.
 const AT_ONCE: usize = 64;
 
-/// The beginning of the segment. After it come the partitions.
+/// The beginning of the segment. The partitions follow.
 #[repr(C, align(128))]
 struct Header {
-    /// `ratelimit.memory_keys` as it was.
+    /// The value of `ratelimit.memory_keys` when the segment was created.
     keys: u64,
     lock_group: i32,
-    /// The process that waits for a place for writers that were refused, plus 1; 0: none does.
+    /// The process that waits for a place for refused writers, plus 1; 0: none.
     waits_for_place: AtomicU32,
     writers: [Writer; WRITERS],
 }
@@ -44,27 +44,27 @@ struct Header {
 pub struct Writer {
     /// Database and extension; 0: the place is free.
     pub scope: AtomicU64,
-    /// The table of its rows, once a writer was requested.
+    /// The table of its rows, set once a writer was requested.
     pub table: AtomicU32,
     /// The number of its process in the server's list, plus 1; 0: there is no writer.
     pub process: AtomicU32,
-    /// Its process in the system.
+    /// The process id.
     pub pid: AtomicU32,
-    /// When it started.
+    /// The time when it started.
     pub since: AtomicI64,
-    /// When the next key is due; the latest instant: no key is unsaved.
+    /// The time when the next key is due; the latest instant: no key is unsaved.
     pub due: AtomicI64,
-    /// When a writer was requested that hasn't started yet, and whether the server refused it.
+    /// The time of a request for a writer that hasn't started yet, and whether the server refused it.
     pub asked_at: AtomicI64,
     pub is_refused: AtomicBool,
-    /// Whether it should write everything and exit, since another database needs its place.
+    /// Whether it should write everything and exit, because another database needs its place.
     pub is_to_go: AtomicBool,
     /// The number of requests to write everything at once, and the last one that was served.
     pub wanted: AtomicU64,
     pub served: AtomicU64,
     /// The number of keys written.
     pub written: AtomicU64,
-    /// When the refusal was last logged.
+    /// The time when the refusal was last logged.
     pub told_at: AtomicI64,
     problem: Guarded<SessionLock, Problem>,
 }
@@ -92,9 +92,9 @@ pub struct SavedUsage {
     pub capacity: u64,
     /// Unsaved keys.
     pub unsaved: usize,
-    /// Since when the first of them is unsaved.
+    /// The time since which the oldest of them is unsaved.
     pub oldest: Option<Micros>,
-    /// Keys evicted on a standby that had changed there.
+    /// The number of keys evicted on a standby after they had changed there.
     pub lost: u64,
 }
 
@@ -103,7 +103,7 @@ thread_local! {
     static WRITER: Cell<Option<&'static Writer>> = const { Cell::new(None) };
 }
 
-/// The capacity of a partition: more than its share, since keys are spread by chance.
+/// The capacity of a partition: more than its share, because keys are distributed at random.
 fn each(keys: usize) -> usize {
     let mean = keys.div_ceil(PARTITIONS);
     mean + mean / 8 + 5 * (mean.isqrt() + 1)
@@ -121,7 +121,7 @@ pub(super) fn partition_of(hash: [u64; 2]) -> usize {
 }
 
 impl SavedMemory {
-    /// Returns the server's segment; makes it where there is none.
+    /// Returns the server's segment; creates it if there is none.
     #[inline]
     pub fn get() -> Result<&'static SavedMemory> {
         match MEMORY.get() {
@@ -130,7 +130,7 @@ impl SavedMemory {
         }
     }
 
-    /// Maps the server's segment into this session, where there is one, or it is made as `need` says.
+    /// Maps the server's segment into this session; creates it if `need` says so.
     #[cold]
     pub fn open(need: Need) -> Result<Option<&'static SavedMemory>> {
         if let Some(memory) = MEMORY.get() {
@@ -139,7 +139,7 @@ impl SavedMemory {
         thread_local! {
             static NAME: &'static CStr = {
                 let name = format!("ratelimit saved {} {:x}", super::LAYOUT, size(100_000));
-                // Once in the life of a session; it has no zero byte.
+                // Once per session. The name has no zero byte.
                 CString::new(name).map_or(c"ratelimit saved", |name| Box::leak(name.into()))
             };
         }
@@ -176,7 +176,7 @@ impl SavedMemory {
         (0..PARTITIONS).map(|number| self.partitions.lock(number))
     }
 
-    /// Returns the writer of a scope, in the place of an idle one; `None` where none is idle.
+    /// Returns the writer of a scope, in the place of an idle one; `None` if none is idle.
     #[inline]
     pub fn writer(&self, scope: Scope) -> Option<&'static Writer> {
         let is_own = |writer: &&Writer| writer.scope.load(SeqCst) == scope.number();
@@ -209,7 +209,7 @@ impl SavedMemory {
         self.header.writers.iter().filter(move |writer| !std::ptr::eq(*writer, own))
     }
 
-    /// The writers that were requested and refused, and are due.
+    /// The refused writers with keys that are due.
     pub fn refused_writers(&self) -> impl Iterator<Item = &'static Writer> {
         let is_refused = |writer: &&Writer| {
             writer.is_refused.load(SeqCst)
@@ -251,8 +251,8 @@ impl SavedMemory {
         all
     }
 
-    /// Copies the unsaved keys of a scope, those due by an instant or all, in the order of name and key; those whose
-    /// last write failed come last.
+    /// Copies the unsaved keys of a scope, either those due by an instant or all, in the order of name and key; keys
+    /// with a failed last write come last.
     pub fn copy(&self, scope: Scope, due: Option<Micros>) -> Vec<SavedCopy> {
         let mut copies = Vec::new();
         for number in 0..PARTITIONS {
@@ -274,7 +274,7 @@ impl SavedMemory {
         guard.partition().finish(copy, outcome, copied, now);
     }
 
-    /// Removes the keys of a name, or of the scope, that a test picks; the others are due at once.
+    /// Removes those keys of a name, or of the scope, that a test selects; the others become due at once.
     pub fn remove(
         &self,
         scope: Scope,
@@ -286,7 +286,7 @@ impl SavedMemory {
         }
     }
 
-    /// Whether there are keys of a name, or of all; `Some(true)`: some are unsaved.
+    /// Whether there are keys of a name, or of all names; `Some(true)`: some are unsaved.
     pub fn has_keys(&self, scope: Scope, name: Option<&[u8]>) -> Option<bool> {
         let has = |mut guard: SavedGuard<'static, SessionLock>| {
             guard.partition().has_keys(scope.numbers(), name)
@@ -303,7 +303,7 @@ impl SavedMemory {
         self.each().flat_map(keys).collect()
     }
 
-    /// How much of it is used.
+    /// How much of the memory is used.
     pub fn usage(&self) -> SavedUsage {
         let Unsaved { keys: unsaved, since, .. } = self.unsaved(None);
         let now = clock::monotonic();
@@ -343,7 +343,7 @@ impl SavedMemory {
                 Scope::from_numbers(*scope).number() == writer.scope.load(SeqCst)
             };
             if scopes.iter().any(is_its) {
-                // First, since others may get the place then.
+                // First, because others may take the place afterwards.
                 writer.is_refused.store(false, SeqCst);
                 writer.due.store(i64::MAX, SeqCst);
                 crate::store::memory::writer::dismiss(writer);
@@ -358,13 +358,13 @@ impl Writer {
         self.is_to_go.load(SeqCst) || self.served.load(SeqCst) < self.wanted.load(SeqCst)
     }
 
-    /// The running process, and when it started.
+    /// The running process, and the time when it started.
     pub fn process(&self) -> Option<(u32, Micros)> {
         let is_there = self.process.load(SeqCst) != 0;
         is_there.then(|| (self.pid.load(SeqCst), Micros(self.since.load(SeqCst))))
     }
 
-    /// Notes a problem, in the encoding of its database; empty: there is none.
+    /// Notes a problem, in the encoding of its database; empty: none.
     pub fn set_problem(&self, text: &[u8]) {
         let mut problem = self.problem.write();
         let end = text.len().min(problem.text.len());
@@ -372,7 +372,7 @@ impl Writer {
         problem.length = end as u32;
     }
 
-    /// The last problem; empty: there is none.
+    /// The last problem; empty: none.
     pub fn problem(&self) -> Vec<u8> {
         let problem = self.problem.read();
         problem.text[..problem.length as usize].to_vec()
@@ -384,8 +384,8 @@ impl Writer {
 /// # Safety
 /// It stays as long as the process, and was [filled](fill).
 unsafe fn view(address: *mut u8) -> SavedMemory {
-    // SAFETY: as the caller says; the segment begins with a header, whose numbers never change, and which is atomic or
-    // guarded otherwise. The partitions after it are for the number of keys in it.
+    // SAFETY: as the caller says; the segment begins with a header. Its numbers never change, and the rest of it is
+    // atomic or guarded. The partitions after it are for the number of keys in it.
     unsafe {
         let header = &*address.cast::<Header>();
         let keys = header.keys as usize;

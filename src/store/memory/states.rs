@@ -17,16 +17,16 @@ use ratelimit_pg::interrupts::check_for_interrupts;
 
 /// The number of partitions for defined limits.
 const DEFINED: usize = 128;
-/// The number of partitions for configs in calls. A session may lock all partitions of all pools at once, and PostgreSQL
+/// The number of partitions for configs in calls. A session may lock all partitions of all pools at once; PostgreSQL
 /// allows it 200 locks (MAX_SIMUL_LWLOCKS).
 const INLINE: usize = 32;
-/// Both together: the states of the server's clock.
+/// The number of both: the partitions for states of the server's clock.
 const PARTITIONS: usize = DEFINED + INLINE;
-/// The partition of states under a fixed clock, so that a test leaves the states of others alone.
+/// The number of the partition for states under a fixed clock, so that a test leaves the states of others alone.
 const FIXED_CLOCK: usize = PARTITIONS;
-/// Its capacity.
+/// The capacity of that partition.
 const FIXED_CLOCK_KEYS: usize = 4096;
-/// The pause between two lines of the log about evictions.
+/// The interval between two log lines about evictions.
 const LOG_EVERY: Micros = Micros(60_000_000);
 
 type Partitions = ratelimit_memory::Partitions<'static, SessionLock>;
@@ -35,9 +35,9 @@ type Partitions = ratelimit_memory::Partitions<'static, SessionLock>;
 #[repr(C, align(128))]
 struct Losses {
     idle: AtomicU64,
-    /// Those that were not idle: their keys were full again too early.
+    /// States that were not idle: their keys became full again too early.
     live: AtomicU64,
-    /// The number of these that the log has, and when it was written, in epoch microseconds.
+    /// The number of these already logged, and the time of that, in epoch microseconds.
     logged: AtomicU64,
     logged_at: AtomicI64,
 }
@@ -45,7 +45,7 @@ struct Losses {
 /// The states, in shared memory.
 pub struct States {
     losses: &'static Losses,
-    /// Those for defined limits, for configs in calls, and for a fixed clock. Numbers of partitions count through them.
+    /// The partitions for defined limits, for configs in calls, and for a fixed clock, numbered consecutively.
     defined: Partitions,
     inline: Partitions,
     fixed: Partitions,
@@ -53,11 +53,11 @@ pub struct States {
     keys: usize,
 }
 
-/// Their layout in memory.
+/// The layout of the states in memory.
 struct Layout {
     /// The number of places in each partition for defined limits, for configs in calls and for a fixed clock.
     places: [usize; 3],
-    /// Where those begin, after [`Losses`], and where all ends, in bytes.
+    /// The offsets of those places, after [`Losses`], and the end of all, in bytes.
     offsets: [usize; 4],
 }
 
@@ -74,13 +74,13 @@ impl Layout {
     }
 }
 
-/// The capacity for keys of configs in calls, next to a number of keys of defined limits.
+/// The capacity for keys of configs in calls, in addition to a number of keys of defined limits.
 fn inline_keys(keys: usize) -> usize {
     keys.div_ceil(2)
 }
 
-/// The capacity of each partition for a number of keys in all. Keys are spread by chance: five standard deviations are
-/// for a partition that gets more. At least two keys fit with all their slots.
+/// The capacity of each partition for a total number of keys. Keys are distributed at random: five standard deviations
+/// are added for a partition that gets more. At least two keys fit with all their slots.
 fn each(keys: usize, partitions: usize) -> usize {
     let mean = keys.div_ceil(partitions);
     (mean + 5 * (mean.isqrt() + 1)).max(2 * MAX_SLOTS_IN_MEMORY as usize)
@@ -92,7 +92,7 @@ fn partition_of(id: Id) -> usize {
         _ if clock::is_fixed() => FIXED_CLOCK,
         Pool::Defined => (id.key[0] % DEFINED as u64) as usize,
         Pool::Inline => DEFINED + (id.key[0] % INLINE as u64) as usize,
-        // In partitions of a segment of its own.
+        // Has partitions in a segment of its own.
         Pool::Saved => usize::MAX,
     }
 }
@@ -103,7 +103,7 @@ fn address(id: Id) -> states::Id {
     states::Id { key: id.key, slots: id.slots }
 }
 
-/// How much of the memory is used, except under a fixed clock.
+/// How much of the memory is used, without the states under a fixed clock.
 pub struct Usage {
     /// Keys of defined limits.
     pub keys: u64,
@@ -113,9 +113,9 @@ pub struct Usage {
     pub inline_keys: u64,
     /// The number of them that fit at least.
     pub inline_capacity: u64,
-    /// States evicted that were idle.
+    /// Evicted states that were idle.
     pub dropped_idle: u64,
-    /// States evicted that were not: their keys were full again too early.
+    /// Evicted states that were not idle: their keys became full again too early.
     pub dropped_live: u64,
 }
 
@@ -151,7 +151,7 @@ impl States {
         }
     }
 
-    /// Has the processor fetch what a lookup reads first.
+    /// Makes the processor fetch the first data that a lookup reads.
     #[inline]
     pub fn prefetch(&self, id: Id) {
         let (partitions, number) = self.partition(partition_of(id));
@@ -164,7 +164,7 @@ impl States {
         }
     }
 
-    /// Reads a state, and doesn't mark it as used.
+    /// Reads a state without marking it as used.
     pub fn read(&self, id: Id) -> Option<State> {
         let (partitions, number) = self.partition(partition_of(id));
         partitions.read(number).view().read(address(id))
@@ -177,7 +177,7 @@ impl States {
         LockedStates { states: self, partitions: Locked::new(numbers, |number| self.write(number)) }
     }
 
-    /// Removes the states of a name, partition by partition; returns the number of keys that had one.
+    /// Removes the states of a name, partition by partition; returns the number of keys with a state.
     pub fn forget_name(&self, name: [u64; 2]) -> u64 {
         let numbers = if clock::is_fixed() { FIXED_CLOCK..FIXED_CLOCK + 1 } else { 0..PARTITIONS };
         let forget = |number| {
@@ -247,8 +247,8 @@ impl States {
     }
 }
 
-/// The states of some keys, whose partitions are locked. Until this is dropped, nothing of PostgreSQL is called but the
-/// clock.
+/// The states of some keys, with their partitions locked. Until this is dropped, nothing of PostgreSQL is called
+/// except the clock.
 pub struct LockedStates<'a> {
     states: &'a States,
     partitions: Locked<PartitionWriteGuard<'a, SessionLock>>,

@@ -1,5 +1,4 @@
-//! Counters of the answers to each name's calls, whatever the store of the limit: added to at once, outside any
-//! transaction.
+//! Counters of the answers to each name's calls, for every store. Counted immediately, outside any transaction.
 
 use pgrx::pg_sys;
 use ratelimit_limiter::ports::Id;
@@ -15,14 +14,14 @@ type Shared = ratelimit_memory::SharedTallies<SessionLock, Scope>;
 /// The tallies, in shared memory.
 pub struct Tallies(&'static Shared);
 
-/// The number that spreads sessions over counters.
+/// The number that distributes sessions over counters.
 fn session() -> usize {
     // SAFETY: constant in a process.
     unsafe { pg_sys::MyProcPid as usize }
 }
 
 impl Tallies {
-    /// Their bytes.
+    /// The size in bytes.
     pub const SIZE: usize = size_of::<Shared>();
 
     /// Views tallies.
@@ -52,7 +51,7 @@ impl Tallies {
         }
     }
 
-    /// Counts the first call of a name, after the names of dropped databases and extensions are removed from its window.
+    /// Counts the first call of a name, after removing the names of dropped databases and extensions from its window.
     #[cold]
     fn enter(&self, id: Id, scope: Scope, name: &[u8], count: Count) {
         let mut others = self.0.crowd(id.name);
@@ -74,7 +73,7 @@ impl Tallies {
         self.0.scopes()
     }
 
-    /// The number of calls that are no longer counted, since their names were replaced.
+    /// The number of calls not counted any more, because their names were replaced.
     pub fn dropped_calls(&self) -> u64 {
         self.0.dropped_calls()
     }

@@ -1,7 +1,7 @@
-//! The writer of a database and extension as sessions see it: whether one runs, when it is due, and how one is started.
+//! The writer of a database and extension as sessions see it: whether it runs, when it is due, and how to start it.
 //!
-//! A call that leaves a key unsaved notes when that is due, and starts a writer if none runs. Before it stops, a writer
-//! checks again for unsaved keys: calls that saw it running started no other.
+//! A call that leaves a key unsaved notes when the key is due, and starts a writer if none runs. A call that saw a
+//! writer running started none, so before a writer stops it checks again for unsaved keys.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::SeqCst;
@@ -18,15 +18,15 @@ use ratelimit_pg::background;
 use ratelimit_pg::clock;
 use ratelimit_pg::server_log;
 
-/// The writer's name in pg_stat_activity, and the function that it runs.
+/// The name of the writer in pg_stat_activity, and its main function.
 const WORKER: (&str, &str) = ("ratelimit writer", "ratelimit_writer_main");
-/// The pause between two requests for a writer that doesn't start, and between two lines of the log about it.
+/// The interval between two requests for a writer that doesn't start, and between two log lines about it.
 const ASK_EVERY: Micros = Micros(1_000_000);
 const LOG_EVERY: Micros = Micros(60_000_000);
-/// How long a session waits for a writer.
+/// The maximum time that a session waits for a writer.
 const PATIENCE: Micros = Micros(10_000_000);
 
-/// What a writer is started with.
+/// The arguments for starting a writer.
 #[derive(Clone, Copy, Debug)]
 pub struct Origin {
     /// The scope of the keys.
@@ -36,7 +36,7 @@ pub struct Origin {
 }
 
 thread_local! {
-    /// Set in a process that is the writer.
+    /// Set in a process that is a writer.
     static OWN: Cell<Option<&'static Writer>> = const { Cell::new(None) };
 }
 
@@ -62,7 +62,7 @@ impl Origin {
     }
 }
 
-/// Notes when a key that this call has changed is due, and starts a writer if none runs and any key is unsaved.
+/// Notes when a key that this call has changed is due. Starts a writer if none runs and any key is unsaved.
 #[inline]
 pub fn note_and_start(saved: &SavedMemory, origin: &Origin, due: Option<Micros>) {
     let Some(writer) = note(saved, origin, due) else { return };
@@ -71,7 +71,7 @@ pub fn note_and_start(saved: &SavedMemory, origin: &Origin, due: Option<Micros>)
     }
 }
 
-/// Notes when a key is due, and wakes the writer if it runs. Calls nothing of PostgreSQL that could fail.
+/// Notes when a key is due, and wakes a running writer. Calls nothing of PostgreSQL that could fail.
 #[inline]
 pub fn note(saved: &SavedMemory, origin: &Origin, due: Option<Micros>) -> Option<&'static Writer> {
     loop {
@@ -93,15 +93,15 @@ pub fn dismiss(writer: &Writer) {
     wake(writer);
 }
 
-/// Wakes the writer, which looks when it is due.
+/// Wakes the writer, which then checks when it is due.
 fn wake(writer: &Writer) {
     if let Some(process) = writer.process.load(SeqCst).checked_sub(1) {
         background::wake(process as i32);
     }
 }
 
-/// Starts a writer; false if the server has no place for one. With `again` it tries again soon after a refusal. After
-/// one, the writers of other databases are asked to exit.
+/// Starts a writer; false if the server has no place for one. After a refusal the writers of other databases are asked
+/// to exit; with `again` it tries again soon.
 #[cold]
 pub fn start(saved: &SavedMemory, writer: &Writer, origin: &Origin, again: bool) -> bool {
     let now = clock::monotonic();
@@ -142,7 +142,7 @@ pub fn come(saved: &SavedMemory, writer: &'static Writer) -> bool {
     writer.asked_at.store(0, SeqCst);
     writer.is_refused.store(false, SeqCst);
     writer.is_to_go.store(false, SeqCst);
-    // Those that were refused before this process was there to be dismissed.
+    // Writers were refused before this one started: it must make room, too.
     if saved.refused_writers().next().is_some() {
         writer.is_to_go.store(true, SeqCst);
     }
@@ -165,13 +165,13 @@ pub fn leave(writer: &Writer) -> bool {
     writer.process.compare_exchange(number(), 0, SeqCst, SeqCst).is_ok()
 }
 
-/// This process, as [`Writer::process`] has it.
+/// The number of this process, as in [`Writer::process`].
 fn number() -> u32 {
     background::process() as u32 + 1
 }
 
-/// Starts the writers that were refused, as this one leaves. Of several that leave, one waits until the others have left
-/// their places, for a second at most.
+/// Starts the refused writers, as this one leaves. If several leave, one of them waits for the others to leave, for a
+/// second at most.
 pub fn start_refused(saved: &SavedMemory) {
     let begun = clock::monotonic();
     while saved.refused_writers().next().is_some()
@@ -200,7 +200,8 @@ fn stop_waiting(saved: &SavedMemory) {
     let _ = saved.waits_for_place().compare_exchange(number(), 0, SeqCst, SeqCst);
 }
 
-/// Waits until a writer has tried to write everything that is unsaved now; false if none can be started, or not in time.
+/// Waits until a writer has tried to write everything that is unsaved now; false if none could be started, or
+/// not in time.
 pub fn wait(saved: &SavedMemory, origin: &Origin) -> bool {
     // No writer writes the keys of dropped databases.
     saved.forget_dropped(origin.scope);
@@ -220,7 +221,7 @@ pub fn wait(saved: &SavedMemory, origin: &Origin) -> bool {
     true
 }
 
-/// Waits as [`wait`]; returns whether keys were written meanwhile, which can be evicted now.
+/// Waits, as [`wait`]; returns whether keys were written meanwhile, which can be evicted now.
 pub fn wait_for_capacity(saved: &SavedMemory, origin: &Origin) -> bool {
     let written = || saved.writer(origin.scope).map(|writer| writer.written.load(SeqCst));
     let before = written();

@@ -1,5 +1,5 @@
-//! What a prune does about holds: gives back what has expired, of keys that no call is for and of limits that have got
-//! shards since, and deletes what expired long ago.
+//! Prunes holds: gives back expired ones, for keys without calls and for limits that have got shards since, and deletes
+//! those that expired long ago.
 
 use std::rc::Rc;
 
@@ -7,23 +7,23 @@ use ratelimit_core::Micros;
 use ratelimit_core::config::{Definition, StoreKind};
 use ratelimit_core::hold::{Hold, SETTLED_LATE};
 
-use super::expiry::{self, Limits};
 use crate::error::{LimiterError, Result};
 use crate::ports::{Host, Row, RowAccess, RowId, Rows, Stored};
+use crate::stores::expiry::{self, Limits};
 use crate::stores::shards;
 use crate::target::{FOREVER, Store, Target};
 
-/// How many keys are listed at a time.
+/// The number of keys to list at a time.
 const PAGE: i64 = 100;
 
 /// The earliest time of a clock: 4714 BC.
 const EARLIEST: Micros = Micros(-210_866_803_200_000_000);
 
-/// The most holds of a key of a limit with shards that are given back at a time.
+/// The most holds of a key to give back at a time, if its limit has shards.
 const MOST: i64 = 10_000;
 
-/// Gives back what has expired, and then deletes holds that expired more than a day ago, at most `most` keys and holds;
-/// returns how many. Keys that others have locked are left, and those whose rows have a value that no call writes.
+/// Gives back expired holds, then deletes holds that expired more than a day ago, at most `most` keys and holds;
+/// returns how many. Skips keys that others have locked, and keys with rows that have a value that no call writes.
 pub(crate) fn prune<H: Host>(host: &H, most: i64) -> Result<i64> {
     if !host.has_holds() {
         return Ok(0);
@@ -34,7 +34,7 @@ pub(crate) fn prune<H: Host>(host: &H, most: i64) -> Result<i64> {
         host.check_for_interrupts();
         let (name, key) = &after;
         let page = PAGE.min(most - given);
-        let due = host.with_holds(|holds| holds.due_keys((name, key), host.now(), page))?;
+        let due = host.with_key_holds(|holds| holds.due_keys((name, key), host.now(), page))?;
         let Some(last) = due.last().cloned() else { break };
         given += host.with_rows(RowAccess::Write, |rows| {
             due.iter().try_fold(0, |sum, (name, key)| {
@@ -47,11 +47,11 @@ pub(crate) fn prune<H: Host>(host: &H, most: i64) -> Result<i64> {
         return Ok(given);
     }
     let long_ago = host.now().minus(SETTLED_LATE);
-    Ok(given + host.with_holds(|holds| holds.prune(long_ago, most - given))?)
+    Ok(given + host.with_key_holds(|holds| holds.prune(long_ago, most - given))?)
 }
 
-/// Gives back what has expired of a key, unless its row can't be read, or another session has it locked. Returns whether it
-/// did.
+/// Gives back the expired holds of a key, unless its row can't be read, or another session has it locked. Returns
+/// whether it did.
 pub(crate) fn give_back_if_valid<H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -65,8 +65,8 @@ pub(crate) fn give_back_if_valid<H: Host>(
     }
 }
 
-/// Gives back what has expired of the keys of a name that are saved by now, whose states memory takes over: there nothing
-/// comes back to them.
+/// Gives back the expired holds of the keys of a name that are saved by now. Memory takes over their states, and
+/// nothing comes back to them there.
 ///
 /// # Errors
 /// [`LimiterError::BadState`], [`LimiterError::NotWritten`] (55000).
@@ -74,7 +74,7 @@ pub fn give_back_to_saved<H: Host>(host: &H, rows: &dyn Rows, name: &[u8]) -> Re
     if !host.has_holds() {
         return Ok(());
     }
-    for (name, key) in host.with_holds(|holds| holds.keys(Some(name), None, None))? {
+    for (name, key) in host.with_key_holds(|holds| holds.keys(Some(name), None, None))? {
         host.check_for_interrupts();
         let definition = match host.defined(&name, &key) {
             Err(LimiterError::StoredConfig { .. }) => continue,
@@ -90,7 +90,7 @@ pub fn give_back_to_saved<H: Host>(host: &H, rows: &dyn Rows, name: &[u8]) -> Re
     Ok(())
 }
 
-/// Gives back what has expired of a key. Returns whether it could.
+/// Gives back the expired holds of a key. Returns whether it could.
 ///
 /// # Errors
 /// [`LimiterError::BadState`] (55000); [`LimiterError::Busy`].
@@ -114,34 +114,33 @@ fn give_back<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<bool> {
             Shards::Joined(joined) => row = joined,
         }
     }
-    // Its row may have been deleted since a hold, which names the first.
+    // The row that named the first expiry may have been deleted since the hold.
     let row = Row { holds_due: Some(EARLIEST), ..row };
     let after = expiry::apply_locked(host, rows, id, None, row)?;
-    // What has expired may wait for a limit that has holds.
+    // Expired holds may wait for a limit that has holds.
     Ok(after.holds_due != Some(EARLIEST))
 }
 
-/// What became of the rows of a key that has shards.
+/// The outcome for the rows of a key with shards.
 enum Shards {
     /// They are left: other sessions have locked some, or the limit has no holds now.
     Left,
-    /// What can come back has.
+    /// All that can come back has come back.
     Done,
     /// They are one row by now, which is locked.
     Joined(Row),
 }
 
-/// Gives back what has expired of a key that has shards, under the locks of all its rows.
+/// Gives back the expired holds of a key with shards, under the locks of all its rows.
 fn give_back_to_shards<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<Shards> {
     let (RowId { name, key, .. }, now) = (id, host.now());
-    let mut due = host.with_holds(|holds| holds.returning(name, key, EARLIEST, now, MOST))?;
+    let mut due = host.with_key_holds(|holds| holds.returning(name, key, EARLIEST, now, MOST))?;
     let mut limits = Limits::new(host, name, key, None)?;
     let Some(first) = due.first() else { return Ok(Shards::Done) };
-    let definition = host.with_holds(|holds| limits.of_expiry(holds, first))?;
-    let Some(definition) = definition else { return Ok(Shards::Left) };
+    let Some(definition) = limits.of_expiry(host, first)? else { return Ok(Shards::Left) };
     let target = Target::defined::<H>(name, key, definition, None);
     let locked = host.attempt(|| shards::lock_at_once(host, rows, &target))?;
-    let Some(locked) = locked else { return Ok(Shards::Left) };
+    let Some(mut locked) = locked else { return Ok(Shards::Left) };
     if target.store == Store::Row {
         return Ok(Shards::Joined(rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?));
     }
@@ -149,18 +148,17 @@ fn give_back_to_shards<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<
     let mut after = before.clone();
     for row in &mut due {
         host.check_for_interrupts();
-        // The rows are those of now.
+        // The rows show the state of now.
         let at_once = Hold { expires_at: now, ..row.hold };
         let (hold, state) = at_once.expired(target.limit(), &after);
         row.hold = Hold { expires_at: row.hold.expires_at, ..hold };
         after = state.unwrap_or(after);
     }
     if after != before {
-        let mut shards = locked.shards.clone();
-        locked.write(host, rows, &target, &mut shards, now, (&before, &after))?;
+        locked.write(rows, &target, now, &after)?;
     }
     let root = rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?;
-    let next = host.with_holds(|holds| {
+    let next = host.with_key_holds(|holds| {
         holds.expire(name, key, &due)?;
         holds.returning(name, key, EARLIEST, FOREVER, 1)
     })?;

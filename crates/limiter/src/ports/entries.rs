@@ -7,9 +7,9 @@ use ratelimit_core::{Micros, State};
 pub struct Id {
     /// The hash of the name.
     pub name: [u64; 2],
-    /// That of the name and key.
+    /// The hash of the name and key.
     pub key: [u64; 2],
-    /// The pool that it is in.
+    /// The pool of the entry.
     pub pool: Pool,
     /// The number of slots of a concurrency limit; 0 for other kinds.
     pub slots: u32,
@@ -20,13 +20,13 @@ pub struct Id {
 pub enum Pool {
     /// Limits that are defined.
     Defined,
-    /// Limits whose config is in the call, where callers choose the names.
+    /// Limits with a config in the call, where callers choose the names.
     Inline,
-    /// Limits that are saved to the table: their keys are loaded from rows, and evicted only once they are saved.
+    /// Limits that are saved to the table: their keys are loaded from rows, and evicted only after they are saved.
     Saved,
 }
 
-/// What decides when an entry is evicted, or when it is saved.
+/// Facts that decide when an entry is evicted or saved.
 #[derive(Clone, Copy, Debug)]
 pub struct Retention {
     /// When the state is full again; `None`: never.
@@ -35,26 +35,26 @@ pub struct Retention {
     pub half_used: bool,
     /// The time of the call.
     pub now: Micros,
-    /// How long a saved entry may be in memory only.
+    /// How long a saved entry may be in memory alone.
     pub save: Micros,
 }
 
-/// What a call has read of an entry: the entry is unchanged as long as it reads the same.
+/// An entry as a call has read it: it is unchanged as long as it reads the same.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seen {
     /// The state; `None`: the limit is full.
     pub state: Option<State>,
-    /// Without a state: how many entries were evicted or removed so far, modulo 2^32. One may have come and gone, which
+    /// Without a state: the number of entries evicted or removed so far, modulo 2^32. One may have come and gone, which
     /// changes when the key is full.
     pub gone: Option<u32>,
 }
 
-/// A saved key is not in memory, and must be loaded from its row, as things stood before the row is read.
+/// A saved key that is not in memory and must be loaded from its row. The fields are from before the row is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Absent {
-    /// How many keys of its partition were evicted or removed so far, modulo 2^32.
+    /// The number of keys of its partition evicted or removed so far, modulo 2^32.
     pub evictions: u32,
-    /// Whether this was a standby, whose rows may have changed by its promotion.
+    /// Whether this was a standby: its promotion may have changed the rows.
     pub on_standby: bool,
 }
 
@@ -67,7 +67,7 @@ pub struct NewKey<'k> {
     pub key: &'k [u8],
     /// The state in its row; `None`: full.
     pub state: Option<&'k State>,
-    /// What the call found before it read the row.
+    /// The absence that the call found before it read the row.
     pub absent: Absent,
 }
 
@@ -76,7 +76,7 @@ pub struct NewKey<'k> {
 pub enum Loaded {
     /// The key is in memory.
     Yes,
-    /// Keys were evicted meanwhile, maybe this one: its row may be newer than what was read.
+    /// Keys were evicted meanwhile, maybe this one: its row may be newer than the state that was read.
     Moved,
     /// The pool is full: every key in it is unsaved.
     Full,
@@ -101,14 +101,14 @@ pub trait Entries {
     /// Returns the address of a name and key in the pool of defined limits.
     fn id(&self, name: &[u8], key: &[u8]) -> Id;
 
-    /// Reads the state of an entry, and doesn't mark it as used; `None`: full.
+    /// Reads the state of an entry without marking it as used; `None`: full.
     ///
     /// # Errors
     /// [`Absent`]: a saved key that must be loaded.
     fn read(&self, id: Id) -> std::result::Result<Option<State>, Absent>;
 
-    /// Locks entries, which may be missing, in an order that is the same for all sessions. Until they are unlocked,
-    /// nothing of the host is called but its clock, and only for a short time.
+    /// Locks entries, which may be missing, in the same order in all sessions. Until they are unlocked, the caller uses
+    /// nothing of the host but its clock, and only for a short time.
     fn lock(&self, ids: &[Id]) -> Self::Locked<'_>;
 
     /// Loads a saved key.
@@ -121,7 +121,7 @@ pub trait Entries {
     fn forget_name(&self, name: &[u8]) -> u64;
 }
 
-/// Entries that are locked, until this is dropped.
+/// Locked entries, until this is dropped.
 pub trait LockedEntries {
     /// Reads an entry for a call, and marks it as used.
     ///
@@ -129,11 +129,10 @@ pub trait LockedEntries {
     /// [`Absent`]: a saved key that must be loaded.
     fn read(&mut self, id: Id) -> std::result::Result<Seen, Absent>;
 
-    /// Stores a state, or `None`: full, which removes an entry that is not saved. False where a saved entry finds no
-    /// capacity for its leases, and where there was nothing to remove.
+    /// Stores a state, or `None`: full, which removes an entry that is not saved. False if a saved entry has no
+    /// capacity for its leases, or if there was nothing to remove.
     fn write(&mut self, id: Id, state: Option<&State>, retention: Retention) -> bool;
 
-    /// Unlocks the entries, and then sees to it that what is unsaved gets saved in time, and that evictions of entries
-    /// in use are logged.
+    /// Unlocks the entries, then has unsaved ones saved in time and evictions of entries in use logged.
     fn unlock(self);
 }

@@ -1,41 +1,60 @@
 //! The rows of holds.
 
 use std::collections::BTreeSet;
-use std::rc::Rc;
 
 use ratelimit_core::Micros;
-use ratelimit_core::config::Definition;
 use ratelimit_core::hold::Hold;
 
 use crate::error::Result;
 
-/// What a hold has of a limit.
+/// A hold of one limit.
 #[derive(Clone, Debug)]
 pub struct HoldRow {
-    /// The id that it is settled by, in the server's encoding; one id has several limits.
+    /// The id to settle it by, in the server's encoding; several limits may share an id.
     pub id: Vec<u8>,
-    /// The limit's name, likewise.
+    /// The limit's name, in the server's encoding.
     pub name: Vec<u8>,
-    /// The key, likewise.
+    /// The key, in the server's encoding.
     pub key: Vec<u8>,
-    /// What it holds.
+    /// Its tokens or slots.
     pub hold: Hold,
-    /// The config of the call as JSON, likewise, where the name was not defined for the key.
+    /// The config of the call as JSON in the server's encoding, if the name was not defined for the key.
     pub config: Option<Vec<u8>>,
 }
 
-/// Access to the holds, inside the caller's transaction and under the latest committed state, as to
-/// [`Rows`](super::Rows). They are written only under the lock of row 0 of their key, but for those of a limit that has
-/// none.
+/// The outcome of a deletion.
+pub enum Deleted {
+    /// There is no such hold any more.
+    Gone,
+    /// The hold, now deleted.
+    Row(HoldRow),
+    /// Another transaction had it. It is locked now, after that wait, and not deleted yet.
+    Waited,
+}
+
+/// Access to single holds, inside the caller's transaction and on the latest committed state, as with
+/// [`Rows`](super::Rows). A hold is written only under the lock of row 0 of its key, unless its limit has no row.
 pub trait Holds {
-    /// Reads what a hold has of its limits, in the order of name and key.
+    /// Reads the holds with an id, in the order of name and key.
     fn of_id(&self, id: &[u8]) -> Result<Vec<HoldRow>>;
 
-    /// Reads what a hold has of one limit.
+    /// Reads the hold of one limit with an id.
     fn one(&self, id: &[u8], name: &[u8], key: &[u8]) -> Result<Option<HoldRow>>;
 
-    /// Reads at most `most` holds of a key that give tokens back when they expire, in the order of expiry and id; only
-    /// those that expire from `from` to `until`, both included.
+    /// Inserts a hold of a limit; false if there is one with its id, also after a wait for another transaction.
+    fn insert(&self, row: &HoldRow) -> Result<bool>;
+
+    /// Updates a hold of a limit; false if it is gone.
+    fn update(&self, row: &HoldRow) -> Result<bool>;
+
+    /// Deletes and returns a hold of a limit, unless it waits for another transaction first.
+    fn delete(&self, id: &[u8], name: &[u8], key: &[u8]) -> Result<Deleted>;
+}
+
+/// Access to the holds of whole keys, in the same way as [`Holds`].
+pub trait KeyHolds {
+    /// Reads at most `most` holds of a key that give tokens back when they expire, and expire from `from` to `until`,
+    /// both included, in the order of expiry and id.
     fn returning(
         &self,
         name: &[u8],
@@ -45,25 +64,15 @@ pub trait Holds {
         most: i64,
     ) -> Result<Vec<HoldRow>>;
 
-    /// Inserts a hold of a limit; false if there is one with its id, also after a wait for another transaction.
-    fn insert(&self, row: &HoldRow) -> Result<bool>;
-
-    /// Writes what a hold has of a limit; false if it is gone.
-    fn update(&self, row: &HoldRow) -> Result<bool>;
-
     /// Writes `count`, `spent` and `returned` of holds of one key, in one statement.
     fn expire(&self, name: &[u8], key: &[u8], rows: &[HoldRow]) -> Result<()>;
-
-    /// Deletes what a hold has of a limit, and returns it; `None`: it is gone, also after a wait for another
-    /// transaction.
-    fn delete(&self, id: &[u8], name: &[u8], key: &[u8]) -> Result<Option<HoldRow>>;
 
     /// Deletes the holds of a key; returns how many.
     fn delete_of_key(&self, name: &[u8], key: &[u8]) -> Result<u64>;
 
-    /// Lists the names and keys that have holds, of one name or one key where they are given; without a name it reads
-    /// the whole table. With `held_at` only holds with `count` above `spent` which expire after it, and charged ones
-    /// which expired within [`SETTLED_LATE`](ratelimit_core::hold::SETTLED_LATE) before it.
+    /// Lists the names and keys that have holds, of one name or one key if given; without a name it reads the whole
+    /// table. With `held_at`, only holds with `count` above `spent` that expire after it, and charged ones that expired
+    /// within [`SETTLED_LATE`](ratelimit_core::hold::SETTLED_LATE) before it.
     fn keys(
         &self,
         name: Option<&[u8]>,
@@ -71,12 +80,12 @@ pub trait Holds {
         held_at: Option<Micros>,
     ) -> Result<BTreeSet<(Vec<u8>, Vec<u8>)>>;
 
-    /// The sum of `count - spent`, where that is above 0, of the holds of a key that have a `taken_at` from `since` on and
-    /// are held at `now`, as in [`keys`](Holds::keys).
+    /// Sums `count - spent`, if above 0, of the holds of a key that have a `taken_at` from `since` on and are held at
+    /// `now`, as in [`keys`](KeyHolds::keys).
     fn held(&self, name: &[u8], key: &[u8], since: Micros, now: Micros) -> Result<f64>;
 
-    /// Lists at most `most` keys after (name, key), in order, that have a hold which gives tokens back and has expired
-    /// by `now`.
+    /// Lists, in order, at most `most` keys after (name, key) with a hold that gives tokens back and has expired by
+    /// `now`.
     fn due_keys(
         &self,
         after: (&[u8], &[u8]),
@@ -84,13 +93,7 @@ pub trait Holds {
         most: i64,
     ) -> Result<Vec<(Vec<u8>, Vec<u8>)>>;
 
-    /// Deletes at most `most` holds that give nothing back any more and have expired before an instant; those that others
-    /// have locked are left. Returns how many.
+    /// Deletes at most `most` holds that no longer give anything back and expired before an instant; skips holds that
+    /// others have locked. Returns how many.
     fn prune(&self, before: Micros, most: i64) -> Result<i64>;
-
-    /// Parses the config of a hold.
-    ///
-    /// # Errors
-    /// [`LimiterError::Config`](crate::error::LimiterError::Config) (22023).
-    fn definition(&self, config: &[u8]) -> Result<Rc<Definition>>;
 }

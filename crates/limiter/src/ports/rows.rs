@@ -10,13 +10,13 @@ use crate::error::Result;
 pub struct RowId<'a> {
     /// The limit's name, in the server's encoding.
     pub name: &'a [u8],
-    /// The key, likewise.
+    /// The key, in the server's encoding.
     pub key: &'a [u8],
     /// The shard number; 0 without shards.
     pub shard: i32,
 }
 
-/// What the columns of a row say.
+/// The contents of a row's columns.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Stored {
     /// The state of a limit, or of one of its shards.
@@ -27,19 +27,19 @@ pub enum Stored {
         /// The `ts` of the state that it had.
         ts: Micros,
     },
-    /// Row 0 of a limit with shards: it holds no tokens and marks that there are others. It is locked first to change
-    /// their number.
+    /// Row 0 of a limit with shards: it holds no tokens, and marks that there are other rows. It is locked first to
+    /// change their number.
     Marker {
         /// Whether the limit was reset since.
         reset: bool,
     },
     /// A value that no call writes. It fails the calls of every kind of limit.
     Invalid {
-        /// The row's `ts`, or 1970 where that is infinite.
+        /// The row's `ts`, or 1970 if that is infinite.
         ts: Micros,
-        /// The column, or what is wrong of it.
+        /// The column, or what is wrong with it.
         column: &'static str,
-        /// What it has.
+        /// The value.
         value: String,
     },
 }
@@ -51,7 +51,7 @@ impl From<State> for Stored {
 }
 
 impl Stored {
-    /// What is left of it in a reset; `None` where it holds nothing to forget.
+    /// Returns it as a reset leaves it; `None`: it holds nothing to forget.
     pub fn reset(&self) -> Option<Stored> {
         match self {
             Stored::State(state) => Some(Stored::Reset { ts: state.ts() }),
@@ -61,7 +61,7 @@ impl Stored {
         }
     }
 
-    /// Whether a limit uses it: a state of its kind, or a value that fails its calls; `None` where there is nothing to use.
+    /// Whether a limit uses it: a state of its kind, or a value that fails its calls; `None`: there is nothing to use.
     pub fn suits(&self, limit: &Limit) -> Option<bool> {
         match self {
             Stored::State(state) => Some(limit.accepts(state.shape())),
@@ -76,18 +76,16 @@ impl Stored {
     }
 }
 
-/// The tuple id of a row's version, for direct access. Valid to the end of the statement that found it:
-/// a transaction that replaces the version since is later than the oldest snapshot of this statement,
-/// which so keeps it from being pruned, and its tuple id from being reused. A locked version keeps its
-/// tuple id to the end of the transaction.
+/// The tuple id of a row's version, for direct access. Valid to the end of the statement that found it: a transaction
+/// that replaces the version since is later than the oldest snapshot of this statement, which keeps the version from
+/// being pruned, and its tuple id from being reused. A locked version keeps its tuple id to the end of the transaction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TupleId {
-    /// Block number and offset; `None` where rows are found by their primary key.
+    /// Block number and offset; `None` if rows are found by their primary key.
     pub tid: Option<(u32, u16)>,
     /// Whether no other transaction had it locked when it was read.
     pub unlocked: bool,
-    /// The transaction that wrote the version, where rows are found by their primary key and can be replaced all the
-    /// same.
+    /// The transaction that wrote the version, if rows are found by their primary key and can still be replaced.
     pub writer: Option<u32>,
 }
 
@@ -99,17 +97,17 @@ impl TupleId {
 /// A row, without its primary key.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// What its columns say.
+    /// The contents of its columns.
     pub stored: Stored,
-    /// No later than the first expiry of a hold of the key that gives tokens back; `None`: there is none.
+    /// An instant no later than the first expiry of a hold of the key that gives tokens back; `None`: there is none.
     pub holds_due: Option<Micros>,
     /// The version that was read.
     pub tuple: TupleId,
 }
 
 impl Row {
-    /// Whether it is the version that was read before. Contents don't show it: they are the
-    /// same after a hold is settled and taken again, which expires at another time.
+    /// Whether it is the version that was read before. Equal contents don't show that: a hold that is settled and taken
+    /// again leaves the same contents, but expires at another time.
     pub fn is_version(&self, seen: &Row) -> bool {
         let version = |row: &Row| (row.tuple.tid, row.tuple.writer);
         version(self) == version(seen)
@@ -143,7 +141,7 @@ pub struct KeyRows {
 }
 
 impl KeyRows {
-    /// A copy that has the versions, and none of the logs, which are large.
+    /// Returns a copy with the versions, but without the logs, which are large.
     pub fn without_states(&self) -> KeyRows {
         let row = |(shard, row): &ShardRow| {
             let stored = Stored::Reset { ts: Micros(0) };
@@ -154,35 +152,36 @@ impl KeyRows {
     }
 }
 
-/// What holds for all rows of a store.
+/// Facts about all rows of a store.
 #[derive(Clone, Copy, Debug)]
 pub struct RowFacts {
-    /// The most rows of a page of an iteration: more where a page takes many messages.
+    /// The most rows of a page of an iteration: more if a page takes many messages.
     pub page: usize,
-    /// The most rows that are deleted together; 1: keys are deleted one by one.
+    /// The most rows to delete together; 1: keys are deleted one by one.
     pub batch: i64,
-    /// The time of a write that waited for no other transaction. After a longer one it is decided again.
+    /// The time of a write that waits for no other transaction: no store can be asked to write without a wait. A
+    /// decision that is older once it is written is made again.
     pub patience: Micros,
-    /// Whether a row is locked before it is written, since a write may not say whether it is unchanged.
+    /// Whether to lock a row before it is written, since a write may not show whether it is unchanged.
     pub locks_first: bool,
 }
 
 impl RowFacts {
-    /// Those of rows on this node that are replaced in one step.
+    /// Facts about rows on this node, which are replaced in one step.
     pub const LOCAL: RowFacts =
         RowFacts { page: 128, batch: 1, patience: Micros::MILLISECOND, locks_first: false };
 }
 
-/// Access to the rows, inside the caller's transaction and under the latest committed state, whatever the isolation
-/// level. The transaction's own writes count as committed.
+/// Access to the rows, inside the caller's transaction and on the latest committed state, at every isolation level. The
+/// transaction's own writes count as committed.
 ///
-/// What reads comes first, then what locks, then what writes. Each fails with the errors of the host, and with a NULL
-/// that no call writes (55000).
+/// Functions that read come first, then functions that lock, then functions that write. Each fails with errors of the
+/// host, and on a NULL that no call writes (55000).
 pub trait Rows {
     /// Reads a row, without locking, writing or waiting.
     fn read(&self, id: RowId) -> Result<Option<Row>>;
 
-    /// Reads all rows of a key under one snapshot, in ascending order, or those with these shard numbers, as
+    /// Reads all rows of a key, or those with these shard numbers, under one snapshot, in ascending order, as
     /// [`read`](Rows::read).
     fn read_key(&self, name: &[u8], key: &[u8], shards: Option<&[i32]>) -> Result<Vec<ShardRow>>;
 
@@ -195,19 +194,19 @@ pub trait Rows {
         rows: i64,
     ) -> Result<Vec<KeyedRow>>;
 
-    /// Returns the (name, key) of a random row; `None` where none is found.
+    /// Returns the (name, key) of a random row; `None`: none was found.
     fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>>;
 
-    /// Returns what holds for all rows.
+    /// Returns facts about all rows.
     fn facts(&self) -> RowFacts;
 
-    /// Locks a row to the end of the transaction, as SELECT ... FOR UPDATE; `None` if it is gone, or without `wait` if
-    /// it is locked.
+    /// Locks a row to the end of the transaction, as SELECT ... FOR UPDATE; `None` if it is gone or, without `wait`,
+    /// locked.
     fn lock(&self, id: RowId, wait: bool) -> Result<Option<Row>>;
 
-    /// Inserts a row; `holds_due` as in [`Row`]. Where another transaction is inserting or deleting the same, waits for its end; direct access does
-    /// so only with `wait`. False if the row is there; with direct access also after any wait, even if the other was
-    /// rolled back: the caller reads the row again.
+    /// Inserts a row; `holds_due` as in [`Row`]. Waits for another transaction that is inserting or deleting the same
+    /// row; direct access does so only with `wait`. False if the row is there; with direct access also after any wait,
+    /// even if the other was rolled back: the caller reads the row again.
     fn insert(
         &self,
         id: RowId,
@@ -234,8 +233,8 @@ pub trait Rows {
     /// [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
     fn delete(&self, id: RowId, locked: TupleId) -> Result<()>;
 
-    /// Updates a row in one step if it is known to be unchanged since it was read; otherwise returns false, and has
-    /// locked nothing. Waits for a lock on the row, or without `wait` returns false then as well.
+    /// Updates a row in one step if it is known to be unchanged since it was read; otherwise writes and locks nothing.
+    /// Waits for a lock on the row; without `wait`, writes nothing then either.
     fn replace(
         &self,
         id: RowId,
@@ -245,11 +244,11 @@ pub trait Rows {
         wait: bool,
     ) -> Result<bool>;
 
-    /// Deletes those of these keys of which each row is known to be unchanged since it was read, and none is locked by
-    /// another transaction, as far as each takes one step; returns the number of rows.
+    /// Deletes in one step each key of which all rows are known to be unchanged since they were read and none is locked
+    /// by another transaction; leaves keys that take more steps. Returns the number of rows.
     fn remove(&self, keys: &[KeyRows]) -> Result<u64>;
 
-    /// Deletes all rows of a name in one step after locking them, in any order, and returns them; `None` where that
-    /// takes a step for each key. Where it can't end without others, one of them fails as in a deadlock.
+    /// Locks all rows of a name, in any order, deletes them in one step, and returns them; `None` if that takes a step
+    /// for each key. If transactions wait for each other, one of them fails as in a deadlock.
     fn delete_name(&self, name: &[u8]) -> Result<Option<Vec<KeyedRow>>>;
 }

@@ -1,4 +1,4 @@
-//! What a session offers: time, chance, interrupts and subtransactions.
+//! Services of a session: time, random numbers, interrupts and subtransactions.
 
 use ratelimit_core::Micros;
 
@@ -12,10 +12,10 @@ pub trait Clock {
 
 /// Interrupts in long loops.
 pub trait Interrupts {
-    /// Ends the work with an error of the host where somebody has asked for that, or memory is short.
+    /// Ends the work with an error of the host if that was requested, or if memory is short.
     fn check_for_interrupts(&self);
 
-    /// Runs `page` until it returns something, and frees each time what the host allocated for it.
+    /// Runs `page` until it returns something, and after each run frees what the host allocated for it.
     fn each_page<T: 'static>(&self, page: impl FnMut() -> Option<T>) -> T;
 }
 
@@ -24,19 +24,19 @@ pub trait Random {
     /// Draws 64 unpredictable bits.
     ///
     /// # Errors
-    /// Those of the host, which has none to give (58000).
+    /// An error of the host: it has none to give (58000).
     fn unguessable(&self) -> Result<u64>;
 
-    /// Draws a number below `end`, which is not 0, so that calls spread.
+    /// Draws a number below `end`, which is not 0, to spread calls.
     fn below(&self, end: usize) -> usize;
 }
 
 /// Subtransactions, so that a call that is refused in the end leaves no row locked.
 pub trait Subtransaction {
-    /// Runs `work` in a subtransaction, which is committed if it returns `Some`, and otherwise, also after an error,
-    /// rolled back, which releases its locks.
+    /// Runs `work` in a subtransaction: commits it if `work` returns `Some`; otherwise, also after an error, rolls it
+    /// back, which releases its locks.
     fn attempt<T>(&self, work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>>;
 
-    /// Returns the shard numbers of a key's rows that the transaction has locked or written, the one last locked first.
+    /// Returns the shard numbers of a key's rows that the transaction has locked or written, the last locked one first.
     fn own_rows(&self, name: &[u8], key: &[u8]) -> Vec<i32>;
 }

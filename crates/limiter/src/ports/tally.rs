@@ -18,13 +18,13 @@ pub enum Verdict {
 
 /// The counters of requests.
 pub trait Tally {
-    /// Where a request is counted.
+    /// The counter of a request.
     type Counter: Copy;
 
-    /// Returns where a request is counted; `None`: nowhere.
+    /// Returns the counter of a request; `None`: it is not counted.
     ///
     /// # Errors
-    /// A cancel. Where nothing can be counted, calls go on.
+    /// A cancel. If nothing can be counted, calls go on.
     fn counter(&self, name: &[u8], key: &[u8]) -> Result<Option<Self::Counter>>;
 
     /// Counts an answer to a request of `count` tokens, and logs a share of the denials; `retry_after` as in
@@ -32,12 +32,12 @@ pub trait Tally {
     fn count(&self, counter: Option<Self::Counter>, counted: Counted);
 }
 
-/// What is counted.
+/// A request to count.
 #[derive(Clone, Copy)]
 pub struct Counted<'a> {
     /// The limit's name, in the server's encoding.
     pub name: &'a [u8],
-    /// The key, likewise.
+    /// The key, in the server's encoding.
     pub key: &'a [u8],
     /// Tokens.
     pub count: f64,

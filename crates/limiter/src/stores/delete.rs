@@ -1,4 +1,4 @@
-//! What rows are forgotten as a whole: those of a key that is reset, and those that are idle.
+//! Forgets whole rows: those of a key that is reset, and idle ones.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -7,14 +7,14 @@ use ratelimit_core::config::Definition;
 use ratelimit_core::{Limit, Micros, State};
 use ratelimit_faults::Fault;
 
-use super::row::with_locked;
+use super::expiry;
 use super::shards::contents::{shard_limit_of, shards_of};
+use super::with_locked;
 use crate::error::{LimiterError, Result};
-use crate::holds::expiry;
 use crate::ports::{Host, KeyRows, KeyedRow, Row, RowId, Rows, ShardRow, Stored, TRIES};
 use crate::target::{FOREVER, Target};
 
-/// Idle keys that are to be deleted together.
+/// Idle keys to delete together.
 #[derive(Default)]
 pub struct Batch {
     /// The keys with their rows.
@@ -23,12 +23,12 @@ pub struct Batch {
     pub rows: i64,
 }
 
-/// Whether rows of a key hold a state that means something to a limit.
+/// Whether rows of a key hold a state that a limit uses.
 pub(super) fn has_state(limit: &Limit, rows: &[ShardRow]) -> bool {
     rows.iter().any(|(_, row)| row.stored.suits(limit) == Some(true))
 }
 
-/// How many shards a key has rows of.
+/// The number of shards that a key has rows of.
 pub(crate) fn shards_present(rows: &[ShardRow]) -> u32 {
     rows.iter().filter(|(_, row)| !row.stored.is_marker()).count() as u32
 }
@@ -41,7 +41,7 @@ fn same_rows(one: &[ShardRow], other: &[ShardRow]) -> bool {
 /// Locks a row; `None` if it is gone.
 ///
 /// # Errors
-/// [`LimiterError::Busy`]: without `wait`, and it is locked.
+/// [`LimiterError::Busy`]: it is locked, and `wait` is false.
 pub(super) fn lock_or_busy(rows: &dyn Rows, id: RowId, wait: bool) -> Result<Option<Row>> {
     let row = rows.lock(id, wait)?;
     if !wait && row.is_none() && rows.read(id)?.is_some() {
@@ -50,10 +50,10 @@ pub(super) fn lock_or_busy(rows: &dyn Rows, id: RowId, wait: bool) -> Result<Opt
     Ok(row)
 }
 
-/// Locks all rows of a key, in ascending order. The number of shards may change between the list of
-/// the rows and the locks: they are listed again until all of them are locked. A change locks row 0
-/// first, so that there is none once it is locked here. After a row that is gone, those behind it are
-/// not locked: there may be a row again in its place, which comes before them.
+/// Locks all rows of a key, in ascending order. The number of shards may change between the list of the rows and the
+/// locks, so they are listed again until all of them are locked. Such a change locks row 0 first, so none can follow
+/// once row 0 is locked here. Rows behind a missing row are not locked: a row may appear in its place, which comes
+/// before them.
 ///
 /// # Errors
 /// [`LimiterError::NotWritten`] (55000): they keep changing.
@@ -114,9 +114,9 @@ pub fn reset_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> 
     Err(LimiterError::not_written())
 }
 
-/// Resets the rows of a key that has shards; false if none had a state.
+/// Resets the rows of a key with shards; false if none had a state.
 fn reset_shards(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<bool> {
-    // Rows that have nothing to forget are free again.
+    // If no row has anything to forget, all are released again.
     let reset = host.attempt(|| {
         let mut was = None;
         let locked = match Fault::ResetWithoutLocks.is_on() {
@@ -137,16 +137,16 @@ fn reset_shards(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> R
 /// A set of names and keys, in the order in which rows are locked.
 type Keys = BTreeSet<(Vec<u8>, Vec<u8>)>;
 
-/// Lists the keys that have holds, as [`Holds::keys`](crate::ports::Holds::keys); none without a table of holds.
+/// Lists the keys that have holds, as [`KeyHolds::keys`](crate::ports::KeyHolds::keys); none without a table of holds.
 pub(crate) fn holders<H: Host>(host: &H, name: Option<&[u8]>, key: Option<&[u8]>) -> Result<Keys> {
     match host.has_holds() {
-        true => host.with_holds(|holds| holds.keys(name, key, None)),
+        true => host.with_key_holds(|holds| holds.keys(name, key, None)),
         false => Ok(Keys::new()),
     }
 }
 
-/// Deletes the holds of the first of these keys while they are `due`, and takes them out; `had` gets those that had a
-/// state. Without `wait`, as [`forget_holds`].
+/// Deletes the holds of the first of these keys while they are `due`, and removes these keys; passes to `had` each key
+/// that had a state. `wait` as in [`forget_holds`].
 pub(crate) fn forget_held<H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -165,9 +165,9 @@ pub(crate) fn forget_held<H: Host>(
     Ok(())
 }
 
-/// Deletes the holds of a key under the lock of its row 0, which a hold that comes meanwhile waits for; where there is
-/// no row, of one that is gone afterwards. A state that has come meanwhile is reset; false if none has. Without `wait`,
-/// a key that another session has, or that has shards, is left as it is.
+/// Deletes the holds of a key under the lock of its row 0, which a new hold waits for; if there is no row, under the
+/// lock of one that is deleted afterwards. Resets a state that has come meanwhile; false if none has. Without `wait`,
+/// leaves a key that another session has, or that has shards, as it is.
 ///
 /// # Errors
 /// [`LimiterError::NotWritten`] (55000).
@@ -214,8 +214,8 @@ pub fn delete_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) ->
     Ok(locked.iter().any(|(_, row)| row.stored.reset().is_some()))
 }
 
-/// Deletes the rows of a name, and adds the number of keys that had a state to `count`; false where they are to be
-/// deleted key by key.
+/// Deletes the rows of a name, and adds the number of keys that had a state to `count`; false: they are to be deleted
+/// key by key.
 ///
 /// # Errors
 /// [`LimiterError::NotWritten`] (55000).
@@ -229,7 +229,8 @@ pub fn delete_name(
     for _ in 0..TRIES {
         host.check_for_interrupts();
         let Some(deleted) = rows.delete_name(name)? else { return Ok(false) };
-        // A session that changes the number of shards meanwhile has written rows that were not seen: of keys with rows.
+        // A session that reshards a key meanwhile has written rows that were not seen: repeat until such keys have
+        // none.
         let is_shard = |row: &&KeyedRow| row.row.0 != 0 || row.row.1.stored.is_marker();
         let sharded = sharded.get_or_insert_with(|| -> BTreeSet<Vec<u8>> {
             deleted.iter().filter(is_shard).map(|row| row.key.clone()).collect()
@@ -246,9 +247,9 @@ pub fn delete_name(
     Err(LimiterError::not_written())
 }
 
-/// Deletes the rows of a key if they are idle, can all be locked without waiting, and are still idle
-/// then; returns their number. Without a limit, they are idle where they are reset, or unused for longer than
-/// `undefined_idle`, and hold no lease. Where there is a `batch`, idle keys are put into it instead.
+/// Deletes the rows of a key if they are idle, can all be locked without waiting, and are still idle then; returns
+/// their number. Without a definition, rows are idle if they are reset, or unused for longer than `undefined_idle`, and
+/// hold no lease. With a `batch`, puts idle keys into it instead.
 pub fn prune_key<H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -259,12 +260,12 @@ pub fn prune_key<H: Host>(
 ) -> Result<i64> {
     let KeyRows { name, key, rows: seen } = found;
     let has_holds = |rows: &[ShardRow]| rows.iter().any(|(_, row)| row.holds_due.is_some());
-    // Some of its tokens come back later; without a limit, as long as that may be there again.
+    // Some of its tokens come back later; without a definition, as long as the limit may be defined again.
     let is_held = match (has_holds(seen), definition, undefined_idle) {
         (false, ..) => false,
         (true, None, Some(idle)) => {
             let since = host.now().minus(idle);
-            !host.with_holds(|holds| holds.returning(name, key, since, FOREVER, 1))?.is_empty()
+            !host.with_key_holds(|holds| holds.returning(name, key, since, FOREVER, 1))?.is_empty()
         }
         _ => true,
     };
@@ -284,8 +285,8 @@ pub fn prune_key<H: Host>(
         batch.keys.push(found.without_states());
         return Ok(0);
     }
-    // In one step where possible: each subtransaction uses up a transaction id, and more than 64 of
-    // them in one transaction slow down all other snapshots.
+    // In one step if possible: each subtransaction uses up a transaction id, and more than 64 of them in one
+    // transaction slow down all other snapshots.
     let removed = match has_holds(seen) {
         true => 0,
         false => rows.remove(std::slice::from_ref(found))?,
@@ -301,7 +302,7 @@ pub fn prune_key<H: Host>(
                 None => return Ok(None),
             }
         }
-        // The number of shards may have changed since they were read: row 0 marks others then.
+        // The number of shards may have changed since the read: row 0 then marks other rows.
         if !idle(&locked) && !Fault::PrunedUnseen.is_on()
             || !same_rows(&locked, &rows.read_key(name, key, None)?)
         {
@@ -327,7 +328,7 @@ fn is_idle(target: &Target, rows: &[ShardRow], now: Micros) -> bool {
             Some(same) => shard_limit.insert(same),
             None => shard_limit.insert((of, shard_limit_of(target.limit(), of))),
         };
-        // An invalid row is kept for inspection, and one that is ahead of the clock, which may be wrong now.
+        // Keeps invalid rows for inspection, and rows that are ahead of the clock, which may be wrong now.
         target
             .state(limit, Some(&found.stored), now)
             .is_ok_and(|state| state.ts() <= now && limit.is_idle(&state, now, target.phase()))
@@ -339,7 +340,7 @@ fn is_expired(rows: &[ShardRow], undefined_idle: Option<Micros>, now: Micros) ->
     let unused = |ts: Micros| undefined_idle.is_some_and(|idle| ts < now.minus(idle));
     rows.iter().all(|(_, found)| match &found.stored {
         Stored::Reset { .. } => true,
-        // As the other rows of its key.
+        // As idle as the other rows of its key.
         Stored::Marker { reset } => *reset || undefined_idle.is_some(),
         &Stored::Invalid { ts, .. } => unused(ts),
         // A lease may have been extended since it was given.

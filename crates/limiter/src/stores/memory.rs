@@ -10,15 +10,15 @@ use crate::ports::{Entries, Host, Id, LockedEntries, Pool, Retention, Seen, TRIE
 use crate::request::Answer;
 use crate::target::{Store, Target};
 
-/// Changes a limit in an entry; `known` is its address in the pool of defined limits.
+/// Makes a change of a limit in an entry.
 ///
 /// # Errors
 /// [`LimiterError::MemoryFull`] (53200): the pool of saved keys is full.
 pub(crate) fn apply<H: Host>(
     host: &H,
     target: &Target,
-    known: Option<Id>,
     change: &Change,
+    known: Option<Id>,
 ) -> Result<Answer> {
     let entries = entries(host, target)?;
     let id = id(entries, target, known);
@@ -27,7 +27,8 @@ pub(crate) fn apply<H: Host>(
         let (mut locked, seen) = lock(host, entries, target, id)?;
         let now = host.now();
         let before = state(target, seen.state, now, phase);
-        let Decided { answer, after } = change.decide(target, Contents::One(&before), now)?;
+        let Decided { answer, after, .. } =
+            change.decide(host, target, Contents::One(&before), now)?;
         let after = after.filter(|_| !Fault::EntryNotWritten.is_on());
         let is_stored = after.is_none_or(|after| {
             locked.write(id, Some(&after), retention(target, &after, now, phase))
@@ -57,7 +58,7 @@ pub fn id(entries: &impl Entries, target: &Target, known: Option<Id>) -> Id {
     Id { pool, slots: target.limit().concurrency().map_or(0, |limit| limit.slots), ..id }
 }
 
-/// Locks an entry and reads it for a call, after it is loaded if it has to be.
+/// Locks an entry and reads it for a call; loads it first if necessary.
 ///
 /// # Errors
 /// [`LimiterError::MemoryFull`] (53200).
@@ -81,14 +82,14 @@ pub(super) fn lock<'e, H: Host>(
     Err(LimiterError::MemoryFull { name: target.name_text() })
 }
 
-/// Reads the state that is stored for a target's limit; `None`: the limit is full.
+/// Reads the stored state of a target's limit; `None`: the limit is full.
 pub(super) fn read<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
     let entries = entries(host, target)?;
     let mut found = match entries.read(id(entries, target, None)) {
         Ok(found) => found,
         Err(_) => saved::read_row(host, target)?,
     };
-    // Their entries may be evicted at any time once they have expired.
+    // Expired leases don't count: their entries may be evicted at any time.
     if let (Store::Memory, Some(State::Leases(leases))) = (target.store, &mut found) {
         let now = host.now();
         leases.leases.retain(|lease| lease.is_live(now));
@@ -109,7 +110,7 @@ pub fn touch<H: Host>(host: &H, target: &Target, id: Id) -> Result<Seen> {
     Ok(seen)
 }
 
-/// How long a state is kept that is stored at `now`; `phase` is the target's.
+/// How long to keep a state that is stored at `now`; `phase` is the target's.
 pub fn retention(target: &Target, state: &State, now: Micros, phase: Micros) -> Retention {
     let limit = target.limit();
     let save = target.definition.save.unwrap_or_default();
@@ -120,7 +121,7 @@ pub fn retention(target: &Target, state: &State, now: Micros, phase: Micros) -> 
     Retention { idle_at, half_used: limit.is_half_used(state), now, save }
 }
 
-/// Interprets what is stored for a target, whose definition may have changed since; `phase` is the target's.
+/// Interprets the stored state of a target, of which the definition may have changed since; `phase` is the target's.
 pub fn state(target: &Target, found: Option<State>, now: Micros, phase: Micros) -> State {
     found
         .filter(|state| target.limit().accepts(state.shape()))

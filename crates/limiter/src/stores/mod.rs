@@ -1,14 +1,14 @@
-//! Where states live, and what is done to them there.
+//! Stores of states, and the operations on them.
 //!
-//! Each has an `apply`, which locks, decides and writes a [`Change`](crate::change::Change), again where what it was
-//! decided on has changed meanwhile; [`peek`] reads without that. Only this module knows of reset rows, of the row that marks that there are others, of the numbers
-//! of shards and slots, and of whom to wait for.
+//! [`peek`] reads; a change of shards or of an entry in memory is locked, decided and written here, and repeated if the
+//! contents have changed meanwhile. Only this module knows of reset rows, of the row that marks other rows, of the
+//! numbers of shards and slots, and of whom to wait for.
 
 mod delete;
 mod saved;
 
+pub(crate) mod expiry;
 pub mod memory;
-pub(crate) mod row;
 pub mod shards;
 
 use std::collections::BTreeSet;
@@ -19,9 +19,10 @@ use ratelimit_core::config::{Definition, MAX_SLOTS_IN_MEMORY};
 use ratelimit_core::{Micros, Shards, State};
 
 use crate::error::{LimiterError, Result};
-use crate::holds::expiry;
 use crate::keys::each_key;
-use crate::ports::{Entries, Host, Id, KeyRows, Pool, RowAccess, RowId, Rows, SavedKey, ShardRow};
+use crate::ports::{
+    Entries, Host, Id, KeyRows, Pool, Row, RowAccess, RowId, Rows, SavedKey, ShardRow,
+};
 use crate::target::{Store, Target, has_no_rows, of_state};
 use shards::contents::KeyShards;
 
@@ -29,17 +30,17 @@ pub use delete::{Batch, delete_key, prune_key, reset_key};
 pub(crate) use delete::{forget_held, holders, shards_present};
 pub use saved::write as save;
 
-/// What a target holds, as it was read.
+/// The contents of a target, as read.
 pub struct Peeked<'t> {
     /// The instant after the read.
     pub now: Micros,
     /// Its shards.
     pub shards: Shards<'t>,
-    /// As in [`Row`](crate::ports::Row); later than `now`.
+    /// As in [`Row`]; later than `now`.
     pub holds_due: Option<Micros>,
 }
 
-/// Reads what a target holds, without locking, writing or waiting. What has expired by then is computed.
+/// Reads a target's contents, without locking, writing or waiting; computes expired holds.
 ///
 /// # Errors
 /// [`LimiterError::BadState`] (55000).
@@ -52,7 +53,7 @@ pub fn peek<'t, H: Host>(host: &H, target: &'t Target) -> Result<Peeked<'t>> {
     }
 }
 
-/// Reads what a target holds, for a call, through rows that are in hand, if it has any, or in its entry.
+/// Reads a target's contents for a call: from `rows`, if the target has any, or from its entry.
 pub fn peek_with<'t, H: Host>(
     host: &H,
     rows: Option<&dyn Rows>,
@@ -71,12 +72,7 @@ pub fn peek_with<'t, H: Host>(
     }
 }
 
-/// What a target holds in these rows, which were read before `now`.
-pub fn of_rows<'t>(target: &'t Target, rows: Vec<ShardRow>, now: Micros) -> Result<Shards<'t>> {
-    Ok(shards::contents::interpret(target, rows, now)?.shards)
-}
-
-/// What a target holds in these rows, likewise, once what has expired is computed.
+/// Returns a target's contents in these rows, which were read before `now`; computes expired holds.
 pub(crate) fn peek_found<'t, H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -91,7 +87,7 @@ pub(crate) fn peek_found<'t, H: Host>(
     Ok(peeked(target, now, shards::contents::interpret(target, found, now)?))
 }
 
-/// The shards of a target in these rows, which were read before `now`; what expires is not applied.
+/// Returns a target's shards in these rows, which were read before `now`; doesn't apply expired holds.
 pub fn shards_of_rows<'t>(
     target: &'t Target,
     found: Vec<ShardRow>,
@@ -100,7 +96,7 @@ pub fn shards_of_rows<'t>(
     Ok(shards::contents::interpret(target, found, now)?.shards)
 }
 
-/// Reads what a target holds that has no row: in memory, or full.
+/// Reads the contents of a target without rows: in memory, or full.
 pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<Peeked<'t>> {
     let found = match target.store {
         Store::Memory | Store::Saved => memory::read(host, target)?,
@@ -111,7 +107,7 @@ pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<Peeked<
     Ok(Peeked { now, shards: Shards::new(target.limit(), vec![state]), holds_due: None })
 }
 
-/// Reads the rows of a target, likewise.
+/// Reads the rows of a target; computes expired holds.
 pub(crate) fn peek_rows<'t, H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -121,16 +117,16 @@ pub(crate) fn peek_rows<'t, H: Host>(
     Ok(peeked(target, now, found))
 }
 
-/// What was found, with when something of it expires: of a limit with shards that is applied by a prune, and to one
-/// without holds nothing comes back.
+/// Returns contents with their next expiry: none with shards, since a prune applies that, and none for a limit without
+/// holds, since nothing comes back to it.
 fn peeked<'t>(target: &Target, now: Micros, found: KeyShards<'t>) -> Peeked<'t> {
-    let holds_due = found
-        .holds_due
-        .filter(|_| target.store == Store::Row && expiry::returns(&target.definition));
+    let holds_due = found.holds_due.filter(|&due| {
+        target.store == Store::Row && expiry::returns(&target.definition) && due > now
+    });
     Peeked { now, shards: found.shards, holds_due }
 }
 
-/// Reads the rows of a target as they are, likewise; `None`: nothing has expired that counts.
+/// Reads the rows of a target as they are; `None`: nothing has expired that counts.
 pub(crate) fn peek_unexpired<'t, H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -150,8 +146,8 @@ pub(crate) fn peek_unexpired<'t, H: Host>(
     Ok(Some(Peeked { now, shards, holds_due: None }))
 }
 
-/// Reads what is stored of a target: of a limit with shards their total; `None`: nothing, so that it is full. With the
-/// instant after the read.
+/// Reads a target's stored state, with the instant after the read; with shards, their total; `None`: nothing is stored,
+/// and the limit is full.
 ///
 /// # Errors
 /// [`LimiterError::BadState`] (55000).
@@ -171,7 +167,7 @@ pub fn stored<H: Host>(host: &H, target: &Target) -> Result<(Micros, Option<Stat
     }
 }
 
-/// Forgets what is stored of a name and key, under its definition or a config in a call; false if there was nothing.
+/// Forgets the stored state of a name and key, under its definition or a config in a call; false if there was none.
 pub fn forget<H: Host>(
     host: &H,
     name: &[u8],
@@ -201,8 +197,8 @@ pub fn forget<H: Host>(
     Ok(was_in_memory || was_in_table)
 }
 
-/// Forgets what memory has of a name and key, as [`forget`] does, and locks no row; false if there was nothing. The row of
-/// a limit that is saved is reset when it is written.
+/// Forgets the state in memory of a name and key, as [`forget`] does, and locks no row; false if there was none. The
+/// row of a saved limit is reset when it is written.
 pub fn forget_in_memory<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<bool> {
     match definition(host, name, key)? {
         Some(definition) if definition.save.is_some() => {
@@ -230,16 +226,17 @@ fn forget_entries<H: Host>(
     };
     Ok(entries.is_some_and(|entries| {
         let id = entries.id(name, key);
-        // No definition shows the kind of a config in a call.
+        // A config in a call may be of any kind.
         let inline = Id { pool: Pool::Inline, ..id };
         let was_inline = memory::forget(entries, inline, MAX_SLOTS_IN_MEMORY);
         memory::forget(entries, id, slots) || was_inline
     }))
 }
 
-/// Forgets what is stored of every key of a name, where the key's limit is, and adds how many there were to `count`: the
-/// rows of a key that is in memory are left. Rows are locked and deleted key by key, in the order in which every call locks rows, or together where that takes too many messages: a
-/// key that appears behind the current one counts as created after the call.
+/// Forgets the stored state of every key of a name, in the store of the key's limit, and adds the number of these keys
+/// to `count`. Leaves the rows of a key that is in memory. Locks and deletes rows key by key, in the order in which
+/// every call locks rows, or together if that takes too many messages: a key that appears behind the current one counts
+/// as created after the call.
 pub fn forget_name<H: Host>(
     host: &H,
     name: &[u8],
@@ -258,7 +255,7 @@ pub fn forget_name<H: Host>(
     if !may_be_in_table {
         return Ok(());
     }
-    // Together only where the rows of each key are to be deleted, according to the name's own definition.
+    // Together only if the rows of each key are to be deleted, by the name's own definition.
     let together = !definition(host, name, b"")?.is_some_and(|definition| has_no_rows(&definition));
     host.with_rows(RowAccess::Write, |rows| {
         if together && delete::delete_name(host, rows, name, count)? {
@@ -282,11 +279,11 @@ pub fn forget_name<H: Host>(
             Ok(ControlFlow::Continue(()))
         };
         let _ = each_key(host, rows, (name, b""), true, visit)?;
-        // With those that came meanwhile, of keys that are locked here; others would be locked out of order.
+        // Includes holds that came meanwhile, of keys that are locked here; others would be locked out of order.
         held = delete::holders(host, Some(name), None)?;
         delete::forget_held(host, rows, &mut held, false, |_| true, |_| *count += 1)
     })?;
-    // Their rows are written when they are saved: what is being saved now would bring the old state back.
+    // Rows of saved keys are written when they are saved: a save in progress would bring the old state back.
     for key in saved {
         host.check_for_interrupts();
         if let Some(definition) =
@@ -305,4 +302,23 @@ fn definition<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<Option<Rc<De
         Err(LimiterError::StoredConfig { .. }) => Ok(None),
         definition => definition,
     }
+}
+
+/// Locks a row and runs `work` on it, in a subtransaction, so that `None` releases the row. If rows are locked before
+/// each write, does so only after a wait, since many subtransactions are slow. `None` also if the row is gone.
+pub(crate) fn with_locked<T>(
+    host: &impl Host,
+    rows: &dyn Rows,
+    id: RowId,
+    work: impl FnOnce(Row) -> Result<Option<T>>,
+) -> Result<Option<T>> {
+    if rows.facts().locks_first
+        && let Some(row) = rows.lock(id, false)?
+    {
+        return work(row);
+    }
+    host.attempt(|| match rows.lock(id, true)? {
+        Some(row) => work(row),
+        None => Ok(None),
+    })
 }

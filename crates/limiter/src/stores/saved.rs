@@ -1,9 +1,9 @@
-//! A limit in an entry of memory that is saved to its row: memory is a cache of rows. What is in memory counts; the row
-//! has it later.
+//! A limit in an entry of memory that is saved to its row: memory is a cache of rows. The state in memory counts; the
+//! row gets it later.
 //!
-//! A key that is not in memory is loaded from its row. Between the read of the row and the load, the key may be loaded,
-//! called, saved and evicted by others: so a call that misses it notes the number of evictions in its partition, and a
-//! load fails if that has moved. The same protects against a limit that leaves memory: a change of its definition is
+//! A key that is not in memory is loaded from its row. Between the read of the row and the load, other sessions may
+//! load, call, save and evict the key. So a call that misses it notes the number of evictions in its partition, and a
+//! load fails if that has changed. The same protects against a limit that leaves memory: a change of its definition is
 //! announced to all sessions before the keys are removed, which counts as evictions. A call notes the number, then
 //! checks that its definition is current, then reads the row: either it sees the new definition and begins again, or
 //! the load fails.
@@ -19,7 +19,7 @@ use crate::ports::{
 };
 use crate::target::Target;
 
-/// Loads a key from its row. Where the pool is full, waits until keys are saved.
+/// Loads a key from its row. If the pool is full, waits until keys are saved.
 ///
 /// # Errors
 /// [`LimiterError::MemoryFull`] (53200): no key could be saved.
@@ -38,7 +38,7 @@ pub(super) fn load<H: Host>(host: &H, target: &Target, id: Id, absent: Absent) -
     }
 }
 
-/// Waits until keys are saved, which can be evicted then.
+/// Waits until keys are saved, which can then be evicted.
 ///
 /// # Errors
 /// [`LimiterError::MemoryFull`] (53200): no key could be saved.
@@ -49,11 +49,11 @@ pub(super) fn wait_for_capacity<H: Host>(host: &H, target: &Target) -> Result<()
     }
 }
 
-/// Reads what the rows of a key have; of a limit that had shards their total.
+/// Reads the state in a key's rows; if the limit had shards, their total.
 pub(super) fn read_row<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
     host.with_rows(RowAccess::Glance, |rows| {
         let found = rows.read_key(target.name, target.key, None)?;
-        // Of any kind, since the definition may become that kind again.
+        // A state of any kind, since the definition may become that kind again.
         if let [(0, row)] = &found[..]
             && let Stored::State(state) = &row.stored
         {
@@ -84,8 +84,8 @@ pub(super) fn forget<H: Host>(host: &H, target: &Target) -> Result<bool> {
     Ok(seen.state.is_some())
 }
 
-/// Writes the state of a key to its row, `None`: full; false if another session has locked the row. Without `wait` it
-/// doesn't wait for a lock, as far as the rows can.
+/// Writes the state of a key to its row, `None`: full; false if another session has locked the row. Without `wait`,
+/// doesn't wait for a lock, as far as the rows can avoid that.
 ///
 /// # Errors
 /// [`LimiterError::NotWritten`] (55000).
@@ -121,7 +121,7 @@ pub fn write<H: Host>(
     Err(LimiterError::not_written())
 }
 
-/// Locks a row and writes it: through SQL, and where a limit had shards, whose rows are deleted.
+/// Locks a row and writes it: through SQL, or if the limit had shards, of which it deletes the rows.
 fn write_locked<H: Host>(
     host: &H,
     rows: &dyn Rows,

@@ -1,5 +1,4 @@
-//! Holds by the contract: what one takes, what its settlement gives back, and what its expiry does, as if it happened at
-//! its instant.
+//! Holds by the contract: the effects of a take, of a settlement, and of an expiry, as if it happened at its instant.
 
 use ratelimit_core::config::Definition;
 use ratelimit_core::hold::Hold;
@@ -10,10 +9,10 @@ use super::state_of;
 use crate::content::{HoldOf, Total};
 use crate::statement::Terms;
 
-/// How long after its expiry a hold can be settled.
+/// The time after its expiry during which a hold can be settled.
 const DAY: i64 = 86_400_000_000;
 
-/// What a call wants a hold to have of a key.
+/// A hold wanted by a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Wanted {
     /// The hold's id.
@@ -24,7 +23,7 @@ pub struct Wanted {
     pub terms: Terms,
 }
 
-/// A key by the books: its state and its holds.
+/// The books of a key: its state and its holds.
 #[derive(Clone, Debug, Default)]
 pub struct Book {
     /// The state; `None`: full.
@@ -37,7 +36,7 @@ pub struct Book {
 pub struct Made {
     /// The state after it.
     pub state: State,
-    /// What the hold has then.
+    /// The hold after it.
     pub hold: Hold,
     /// The tokens left.
     pub remaining: f64,
@@ -49,12 +48,12 @@ pub fn returns(hold: &Hold) -> bool {
 }
 
 impl Book {
-    /// What a hold has.
+    /// The hold with this id.
     pub fn of_id(&self, id: &[u8]) -> Option<&Hold> {
         self.holds.iter().find(|of| of.id == id).map(|of| &of.hold)
     }
 
-    /// Gives back what has expired by `now`, each at its own instant.
+    /// Gives back the tokens of holds that have expired by `now`, each at its own instant.
     pub fn expire(&mut self, definition: &Definition, key: u8, now: Micros) {
         let mut due: Vec<usize> = (0..self.holds.len())
             .filter(|&n| returns(&self.holds[n].hold) && self.holds[n].hold.expires_at <= now)
@@ -77,14 +76,14 @@ impl Book {
         }
     }
 
-    /// The same once what has expired by `now` has come back.
+    /// The same after the expiries by `now`.
     pub fn at(&self, definition: &Definition, key: u8, now: Micros) -> Book {
         let mut book = self.clone();
         book.expire(definition, key, now);
         book
     }
 
-    /// Holds what is wanted, where what has expired has come back; `None`: it is denied.
+    /// Holds the wanted tokens, after all expiries; `None`: denied.
     pub fn hold(
         &self,
         definition: &Definition,
@@ -132,7 +131,7 @@ impl Book {
         }
         let state = decision.state.unwrap_or_else(|| before.clone());
         let since = state.ts().max(now);
-        // What was taken in a window that has ended can't come back.
+        // Tokens taken in a window that has ended can't come back.
         let is_window = matches!(&state, State::Tokens(tokens) if tokens.added.is_some());
         if known.is_some() && is_window && state.ts() > hold.taken_at {
             hold.spent = had;
@@ -144,8 +143,7 @@ impl Book {
         Some(Made { state, hold, remaining: decision.level.remaining })
     }
 
-    /// Settles a hold, where what has expired has come back: the state, and the tokens left; `None`: there is no such
-    /// hold.
+    /// Settles a hold, after all expiries: returns the state, and the tokens left; `None`: there is no such hold.
     pub fn settle(
         &self,
         definition: &Definition,
@@ -174,7 +172,7 @@ impl Book {
         Some((state.unwrap_or(before), level.remaining))
     }
 
-    /// Drops a hold that was pruned; false if it was not to be.
+    /// Drops a pruned hold; false if it should have stayed.
     pub fn prune(&mut self, id: &[u8], now: Micros) -> bool {
         let is_old = |of: &HoldOf| {
             of.id == id && !returns(&of.hold) && of.hold.expires_at.plus(Micros(DAY)) <= now
@@ -184,7 +182,7 @@ impl Book {
         self.holds.len() < count
     }
 
-    /// Writes what a hold has.
+    /// Writes a hold.
     pub fn put(&mut self, id: &[u8], hold: Hold) {
         self.holds.retain(|of| of.id != id);
         self.holds.push(HoldOf { id: id.to_vec(), hold });
@@ -192,7 +190,7 @@ impl Book {
     }
 }
 
-/// The id of the leases that a hold has by the books.
+/// The id of a hold's leases in the books.
 fn lease_of(id: &[u8]) -> Micros {
     Micros(id.iter().fold(-1, |sum, byte| 31 * sum % 1_000_003 - i64::from(*byte)))
 }

@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Database, FROZEN, Flaw, Tid, TransactionStatus, Version, Xid};
 
 impl Database {
-    /// The transaction or subtransaction that a session is in.
+    /// The current transaction or subtransaction of a session.
     pub fn xid(&self, session: usize) -> Xid {
         self.open[session].last().copied().unwrap_or(FROZEN)
     }
 
-    /// Begins a transaction, or in one a subtransaction.
+    /// Begins a transaction, or inside one a subtransaction.
     pub fn begin(&mut self, session: usize) {
         let parent = self.open[session].last().copied();
         let xid = |number| Xid { session: session as u8, number };
@@ -61,7 +61,7 @@ impl Database {
         self.clean();
     }
 
-    /// Gives the locks of subtransactions to the transaction that stays.
+    /// Gives the locks of subtransactions to the remaining transaction.
     fn inherit_locks(&mut self, session: usize, depth: usize) {
         let (kept, ended) = self.open[session].split_at(depth);
         let Some(&heir) = kept.last() else { return };

@@ -62,7 +62,7 @@ impl Database {
         }
     }
 
-    /// Executes a step on what sessions share besides rows.
+    /// Executes a step on shared things other than rows.
     fn shared(&mut self, session: usize, step: &Primitive) -> StepReply {
         match *step {
             Primitive::Clock => StepReply::Instant(self.now),
@@ -116,7 +116,7 @@ impl Database {
         }
     }
 
-    /// Evicts an entry for a new one that doesn't fit: the one that is idle first.
+    /// Evicts an entry for a new one that doesn't fit, an idle one if possible.
     fn make_room(&mut self, id: [u64; 2], now: i64) {
         let room = usize::from(self.room);
         if room == 0 || self.entries.len() < room || self.entries.contains_key(&id) {
@@ -154,8 +154,8 @@ impl Database {
         }
     }
 
-    /// Remembers that a session holds a row, as `store::own_locks` does: in the subtransaction in which it locked it
-    /// first.
+    /// Remembers that a session holds a row, like `store::own_locks`: in the subtransaction in which it
+    /// locked it first.
     fn note_own(&mut self, session: usize, place: RowKey) {
         if place.is_hold() {
             return;
@@ -169,8 +169,8 @@ impl Database {
         own.push(row);
     }
 
-    /// Locks the newest version. One that is being updated is only reported, if `is_first` or another one came before
-    /// it.
+    /// Locks the newest version. One that is being updated is only reported, if `is_first` or another one
+    /// came before it.
     fn lock_newest(
         &mut self,
         session: usize,
@@ -256,7 +256,7 @@ impl Database {
         true
     }
 
-    /// Whether a version no longer counts as one with its key, under a dirty snapshot.
+    /// Whether a version no longer counts under its key, for a dirty snapshot.
     fn is_gone(&self, session: usize, xid: Xid) -> bool {
         self.is_own(session, xid) || self.status(xid) == TransactionStatus::Committed
     }

@@ -49,7 +49,7 @@ pub use saved::{LoadedKey, SavedPlaces};
 pub struct Xid {
     /// The session.
     pub session: u8,
-    /// Its number there, the least that is free.
+    /// Its number there, the least free one.
     pub number: u8,
 }
 
@@ -80,7 +80,7 @@ pub struct RowKey {
 }
 
 impl RowKey {
-    /// The row of what a hold has of a key, in a table of its own.
+    /// The row of a hold of a key, in a table of its own.
     pub fn of_hold(key: u8, id: &[u8]) -> RowKey {
         RowKey { key, shard: -1 - id_number(id) }
     }
@@ -91,7 +91,7 @@ impl RowKey {
     }
 }
 
-/// The number of a hold's id: of a letter its own, of a random text a hash.
+/// The number of a hold's id: fixed for a letter, a hash for a random text.
 fn id_number(id: &[u8]) -> i32 {
     match id {
         [letter] => i32::from(*letter),
@@ -99,24 +99,24 @@ fn id_number(id: &[u8]) -> i32 {
     }
 }
 
-/// Which rows of holds are read.
+/// The rows of holds to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WhichHolds {
-    /// What the hold with this id has; by the number of its rows.
+    /// The hold with this id, by the number of its rows.
     OfId(i32),
-    /// What all holds have of a key.
+    /// All holds of a key.
     OfKey(u8),
     /// All.
     All,
 }
 
 impl WhichHolds {
-    /// Those of an id.
+    /// The rows of an id.
     pub fn of_id(id: &[u8]) -> WhichHolds {
         WhichHolds::OfId(RowKey::of_hold(0, id).shard)
     }
 
-    /// Whether it is one of them.
+    /// Whether a row is one of them.
     pub fn has(self, place: &RowKey) -> bool {
         place.is_hold()
             && match self {
@@ -132,7 +132,7 @@ impl WhichHolds {
 pub struct Version {
     /// The row's primary key.
     pub place: RowKey,
-    /// What it holds.
+    /// Its contents.
     pub content: Content,
     /// The transaction that wrote it.
     pub xmin: Xid,
@@ -147,9 +147,9 @@ pub struct Version {
 /// An entry of memory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MemoryEntry {
-    /// What it holds.
+    /// Its contents.
     pub content: Total,
-    /// From when on it may be evicted.
+    /// The time from which it may be evicted.
     pub idle_at: i64,
 }
 
@@ -166,7 +166,7 @@ pub enum Primitive {
     ReadKey(u8),
     /// Reads all rows (`read_after`).
     ReadAll,
-    /// Reads rows of holds likewise.
+    /// Reads rows of holds, likewise.
     ReadHolds(WhichHolds),
     /// Locks the newest version from this one on: table_tuple_lock with TUPLE_LOCK_FLAG_FIND_LAST_VERSION
     /// (`lock_version`), SELECT FOR UPDATE. Waits for its holder; a row with another key by then is none.
@@ -183,7 +183,7 @@ pub enum Primitive {
     /// Updates this version after a wait for its holder, unless it was replaced: table_tuple_update
     /// (`update_version`).
     Update(Tid, Content),
-    /// Deletes it likewise: table_tuple_delete (`delete_version`).
+    /// Deletes it, likewise: table_tuple_delete (`delete_version`).
     Delete(Tid),
     /// The owner's UPDATE of the key of a row, likewise.
     Rename(Tid, u8),
@@ -225,20 +225,20 @@ pub enum Primitive {
     Draw,
     /// The shard numbers of a key's rows that this transaction holds (`store::own_locks`).
     OwnRows(u8),
-    /// Locks a partition of the memory: what follows up to the next such step is under the lock.
+    /// Locks a partition of the memory. The following steps up to the next of these are under the lock.
     LockPartition,
     /// Reads an entry, under the lock.
     ReadEntry([u64; 2]),
-    /// Counts the entries that were removed or evicted, under the lock.
+    /// Counts the removed and evicted entries, under the lock.
     CountGone,
-    /// Writes it, under the lock: with the instant from which on it may be evicted, and that of the call.
+    /// Writes it, under the lock, with the instant from which it may be evicted, and that of the call.
     WriteEntry([u64; 2], Total, i64, i64),
     /// Forgets it, under the lock.
     RemoveEntry([u64; 2]),
     /// Forgets all of a key, under the lock.
     RemoveEntries(u64),
-    /// Counts the saved entries that were removed or evicted, under the lock, and looks whether this is a standby,
-    /// before the row of a key is read.
+    /// Counts the removed and evicted saved entries, under the lock, and checks whether this is a standby, before the
+    /// row of a key is read.
     BeforeRead,
     /// Loads a saved key with the state of its row, which was read after this number of evictions, on a standby or not,
     /// under the lock.
@@ -268,7 +268,7 @@ pub enum Primitive {
 }
 
 impl Primitive {
-    /// The step itself, where it is one of the worker.
+    /// The step itself if it is one of the worker.
     pub fn itself(&self) -> &Primitive {
         match self {
             Primitive::OfWriter(step) => step,
@@ -277,7 +277,7 @@ impl Primitive {
     }
 }
 
-/// What a step returns.
+/// The reply to a step.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum StepReply {
     /// Nothing.
@@ -304,13 +304,13 @@ pub enum StepReply {
     OwnRows(Vec<i32>),
     /// An entry.
     Entry(Option<Total>),
-    /// A saved entry; of a key that is full, `Some(None)`.
+    /// A saved entry; `Some(None)`: the key is full.
     Saved(Option<Option<Total>>),
-    /// How many saved entries were evicted, and whether this is a standby.
+    /// The number of evicted saved entries, and whether this is a standby.
     BeforeRead(u8, bool),
     /// The outcome of loading a saved key.
     Loaded(LoadedKey),
-    /// Saved keys with their states, and the place to go on at.
+    /// Saved keys with their states, and the place at which to continue.
     Copies(Vec<(u8, Option<Total>)>, Option<u8>),
 }
 
@@ -321,11 +321,11 @@ pub enum Flaw {
     ChainNotCompared,
     /// A lock is given up before the transaction ends.
     LockGivenUp,
-    /// A decision after a wait is made on what was read before it.
+    /// A decision after a wait uses state that was read before it.
     DecidedBeforeWait,
     /// A read of a row is the transaction's first one.
     OldSnapshot,
-    /// A row is inserted without a look for another.
+    /// A row is inserted without checking for another.
     InsertNotChecked,
     /// An update replaces a version that another session has written meanwhile.
     LostUpdate,
@@ -349,7 +349,7 @@ pub enum Flaw {
     IdDrawnTwice,
     /// A definition is read once, and kept in spite of later ones.
     DefinitionKept,
-    /// A row's state is loaded though keys were evicted since it was read.
+    /// A row's state is loaded although keys were evicted since it was read.
     EvictionsOverlooked,
     /// Two workers save at once.
     TwoWriters,
@@ -359,11 +359,11 @@ pub enum Flaw {
     StoppedUnsaved,
     /// A standby's entries still count after its promotion.
     StandbyTrusted,
-    /// So do rows that it read before.
+    /// Rows that a standby read before still count, too.
     StandbyReadTrusted,
 }
 
-/// What sessions share.
+/// The shared state of the sessions.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Database {
     /// The versions of rows.
@@ -374,7 +374,7 @@ pub struct Database {
     pub open: Vec<Vec<Xid>>,
     /// By session, the rows that its transaction has locked or written, and in which subtransaction, in this order.
     pub own_rows: Vec<Vec<(RowKey, Xid)>>,
-    /// By session, how many ids it has drawn.
+    /// By session, the number of ids that it has drawn.
     pub drawn: Vec<u8>,
     /// The clock, in microseconds.
     pub now: i64,
@@ -382,15 +382,15 @@ pub struct Database {
     pub clock_stands: bool,
     /// The entries of memory.
     pub entries: BTreeMap<[u64; 2], MemoryEntry>,
-    /// How many were ever made.
+    /// The number of entries ever made.
     pub born: u8,
-    /// How many entries fit; 0: all.
+    /// The number of entries that fit; 0: all.
     pub room: u8,
-    /// The keys whose entries were removed, or evicted while in use, for the books.
+    /// The keys with entries that were removed, or evicted while in use, for the books.
     pub forgotten: Vec<u64>,
-    /// The saved keys whose state changed other than by a call: a reset, or a read on a standby.
+    /// The saved keys with a state that changed other than by a call: by a reset, or a read on a standby.
     pub noted: Vec<(u8, Option<Total>)>,
-    /// Whether a key was refused though it fitted.
+    /// Whether a key was refused although it fitted.
     pub refused: bool,
     /// The number of the definition.
     pub defined: u8,

@@ -10,7 +10,7 @@ use crate::world::tokens;
 
 /// The scope of all keys.
 const SCOPE: [u32; 2] = [1, 1];
-/// How long a key may be unsaved, in milliseconds. Time doesn't pass here.
+/// The time that a key may be unsaved, in milliseconds. Time doesn't pass here.
 const SAVE: u32 = 1000;
 /// The only instant, on the monotonic clock.
 const INSTANT: Micros = Micros(1);
@@ -63,20 +63,20 @@ impl SavedPlaces {
         SavedPartition::new(head, buckets, cells, pieces)
     }
 
-    /// The state that a call would find; of a full key, `Some(None)`.
+    /// The state that a call would find; `Some(None)`: the key is full.
     pub fn entry(&self, key: u8, on_standby: bool) -> Option<Option<Total>> {
         let found = self.clone().partition().read(hash(key), on_standby)?;
         Some(found.map(Total))
     }
 
-    /// The keys that are unsaved.
+    /// The unsaved keys.
     pub fn unsaved(&self) -> Vec<u8> {
         let mut copies = Vec::new();
         self.clone().partition().copy(0, KEYS.len(), SCOPE, None, &mut copies);
         copies.iter().map(|copy| copy.hash[0] as u8).collect()
     }
 
-    /// Whether a new key fits, if need be after an eviction.
+    /// Whether a new key fits, possibly after an eviction.
     pub fn has_room(&self) -> bool {
         self.unsaved().len() < self.cells.len()
     }

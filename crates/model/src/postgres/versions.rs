@@ -54,8 +54,8 @@ impl Database {
         (tid, !self.has_holder(session, version), version.content.clone())
     }
 
-    /// The last version of a row from `tid` on, and whether that is another one; `None`: it is deleted, or the session
-    /// has replaced it.
+    /// The last version of a row from `tid` on, and whether it is a different one; `None`: deleted, or replaced by
+    /// the session.
     pub fn follow(&self, session: usize, mut tid: Tid) -> Result<Option<(Tid, bool)>, MustWait> {
         let mut is_other = false;
         loop {
@@ -75,14 +75,14 @@ impl Database {
         }
     }
 
-    /// Whether a version was replaced or deleted, or is being so.
+    /// Whether a version is replaced or deleted, or being so.
     pub fn is_replaced(&self, tid: Tid) -> bool {
         self.versions[&tid]
             .xmax
             .is_some_and(|(xid, _)| self.status(xid) != TransactionStatus::Aborted)
     }
 
-    /// A tuple id that is free.
+    /// A free tuple id.
     pub fn new_tid(&self, session: usize) -> Tid {
         let free = |number: &u16| !self.versions.contains_key(&(session as u32, *number));
         (session as u32, (0..).find(free).unwrap_or(0))
@@ -164,7 +164,7 @@ fn hold_of(version: &Version) -> Option<(RowKey, HoldOf)> {
     }
 }
 
-/// Whether a version is visible if the transactions count that `counts` picks.
+/// Whether a version is visible if those transactions count for which `counts` is true.
 fn is_visible_if(version: &Version, counts: impl Fn(Xid) -> bool) -> bool {
     let is_replaced = version.xmax.is_some_and(|(xid, _)| counts(xid));
     !version.is_speculative && counts(version.xmin) && !is_replaced

@@ -1,5 +1,5 @@
-//! The properties of holds: each answer follows from the books, a hold is settled once, what is gone is what was used or
-//! is held, and the rows are as the books say.
+//! The properties of holds: each answer follows from the books, a hold is settled once, missing tokens are either used
+//! or held, and the rows agree with the books.
 
 use ratelimit_core::config::Definition;
 use ratelimit_core::{Limit, Micros, State};
@@ -13,17 +13,17 @@ use crate::postgres::Version;
 use crate::statement::{Answered, Command, Held, KEYS, SettledKey, Terms};
 use crate::world::{Instant, Scenario, World, Wrong};
 
-/// How many tokens a bucket that hardly refills may gain in a scenario.
+/// The maximum gain of tokens in a scenario of a bucket that hardly refills.
 const HARDLY: f64 = 0.01;
 
 impl Instant {
-    /// A key at an instant, once what has expired by then has come back.
+    /// A key at an instant, after all expiries by then.
     pub fn book(&self, definition: &Definition, key: u8, now: Micros) -> Book {
         let (state, holds) = (&self.states[usize::from(key)], &self.holds[usize::from(key)]);
         Book { state: state.clone(), holds: holds.clone() }.at(definition, key, now)
     }
 
-    /// The state of a key likewise.
+    /// The state of a key, likewise.
     pub fn state(&self, definition: &Definition, key: u8, now: Micros) -> Option<Total> {
         if self.holds[usize::from(key)].is_empty() {
             return self.states[usize::from(key)].clone();
@@ -40,7 +40,7 @@ fn terms_of(statement: &Command) -> Terms {
     }
 }
 
-/// What a request of a hold wants.
+/// The hold wanted by a request.
 fn wanted(terms: Terms, answered: &Answered, id: Option<&[u8]>) -> Wanted {
     let letter = terms.id.map(|letter| vec![letter]);
     let id = letter.or_else(|| id.map(<[u8]>::to_vec)).unwrap_or_default();
@@ -155,7 +155,7 @@ impl Scenario {
             }
             return;
         };
-        // What was added while the call waited may stay.
+        // Holds added while the call waited may stay.
         let is_settled = |key: u8| settled.iter().any(|settled| settled.key == key);
         if keys().any(|key| !is_settled(key) && seen.iter().all(|instant| has(instant, key))) {
             world.is_wrong(Wrong::HoldLost);
@@ -194,7 +194,7 @@ impl Scenario {
         self.setting.has_holds && world.moves > 0
     }
 
-    /// Changes a key by a change of a hold; false where the books don't explain it.
+    /// Changes a key by a change of a hold; false if the books don't explain it.
     pub fn apply_to_hold(&self, book: &mut Book, effect: &Applied) -> bool {
         let definition = &self.setting.limits[usize::from(effect.limit)];
         let (key, now) = (effect.key, Micros(effect.now));
@@ -217,7 +217,7 @@ impl Scenario {
         }
     }
 
-    /// How many tokens a change has used up indefinitely, as its caller says.
+    /// The tokens that a change has used up permanently, according to its caller.
     pub fn used(&self, book: &Book, effect: &Applied) -> i64 {
         match &effect.change {
             Change::Take(count, ..) => i64::from(*count),
@@ -231,7 +231,7 @@ impl Scenario {
         }
     }
 
-    /// Whether tokens neither come in nor are given back other than by holds.
+    /// Whether only holds add or give back tokens.
     fn conserves(&self) -> bool {
         let hardly = |definition: &Definition| match &definition.limit {
             Limit::TokenBucket(bucket) => bucket.period > Micros(1000 * 86_399_000_000),
@@ -311,7 +311,7 @@ impl Scenario {
         }
     }
 
-    /// What was used of a key before a scenario begins.
+    /// The tokens of a key used before a scenario begins.
     pub fn used_at_first(&self, key: u8) -> i64 {
         let definition = self.definition_of(key);
         let rows = self.rows.iter().filter(|row| row.0 == key);

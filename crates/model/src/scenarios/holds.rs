@@ -36,7 +36,7 @@ fn blocked(text: &str) -> Scenario {
     Scenario::new(text, &[&bucket(3, 1)]).row(0, 3.0)
 }
 
-/// The scenario with a clock in its name.
+/// The scenario with a clock, which is added to its name.
 fn clock(scenario: Scenario, moves: &[i64]) -> Scenario {
     let name = format!("{} (clock)", scenario.name);
     Scenario { name, ..scenario }.clock(moves)
@@ -66,7 +66,7 @@ fn taken() -> Vec<Scenario> {
         fresh("hold a 1 :x; commit; hold a 3 :x | hold a 2 :x; rollback; take a 1"),
         full("hold a 2; rollback; take a 1 | hold a 3 >1; commit; settle 0"),
         full("savepoint; hold a 2 :x; rollback_to; hold a 1 :x | hold a 2 :y; commit; settle :y 0"),
-        // It is a repeat, or there is room: at no instant is it denied.
+        // A repeat, or there is room: at no instant is it denied.
         full("savepoint; hold a 2 :x; rollback_to; hold a 1 :x | hold a 2 :x; commit; settle :x 0"),
         full("hold a 1 :x; commit; settle :x 3 | take a 1; commit; take a 1"),
         full("hold a 2 :x; commit; reset a | settle :x 0; commit; take a 2"),

@@ -1,4 +1,4 @@
-//! The choice of the rows that a change goes to, while not all of them are needed.
+//! Chooses the rows that a change goes to, if not all of them are needed.
 
 use ratelimit_core::{Micros, Shards, State};
 use ratelimit_faults::Fault;
@@ -12,7 +12,7 @@ use crate::ports::{Host, Random, Row, Rows, Stored};
 use crate::request::Answer;
 use crate::target::Target;
 
-/// The shard whose row this transaction last locked, counted from 0: it takes from it again.
+/// The shard of the row that this transaction last locked, counted from 0: it takes from that row again.
 pub(super) fn own_shard(host: &impl Host, target: &Target) -> Option<usize> {
     let count = target.limit().shards() as usize;
     let first = shard_number(count as u32, 0);
@@ -41,23 +41,23 @@ pub(super) fn rows_with_room(
     rows
 }
 
-/// Two shards of a limit, read without a lock, and what it holds if all others are like the second.
+/// An estimate from two shards of a limit, read without a lock: all others are taken to be like the second.
 struct Estimate<'a> {
     shards: Shards<'a>,
-    /// The one with more room, or the one that this transaction holds.
+    /// The shard with more room, or the one that this transaction holds.
     better: usize,
-    /// The row of that.
+    /// The row of that shard.
     seen: Row,
-    /// Whether this transaction holds it.
+    /// Whether this transaction holds that row.
     is_own: bool,
     now: Micros,
 }
 
 impl<H: Host> Sharded<'_, H> {
-    /// Makes the whole change in the row that this transaction holds already, or else in the better of two
-    /// random rows; `None` if it is locked or has no room.
+    /// Makes the whole change in the row that this transaction already holds, or else in the better of two random rows;
+    /// `None`: it is locked or has no room.
     pub(super) fn change_better_of_two(&self) -> Result<Option<Answer>> {
-        let Sharded { rows, target, change, .. } = self;
+        let Sharded { host, rows, target, change } = self;
         if !change.moves_tokens() {
             return Ok(None);
         }
@@ -66,7 +66,7 @@ impl<H: Host> Sharded<'_, H> {
         };
         let row = target.row(shard_number(target.limit().shards(), better));
         let contents = Contents::OneOf(&shards, better);
-        let Decided { answer, after } = change.decide(target, contents, now)?;
+        let Decided { answer, after, .. } = change.decide(*host, target, contents, now)?;
         if let Some(after) = after {
             let after = Stored::State(after);
             if rows.replace(row, &seen, &after, seen.holds_due, false)? {
@@ -78,16 +78,15 @@ impl<H: Host> Sharded<'_, H> {
         }
         let take = || {
             let found = rows.lock(row, false)?;
-            let amount = change.tokens(&shards, now);
+            let amount = change.tokens();
             self.change_locked(&shards, better, found, amount)
         };
-        // Another call may change the row before it is locked here: then the lock is released, unless it
-        // was locked before.
+        // Another call may change the row before it is locked here: the lock is then released, unless it was held
+        // before.
         if is_own { take() } else { self.host.attempt(take) }
     }
 
-    /// Reads two rows; `None` where the better one has no room for the whole change, or where a credit goes to
-    /// others first.
+    /// Reads two rows; `None`: the better one has no room for the whole change, or a credit goes to other rows first.
     fn estimate(&self) -> Result<Option<Estimate<'_>>> {
         let Sharded { host, rows, target, change } = self;
         let count = target.limit().shards() as usize;
@@ -109,7 +108,7 @@ impl<H: Host> Sharded<'_, H> {
         let mut all = vec![states[1].clone(); count];
         all[first] = states.swap_remove(0);
         let shards = Shards::new(target.limit(), all);
-        let amount = change.tokens(&shards, now);
+        let amount = change.tokens();
         let room = |shard| room(&shards, shard, now, amount);
         let better = if own.is_some() || room(first) >= room(second) { first } else { second };
         let in_debt = [first, second].iter().any(|&shard| shards.available(shard, now) < 0.0);
@@ -134,7 +133,7 @@ impl<H: Host> Sharded<'_, H> {
     ) -> Result<Option<Answer>> {
         let Sharded { host, rows, target, .. } = self;
         let mut candidates = rows_with_room(*host, shards, now, amount);
-        // The first once more, to be waited for, unless the transaction has locked one.
+        // Then wait for the first one, unless this transaction already holds a row.
         let once = candidates.len();
         candidates.extend(candidates.first().copied().filter(|_| may_wait(*host, target)));
         for (tried, &shard) in candidates.iter().enumerate() {
@@ -168,7 +167,7 @@ impl<H: Host> Sharded<'_, H> {
             return Ok(None);
         }
         let contents = Contents::OneOf(&shards, shard);
-        let Decided { answer, after } = change.decide(target, contents, now)?;
+        let Decided { answer, after, .. } = change.decide(*host, target, contents, now)?;
         let Some(after) = after else { return Ok(None) };
         let row = target.row(shard_number(target.limit().shards(), shard));
         rows.update(row, tuple, &Stored::State(after.clone()), holds_due)?;
@@ -193,8 +192,8 @@ impl<H: Host> Sharded<'_, H> {
                     return Ok(None);
                 };
                 let now = host.now();
-                let decided = change.decide(target, Contents::All(&shards), now)?;
-                let Decided { answer, after: Some(_) } = decided else {
+                let decided = change.decide(*host, target, Contents::All(&shards), now)?;
+                let Decided { answer, after: Some(_), .. } = decided else {
                     return Ok(None);
                 };
                 if change.takes_part(&answer) {
@@ -215,10 +214,9 @@ impl<H: Host> Sharded<'_, H> {
     }
 }
 
-/// Locks unlocked rows until they have room for the change together, and updates the shards: the
-/// `fewest` that seem to suffice, or any. `None` if they don't suffice; the caller then releases them.
-/// In ascending order, since even SKIP LOCKED can wait in PostgreSQL, where a row is updated twice
-/// while it is being locked.
+/// Locks unlocked rows until together they have room for the change, and updates the shards: the `fewest` that seem to
+/// suffice, or any. `None`: they don't suffice, and the caller releases them. Locks in ascending order, since in
+/// PostgreSQL even SKIP LOCKED can wait, if a row is updated twice while it is being locked.
 pub(super) fn lock_free<H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -232,7 +230,7 @@ pub(super) fn lock_free<H: Host>(
         (0..shards.states().len()).map(|shard| room(shards, shard, now, amount)).collect();
     let mut wanted: Vec<usize> = (0..rooms.len()).filter(|&n| rooms[n] > 0.0).collect();
     if fewest {
-        // Calls spread over equal rows.
+        // Spread calls over equal rows.
         shuffle(host, &mut wanted);
         wanted.sort_by(|&one, &other| rooms[other].total_cmp(&rooms[one]));
         let mut sum = 0.0;

@@ -8,8 +8,8 @@ use ratelimit_core::{Limit, Micros, Shards, State};
 use ratelimit_faults::Fault;
 
 use super::super::delete::{lock_key, lock_or_busy};
+use super::super::expiry;
 use crate::error::{LimiterError, Result};
-use crate::holds::expiry;
 use crate::ports::{Host, Row, Rows, ShardRow, Stored, TRIES, TupleId};
 use crate::target::Target;
 
@@ -32,16 +32,16 @@ pub(crate) fn shard_limit_of(limit: &Limit, shard_count: u32) -> Limit {
 pub(crate) struct KeyShards<'a> {
     /// A shard for each row.
     pub(crate) shards: Shards<'a>,
-    /// Whether the rows are one for each shard of the limit. If not, the shards are those of the present
-    /// rows, or new ones where the limit can't carry over any of their states.
+    /// Whether there is one row for each shard of the limit. If not, the shards are those of the present rows, or new
+    /// ones if the limit can't carry over any of their states.
     pub(super) matches_limit: bool,
-    /// The versions of the rows, for a limit that they match.
+    /// The versions of the rows, if they match the limit.
     pub(super) tuples: Vec<TupleId>,
     /// As in [`Row`], of row 0.
     pub(crate) holds_due: Option<Micros>,
 }
 
-/// Interprets all rows of a key at `now`, which is read after them.
+/// Interprets all rows of a key at `now`, an instant after the read.
 pub(crate) fn interpret<'a>(
     target: &'a Target,
     mut rows: Vec<ShardRow>,
@@ -79,16 +79,16 @@ pub(crate) fn interpret<'a>(
     Ok(KeyShards { shards, matches_limit, tuples, holds_due })
 }
 
-/// Whether a row means something to a limit, or would if its value were one.
+/// Whether a limit uses a row, or would if its value were a state.
 fn is_accepted(limit: &Limit, stored: &Stored) -> bool {
     match stored {
-        // As if it had been tokens, and is full.
+        // As if it had been tokens, and were full.
         Stored::Reset { .. } => limit.accepts(Shape::Tokens),
         stored => stored.suits(limit) == Some(true),
     }
 }
 
-/// Reads the key's rows under the latest state, without locks; with the instant after the read.
+/// Reads the key's rows on the latest state, without locks; returns the instant after the read, too.
 pub(crate) fn peek<'a>(
     host: &impl Host,
     rows: &dyn Rows,
@@ -110,7 +110,7 @@ pub(crate) fn peek<'a>(
     Ok((now, interpret(target, found, now)?))
 }
 
-/// Reads the row of a key as it would be if what has expired were applied.
+/// Reads the row of a key as if expired holds were applied.
 #[cold]
 fn peek_expired<'a>(
     host: &impl Host,
@@ -139,14 +139,14 @@ fn peek_expired<'a>(
     Err(LimiterError::not_written())
 }
 
-/// Row 0 as it would be if the rows of a limit that had shards were one again.
+/// Row 0 as if the rows of a limit that had shards were one again.
 fn joined(target: &Target, root: Row, found: Vec<ShardRow>, now: Micros) -> Result<Row> {
     let shards = interpret(target, found, now)?.shards;
     let stored = shards.resharded(1, now).pop().map_or(root.stored, Stored::State);
     Ok(Row { stored, ..root })
 }
 
-/// Whether rows have the same contents.
+/// Whether the rows are unchanged.
 fn is_unchanged(found: &[ShardRow], again: &[ShardRow]) -> bool {
     let same = |((one, row), (other, again)): (&ShardRow, &ShardRow)| {
         one == other && again.is_version(row)
@@ -154,11 +154,11 @@ fn is_unchanged(found: &[ShardRow], again: &[ShardRow]) -> bool {
     found.len() == again.len() && found.iter().zip(again).all(same)
 }
 
-/// Locks all rows of a key, row 0 first, and changes them to one for each shard of the limit, without
-/// changing their total. `None` if another session has just made the first: the rows must be read again.
+/// Locks all rows of a key, row 0 first, and changes them to one for each shard of the limit, without changing their
+/// total. `None`: another session has just made row 0, and the rows must be read again.
 ///
 /// # Errors
-/// [`LimiterError::Busy`]: without `wait`, and a row is locked; 55000: a trigger undoes it.
+/// [`LimiterError::Busy`]: a row is locked, and `wait` is false; 55000: a trigger undoes it.
 ///
 /// [`LimiterError::Busy`]: crate::error::LimiterError::Busy
 pub(super) fn lock_all<'a>(
@@ -168,7 +168,7 @@ pub(super) fn lock_all<'a>(
     wait: bool,
 ) -> Result<Option<KeyShards<'a>>> {
     let (name, key, root) = (target.name, target.key, target.row(0));
-    // Locked first by every change of their number, so that there is no other until this transaction ends.
+    // Every change of the number of rows locks row 0 first: none can follow until this transaction ends.
     if lock_or_busy(rows, root, wait)?.is_none() && !rows.insert(root, &MARKER, None, true)? {
         return Ok(None);
     }
@@ -182,7 +182,7 @@ pub(super) fn lock_all<'a>(
         return Ok(Some(found));
     }
     reshard(host, rows, target, locked, &found.shards, now)?;
-    // Only a trigger of the owner's can have changed them again.
+    // Only a trigger of the owner can have changed them since.
     let found = interpret(target, lock_key(host, rows, name, key, wait)?, now)?;
     if found.matches_limit { Ok(Some(found)) } else { Err(LimiterError::not_written()) }
 }
@@ -190,7 +190,7 @@ pub(super) fn lock_all<'a>(
 /// Row 0 of a limit with shards.
 const MARKER: Stored = Stored::Marker { reset: false };
 
-/// Replaces a key's rows, which are locked and hold `shards`, by one for each shard of the limit.
+/// Replaces a key's locked rows, which hold `shards`, by one for each shard of the limit.
 fn reshard(
     host: &impl Host,
     rows: &dyn Rows,

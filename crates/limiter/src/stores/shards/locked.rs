@@ -1,32 +1,31 @@
-//! Rows of a key that are locked, to be written together with those of other limits.
+//! Locked rows of a key, to be written together with those of other limits.
 
 use ratelimit_core::hold::Hold;
 use ratelimit_core::{Micros, Shards, State};
 use ratelimit_faults::Fault;
 
 use super::super::delete::lock_or_busy;
-use super::super::row::begins_anew;
+use super::super::expiry;
 use super::choose::{lock_free, own_shard, rows_with_room};
 use super::contents::{KeyShards, lock_all, shard_number};
 use super::{may_wait, room};
 use crate::error::{LimiterError, Result};
-use crate::holds::expiry;
 use crate::ports::{Host, Row, Rows, Stored, TupleId};
 use crate::target::Target;
 
-/// The index of a shard, and the version of its row that is locked.
+/// The index of a shard, and the locked version of its row.
 pub type LockedShard = (usize, TupleId);
 
-/// The contents of a key, some of whose rows are locked.
+/// The contents of a key, with some of its rows locked.
 pub struct LockedRows<'a> {
     /// A shard for each row, up to date for the locked ones.
     pub shards: Shards<'a>,
-    /// The locked rows; none where nothing is to be changed.
+    /// The locked rows; none if nothing is to change.
     pub locked: Vec<LockedShard>,
     /// As in [`Row`], of row 0 of a limit without shards.
     pub holds_due: Option<Micros>,
     /// Whether the row has the state of another kind, with holds that are gone once it begins again.
-    begins_anew: bool,
+    pub(crate) begins_anew: bool,
 }
 
 impl<'a> LockedRows<'a> {
@@ -36,12 +35,12 @@ impl<'a> LockedRows<'a> {
         LockedRows { shards: found.shards, locked, holds_due: found.holds_due, begins_anew: false }
     }
 
-    /// A key of which no row is locked, as nothing of it is to be changed here.
+    /// A key without locked rows: this call changes nothing in them.
     pub fn none(shards: Shards<'a>, holds_due: Option<Micros>) -> LockedRows<'a> {
         LockedRows { shards, locked: Vec::new(), holds_due, begins_anew: false }
     }
 
-    /// Applies what has expired to the row of a limit without shards; false if it is not locked, or is another's.
+    /// Applies expired holds to the row of a limit without shards; false if it is not locked, or is another's.
     ///
     /// # Errors
     /// [`LimiterError::BadState`] (55000).
@@ -62,7 +61,7 @@ impl<'a> LockedRows<'a> {
         Ok(true)
     }
 
-    /// Deletes the holds of a key whose state begins again, before it does.
+    /// Deletes the holds of a key before its state begins again.
     pub(crate) fn begin_anew<H: Host>(&mut self, host: &H, target: &Target) -> Result<()> {
         if self.begins_anew {
             expiry::forget(host, target.row(0))?;
@@ -71,11 +70,9 @@ impl<'a> LockedRows<'a> {
         Ok(())
     }
 
-    /// Notes when a hold expires that is written next.
+    /// Notes the expiry of the hold that is written next.
     pub(crate) fn expires_by(&mut self, hold: &Hold) {
-        if !Fault::ExpiresForgotten.is_on() {
-            self.holds_due = hold.first_expiry(self.holds_due);
-        }
+        self.holds_due = expiry::first_expiry(hold, self.holds_due);
     }
 
     /// Whether all of its rows are locked, or none.
@@ -83,49 +80,45 @@ impl<'a> LockedRows<'a> {
         self.locked.is_empty() || self.locked.len() == self.shards.states().len()
     }
 
-    /// Whether the locked rows suffice for a change of the total. None do where none were locked, because as they
-    /// were seen first nothing would have changed.
-    pub fn suffices(&self, shards: &Shards, now: Micros, before: &State, after: &State) -> bool {
-        let amount = after.value() - before.value();
-        self.locked.len() == shards.states().len()
-            || !self.locked.is_empty() && self.available(shards, now) + amount >= 0.0
+    /// Whether the locked rows suffice for a change of the total to this state. Not if none is locked: at first sight
+    /// nothing was to change.
+    pub(crate) fn suffices(&self, now: Micros, after: Option<&State>) -> bool {
+        let (locked, all) = (self.locked.len(), self.shards.states().len());
+        let amount = || after.map_or(0.0, |after| after.value() - self.shards.total(now).value());
+        locked == all || locked > 0 && self.available(now) + amount() >= 0.0
     }
 
     /// The tokens in the locked rows.
-    fn available(&self, shards: &Shards, now: Micros) -> f64 {
-        self.locked.iter().map(|&(shard, _)| shards.available(shard, now)).sum()
+    fn available(&self, now: Micros) -> f64 {
+        self.locked.iter().map(|&(shard, _)| self.shards.available(shard, now)).sum()
     }
 
-    /// Writes a change of the total, from the shards as they were decided at `now`, to the locked rows.
-    pub(crate) fn write<H: Host>(
-        &self,
-        host: &H,
+    /// Writes a change of the total, decided at `now`, to the locked rows.
+    pub(crate) fn write(
+        &mut self,
         rows: &dyn Rows,
         target: &Target,
-        shards: &mut Shards,
         now: Micros,
-        (before, after): (&State, &State),
+        after: &State,
     ) -> Result<()> {
-        if let ([_], [(_, tuple)]) = (shards.states(), &self.locked[..]) {
-            shards.states_mut()[0] = after.clone();
-            let (id, after) = (target.row(0), Stored::State(after.clone()));
-            if self.begins_anew {
-                expiry::forget(host, id)?;
-                return rows.update(id, *tuple, &after, None);
+        let LockedRows { shards, locked, holds_due, .. } = self;
+        if let ([state], [(_, tuple)]) = (shards.states_mut(), &locked[..]) {
+            state.clone_from(after);
+            let after = Stored::State(after.clone());
+            return rows.update(target.row(0), *tuple, &after, *holds_due);
+        }
+        match (locked.len(), shards.states().len()) {
+            (0, _) => Err(LimiterError::not_written()), // nothing would be taken
+            (some, all) if some < all => {
+                let tokens = self.available(now) + after.value() - self.shards.total(now).value();
+                let after = State::from_tokens(tokens, after.ts());
+                write(rows, target, &mut self.shards, &self.locked, now, &after)
             }
-            return rows.update(id, *tuple, &after, self.holds_due);
+            _ => write(rows, target, shards, locked, now, after),
         }
-        if self.locked.is_empty() {
-            return Err(LimiterError::not_written()); // nothing would be taken
-        }
-        if self.locked.len() == shards.states().len() {
-            return write(rows, target, shards, &self.locked, now, after);
-        }
-        let tokens = self.available(shards, now) + after.value() - before.value();
-        write(rows, target, shards, &self.locked, now, &State::from_tokens(tokens, after.ts()))
     }
 
-    /// One of the rows.
+    /// A key with one locked row.
     fn one(
         mut shards: Shards<'a>,
         target: &Target,
@@ -144,12 +137,11 @@ impl<'a> LockedRows<'a> {
     }
 }
 
-/// Locks rows of a key with room for a change of `amount` tokens: with `single_row` one that seems to
-/// have it, or a few unlocked ones, otherwise all. `shards` are those read before. `None` where the
-/// rows must be read again, or don't suffice.
+/// Locks rows of a key with room for a change of `amount` tokens: with `single_row`, one that seems to have it, or a
+/// few unlocked ones; otherwise all. `shards` were read before. `None`: the rows must be read again, or don't suffice.
 ///
 /// # Errors
-/// [`LimiterError::Busy`]: others are locked while this transaction holds one.
+/// [`LimiterError::Busy`]: other rows are locked while this transaction holds one.
 pub fn lock<'a, H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -184,7 +176,7 @@ pub fn lock<'a, H: Host>(
     Ok(lock_all(host, rows, target, wait)?.map(LockedRows::all))
 }
 
-/// Locks all rows of a key, row 0 first; `None` where they must be read again.
+/// Locks all rows of a key, row 0 first; `None`: they must be read again.
 ///
 /// # Errors
 /// [`LimiterError::Busy`], as [`lock`].
@@ -225,7 +217,7 @@ fn lock_one<'a>(
     let now = host.now();
     let state = target.state(target.limit(), Some(&stored), now)?.into_owned();
     let shards = Shards::new(target.limit(), vec![state]);
-    let begins_anew = begins_anew(target, &stored, now);
+    let begins_anew = target.begins_anew(&stored, now);
     let holds_due = holds_due.filter(|_| expiry::may_return(target, &stored));
     Ok(Some(LockedRows { shards, locked: vec![(0, tuple)], holds_due, begins_anew }))
 }
@@ -252,7 +244,7 @@ fn lock_some<'a, H: Host>(
     Ok(locked.map(|locked| LockedRows { shards, locked, holds_due: None, begins_anew: false }))
 }
 
-/// Spreads the tokens of `after`, which they are to hold together, over the locked rows, and writes those that change.
+/// Spreads the tokens of `after`, the new total of the locked rows, over them, and writes the rows that change.
 pub(super) fn write(
     rows: &dyn Rows,
     target: &Target,

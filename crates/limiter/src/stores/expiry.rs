@@ -1,27 +1,26 @@
-//! The expiry of holds: a step of its own, before a call is decided; and the waits of denied calls, which know of it.
+//! Expires holds, as a step of its own before a call is decided, and computes the waits of denied calls, which count
+//! that.
 //!
-//! A row says when the first hold of its key expires, so that a call without holds compares one number. What has expired
-//! is applied under the lock of the row; calls that only look compute it on a copy. While the limit is undefined, exempt, or
-//! of a kind or store without holds, what has expired waits.
+//! A row names the first expiry of a hold of its key, so that a call without holds compares one number. Expired holds
+//! are applied under the lock of the row; calls that only look compute that on a copy. While the limit is undefined,
+//! exempt, or of a kind or store without holds, expired holds wait.
 
 use std::rc::Rc;
 
 use ratelimit_core::config::Definition;
 use ratelimit_core::hold::{Expiry, Hold, MAX_EXPIRIES, after_expiries, retry_after};
-use ratelimit_core::kinds::returnable;
-use ratelimit_core::{Limit, Micros, State};
+use ratelimit_core::{Micros, State};
 
 use ratelimit_faults::Fault;
 
 use crate::error::{LimiterError, Result};
-use crate::ports::{HoldRow, Holds, Host, Row, RowId, Rows, Stored, TRIES};
-use crate::request::{Answer, Take};
+use crate::ports::{Definitions, HoldRow, Host, Row, RowId, Rows, Stored, TRIES};
 use crate::target::{FOREVER, Store, Target, after_block};
 
 /// The most expiries that are written in one step.
 const MOST: i64 = 100_000;
 
-/// Whether a hold of the row's key may have expired that gives back to the target's limit.
+/// Whether a hold of the row's key that gives back to the target's limit may have expired.
 #[inline]
 pub(crate) fn is_due(target: &Target, row: &Row, now: Micros) -> bool {
     is_past(row, now) && may_return(target, &row.stored)
@@ -33,7 +32,7 @@ fn is_past(row: &Row, now: Micros) -> bool {
     row.holds_due.is_some_and(|holds_due| holds_due <= now) && !Fault::ExpiryNotApplied.is_on()
 }
 
-/// Whether tokens can come back to a target's limit in a row that has this: not to the state of another kind.
+/// Whether tokens can come back to a target's limit in a row with these contents: not if the state is of another kind.
 #[cold]
 pub(crate) fn may_return(target: &Target, stored: &Stored) -> bool {
     returns(&target.definition) && stored.suits(target.limit()) != Some(false)
@@ -42,36 +41,30 @@ pub(crate) fn may_return(target: &Target, stored: &Stored) -> bool {
 /// Whether a limit has holds that give tokens back.
 pub(crate) fn returns(definition: &Definition) -> bool {
     let is_in_table = Store::from_definition(definition).is_in_table();
-    is_in_table && can_be_credited(&definition.limit)
+    is_in_table && definition.limit.can_be_credited()
 }
 
-/// Whether tokens can be given back to a limit.
-pub(super) fn can_be_credited(limit: &Limit) -> bool {
-    let now = Micros(0);
-    returnable(limit, &limit.initial_state(now, now), now).is_some()
-}
-
-/// What expiries make of a row.
+/// A row after expiries.
 struct Expired {
     stored: Stored,
     holds_due: Option<Micros>,
-    /// The holds that have expired, as they are afterwards.
+    /// The expired holds, as they are afterwards.
     holds: Vec<HoldRow>,
-    /// Whether another has that can't give back yet.
+    /// Whether another hold has expired that can't give back yet.
     waits: bool,
 }
 
-/// The definitions of holds of one key: that of name and key, or else the config of each.
-pub(super) struct Limits {
+/// The definitions of holds of one key: the one of name and key, or else the config of each hold.
+pub(crate) struct Limits {
     own: Option<Rc<Definition>>,
-    /// That of the call, if there is one.
+    /// The definition of the call, if there is one.
     called: Option<Rc<Definition>>,
     last: Option<(Vec<u8>, Option<Rc<Definition>>)>,
 }
 
 impl Limits {
-    pub(super) fn new<H: Host>(
-        host: &H,
+    pub(crate) fn new<D: Definitions>(
+        host: &D,
         name: &[u8],
         key: &[u8],
         called: Option<&Target>,
@@ -84,21 +77,21 @@ impl Limits {
         Ok(Limits { own, called, last: None })
     }
 
-    /// The definition to which a hold gives back when it expires: its own, or else that of the call which finds it;
-    /// `None`: neither has holds now.
-    pub(super) fn of_expiry(
+    /// The definition to which a hold gives back when it expires: its own, or else the call's; `None`: neither has
+    /// holds now.
+    pub(crate) fn of_expiry(
         &mut self,
-        holds: &dyn Holds,
+        host: &impl Definitions,
         hold: &HoldRow,
     ) -> Result<Option<Rc<Definition>>> {
-        let own = self.of(holds, hold)?.filter(|own| returns(own));
+        let own = self.of(host, hold)?.filter(|own| returns(own));
         Ok(own.or_else(|| self.called.clone().filter(|called| returns(called))))
     }
 
-    /// The definition of a hold; `None`: it has none any more, or no valid one.
-    pub(super) fn of(
+    /// The definition of a hold; `None`: it no longer has one, or no valid one.
+    pub(crate) fn of(
         &mut self,
-        holds: &dyn Holds,
+        host: &impl Definitions,
         hold: &HoldRow,
     ) -> Result<Option<Rc<Definition>>> {
         let (None, Some(config)) = (&self.own, &hold.config) else { return Ok(self.own.clone()) };
@@ -106,7 +99,7 @@ impl Limits {
             Some((last, definition)) if last == config => return Ok(definition.clone()),
             _ => {}
         }
-        let definition = match holds.definition(config) {
+        let definition = match host.of_hold(config) {
             Err(LimiterError::Config(_)) => None,
             definition => Some(definition?),
         };
@@ -115,8 +108,8 @@ impl Limits {
     }
 }
 
-/// Computes what the expiries by `now` make of a row, of at most this number of holds: then the row is still due. `called`
-/// is the target of the call.
+/// Computes a row after the expiries by `now`, of at most `most` holds; if there are more, the row is still due.
+/// `called` is the target of the call.
 ///
 /// # Errors
 /// [`LimiterError::BadState`] (55000).
@@ -133,13 +126,13 @@ fn expired<H: Host>(
         return Err(LimiterError::bad_state(H::utf8(name).into_owned(), column, value));
     }
     let from = row.holds_due.unwrap_or(now);
-    host.with_holds(|holds| {
+    host.with_key_holds(|holds| {
         let mut due = holds.returning(name, key, from, now, most)?;
         let (mut stored, mut limits) = (row.stored.clone(), Limits::new(host, name, key, called)?);
         for n in 0..due.len() {
             host.check_for_interrupts();
             let hold = &mut due[n];
-            let definition = limits.of_expiry(holds, hold)?;
+            let definition = limits.of_expiry(host, hold)?;
             let Some((after, state)) = expire::<H>(id, definition, &stored, &hold.hold)? else {
                 let holds_due = Some(hold.hold.expires_at);
                 due.truncate(n);
@@ -162,7 +155,7 @@ fn expired<H: Host>(
     })
 }
 
-/// A hold after its expiry, and the state after it, `None`: unchanged; or `None` where it can't give back yet.
+/// A hold after its expiry, and the state afterwards (`None`: unchanged); or `None`: it can't give back yet.
 fn expire<H: Host>(
     RowId { name, key, .. }: RowId,
     definition: Option<Rc<Definition>>,
@@ -179,7 +172,7 @@ fn expire<H: Host>(
     Ok(Some(hold.expired(target.limit(), &state)))
 }
 
-/// Applies what has expired to the row of a key, as a step of its own. A row that needs no step any more is not locked.
+/// Applies expired holds to the row of a key, as a step of its own. Doesn't lock a row that no longer needs that.
 ///
 /// # Errors
 /// [`LimiterError::BadState`], [`LimiterError::NotWritten`] (55000).
@@ -199,7 +192,7 @@ pub(crate) fn apply<H: Host>(host: &H, rows: &dyn Rows, target: &Target) -> Resu
     Ok(())
 }
 
-/// Applies what has expired to a row that this transaction has locked; returns the row as it is then. `called` as in
+/// Applies expired holds to a row that this transaction has locked; returns the row afterwards. `called` as in
 /// [`expired`].
 ///
 /// # Errors
@@ -224,36 +217,36 @@ pub(crate) fn apply_locked<H: Host>(
         }
         rows.update(id, row.tuple, &stored, holds_due)?;
         if !holds.is_empty() && !Fault::ExpiredTwice.is_on() {
-            host.with_holds(|table| table.expire(id.name, id.key, &holds))?;
+            host.with_key_holds(|table| table.expire(id.name, id.key, &holds))?;
         }
-        // Written since, so that it is another version.
+        // The write has made another version.
         row = rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?;
     }
     Err(LimiterError::not_written())
 }
 
-/// Deletes the holds of a key whose state begins again.
+/// Deletes the holds of a key: its state begins again.
 #[cold]
 pub(crate) fn forget<H: Host>(host: &H, id: RowId) -> Result<()> {
     if host.has_holds() {
-        host.with_holds(|holds| holds.delete_of_key(id.name, id.key))?;
+        host.with_key_holds(|holds| holds.delete_of_key(id.name, id.key))?;
     }
     Ok(())
 }
 
-/// A row as it would be if what has expired were applied. The holds are read after it: it may have changed meanwhile.
+/// A row as if expired holds were applied. The holds are read after the row, which may have changed meanwhile.
 ///
 /// # Errors
 /// [`LimiterError::BadState`] (55000).
 #[cold]
 pub(crate) fn on_copy<H: Host>(host: &H, target: &Target, row: &Row, now: Micros) -> Result<Row> {
-    // All of them, since none is written.
+    // Without a bound, since nothing is written.
     let Expired { stored, holds_due, .. } =
         expired(host, target.row(0), Some(target), row, now, i64::MAX)?;
     Ok(Row { stored, holds_due, ..row.clone() })
 }
 
-/// A hold that has expired as it would be if what has expired of its key were applied.
+/// A hold as if the expired holds of its key were applied.
 ///
 /// # Errors
 /// [`LimiterError::BadState`] (55000).
@@ -271,11 +264,16 @@ pub(crate) fn own_on_copy<H: Host>(
     Ok(holds.into_iter().find(|hold| hold.id == own.id).unwrap_or(own))
 }
 
+/// The first expiry of the holds of a key: this one and the others.
+pub(crate) fn first_expiry(hold: &Hold, others: Option<Micros>) -> Option<Micros> {
+    if Fault::ExpiresForgotten.is_on() { others } else { hold.first_expiry(others) }
+}
+
 /// The rows of limits.
-pub(crate) type Contents = Vec<Option<Row>>;
+pub(crate) type Versions = Vec<Option<Row>>;
 
 /// Reads the rows.
-pub(crate) fn contents(rows: &dyn Rows, targets: &[&Target]) -> Result<Contents> {
+pub(crate) fn versions(rows: &dyn Rows, targets: &[&Target]) -> Result<Versions> {
     let read = |target: &&Target| match target.store.is_in_table() {
         false => Ok(None),
         true => rows.read(target.row(0)),
@@ -284,19 +282,19 @@ pub(crate) fn contents(rows: &dyn Rows, targets: &[&Target]) -> Result<Contents>
 }
 
 /// Whether rows are the versions that were read before.
-pub(crate) fn are_versions(rows: &Contents, seen: &Contents) -> bool {
+pub(crate) fn are_versions(rows: &Versions, seen: &Versions) -> bool {
     rows.iter().zip(seen).all(|(row, seen)| match (row, seen) {
         (Some(row), Some(seen)) => row.is_version(seen),
         (row, seen) => row.is_none() && seen.is_none(),
     })
 }
 
-/// Answers by `work`, which reads the rows of limits and then their holds, again while one of the rows changes meanwhile:
-/// the wait of a denial would be that of no state that there was. A settlement, say, gives tokens to the row and takes
-/// the hold away.
+/// Answers by `work`, which reads the rows of limits and then their holds, and repeats it while a row changes
+/// meanwhile: a denial's wait would then be of a state that never was. A settlement, say, gives tokens to the row and
+/// takes the hold away.
 ///
 /// # Errors
-/// Those of `work`, and [`LimiterError::NotWritten`] (55000).
+/// The errors of `work`, and [`LimiterError::NotWritten`] (55000).
 #[cold]
 pub(crate) fn in_one_state<T>(
     host: &impl Host,
@@ -304,11 +302,11 @@ pub(crate) fn in_one_state<T>(
     targets: &[&Target],
     mut work: impl FnMut() -> Result<T>,
 ) -> Result<T> {
-    let mut before = contents(rows, targets)?;
+    let mut before = versions(rows, targets)?;
     for _ in 0..TRIES {
         host.check_for_interrupts();
         let answer = work()?;
-        let after = contents(rows, targets)?;
+        let after = versions(rows, targets)?;
         if are_versions(&after, &before) {
             return Ok(answer);
         }
@@ -323,7 +321,7 @@ pub(crate) struct Expiries {
 }
 
 impl Expiries {
-    /// Reads them, from the first on that a row names.
+    /// Reads them, from the first one that the row names.
     fn read<H: Host>(
         host: &H,
         target: &Target,
@@ -332,13 +330,13 @@ impl Expiries {
     ) -> Result<Expiries> {
         let Some(from) = holds_due else { return Ok(Expiries { next: Vec::new() }) };
         let (name, key) = (target.name, target.key);
-        let next = host.with_holds(|holds| {
+        let next = host.with_key_holds(|holds| {
             let from = from.max(now.plus(Micros(1)));
             let found = holds.returning(name, key, from, FOREVER, MAX_EXPIRIES as i64)?;
             let mut limits = Limits::new(host, name, key, Some(target))?;
             let mut next = Vec::with_capacity(found.len());
             for hold in found {
-                let definition = limits.of_expiry(holds, &hold)?;
+                let definition = limits.of_expiry(host, &hold)?;
                 next.extend(definition.map(|definition| (definition, hold.hold)));
             }
             Ok(next)
@@ -346,12 +344,12 @@ impl Expiries {
         Ok(Expiries { next })
     }
 
-    /// After which wait from `now` a call passes that is denied on this state, in itself after `denied`, or by a block.
-    /// `decide` says of a state and an instant whether it passes, and otherwise after which wait. Reads no holds for a
-    /// call that a full limit denies, too.
+    /// How long from `now` until a call passes that is denied on this state, or by a block. `denied`: its wait on this
+    /// state, without expiries. `decide` returns whether the call passes on a state at an instant, and its wait if not.
+    /// Reads no holds for a call that even a full limit denies.
     ///
     /// # Errors
-    /// Those of the host.
+    /// Errors of the host.
     pub(crate) fn wait<H: Host>(
         host: &H,
         target: &Target,
@@ -390,31 +388,4 @@ impl Expiries {
             }
         }))
     }
-}
-
-/// A denial that knows what expires: its wait is that until the take passes, if no other call takes, settles or extends; with
-/// `always` it passes whenever the key is not blocked.
-///
-/// # Errors
-/// Those of the host.
-#[cold]
-pub(crate) fn denial<H: Host>(
-    host: &H,
-    target: &Target,
-    take: Take,
-    state: &State,
-    holds_due: Option<Micros>,
-    answer: Answer,
-    always: bool,
-) -> Result<Answer> {
-    if take.lease.is_some() {
-        return Ok(answer);
-    }
-    let decide = |state: &State, at: Micros| {
-        let decision = take.on_state(target.limit(), state, at, &mut 0.0);
-        (decision.ok || always, decision.retry_after)
-    };
-    let (now, denied) = (answer.now, answer.retry_after);
-    let retry_after = Expiries::wait(host, target, (state, holds_due), now, denied, decide)?;
-    Ok(Answer { retry_after, ..answer })
 }

@@ -1,0 +1,433 @@
+//! Makes several asks together: all or nothing.
+//!
+//! First all are read and decided without locks: if a limit refuses, that is the answer. Otherwise the rows are locked
+//! in the order of name, key and shard, whatever the order of the requests, so that two such calls never deadlock. Then
+//! expired holds are applied, the calls' own holds are read, and all asks are decided again, at one instant. If a limit
+//! refuses now, the locks are released.
+//!
+//! Limits in memory come last, after all waits for rows: they are decided, then their entries are locked and, if they
+//! are unchanged, written together, all or none. Only then are rows written; if that fails, tokens taken from memory
+//! stay taken.
+
+mod commit;
+mod memory;
+pub(crate) mod row;
+
+use ratelimit_core::hold::Hold;
+use ratelimit_core::{Micros, Shards, State};
+
+use crate::change::{Change, Decided};
+use crate::error::{LimiterError, Result};
+use crate::ports::{HoldRow, Holds, Host, Id, RowAccess, Rows, TRIES};
+use crate::stores::expiry::{self, Expiries};
+use crate::stores::{self, Peeked};
+use crate::target::{FOREVER, Store, Target};
+
+/// The change that a call asks of one limit.
+pub(crate) struct Ask<'a> {
+    pub(crate) target: Target<'a>,
+    pub(crate) change: Change<'a>,
+    /// The address of its entry in memory, if known.
+    pub(crate) entry: Option<Id>,
+}
+
+/// The decisions on asks, in their order.
+pub(crate) struct Outcome {
+    pub(crate) decided: Vec<Decided>,
+    /// Whether they were made.
+    pub(crate) ok: bool,
+}
+
+/// The contents of a limit, read without locks.
+struct View<'a> {
+    shards: Shards<'a>,
+    /// As in [`Peeked`].
+    holds_due: Option<Micros>,
+    /// The hold with the call's id.
+    own: Option<HoldRow>,
+    /// The instant of the read, if it left out expired holds because they don't matter: the key is blocked, or even a
+    /// full limit denies the call.
+    left_out_at: Option<Micros>,
+}
+
+impl View<'_> {
+    /// Whether a hold has expired since the read, or the block has ended for which expired holds were left out.
+    fn is_over(&self, ask: &Ask, now: Micros) -> bool {
+        let block = |at| ask.target.block(at);
+        self.holds_due.is_some_and(|holds_due| holds_due <= now)
+            || self.left_out_at.is_some_and(|at| block(at) != block(now))
+    }
+
+    fn decide<H: Host>(&self, host: &H, ask: &Ask, now: Micros) -> Result<Decided> {
+        let own = self.own.as_ref().map(|own| &own.hold);
+        ask.change.decide(host, &ask.target, ask.change.contents(&self.shards, own), now)
+    }
+}
+
+impl Ask<'_> {
+    /// Whether it takes from a limit in memory.
+    fn is_in_memory(&self) -> bool {
+        self.target.store.is_in_memory() && self.change.is_take()
+    }
+
+    /// Reads the hold with the call's id. A random id has none yet.
+    #[inline]
+    pub(crate) fn own<H: Host>(&self, host: &H) -> Result<Option<HoldRow>> {
+        let Target { name, key, store, .. } = self.target;
+        match &self.change {
+            Change::Hold(hold) if hold.terms.id.is_some() && store != Store::Nowhere => {
+                host.with_holds(|holds| holds.one(hold.id, name, key))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Writes the hold; `own` is the hold before. False if `own` is gone, or if another hold has appeared in its place.
+    #[inline]
+    pub(crate) fn put<H: Host>(
+        &self,
+        host: &H,
+        own: Option<&HoldRow>,
+        decided: &Decided,
+    ) -> Result<bool> {
+        match (decided.hold_after(), &self.change) {
+            (Some(hold), Change::Hold(_)) => host.with_holds(|holds| self.put_in(holds, own, hold)),
+            _ => Ok(true),
+        }
+    }
+
+    fn put_in(&self, holds: &dyn Holds, own: Option<&HoldRow>, hold: Hold) -> Result<bool> {
+        let Target { name, key, .. } = self.target;
+        match (own, &self.change) {
+            (Some(own), _) => {
+                // It may have changed since it was read without a lock.
+                let now = holds.one(&own.id, name, key)?;
+                Ok(now.is_some_and(|now| now.hold == own.hold)
+                    && holds.update(&HoldRow { hold, ..own.clone() })?)
+            }
+            (None, Change::Hold(asked)) => {
+                let (id, config) = (asked.id.to_vec(), asked.config.clone());
+                let (name, key) = (name.to_vec(), key.to_vec());
+                holds.insert(&HoldRow { id, name, key, hold, config })
+            }
+            _ => Ok(true),
+        }
+    }
+}
+
+/// Whether expired holds can't change a denial: the block never ends, or all pass after it, or even a full limit denies
+/// the call.
+pub(crate) fn is_final(ask: &Ask, decided: &Decided, now: Micros) -> bool {
+    match ask.change.block(&ask.target, now) {
+        Some(FOREVER) => true,
+        Some(until) => {
+            let wait = Some(until.minus(now));
+            decided.answers().all(|answer| answer.retry_after == wait)
+        }
+        None => {
+            // In a list, a dry run is no denial.
+            let is_denied = match ask.change {
+                Change::Take(_) => !decided.answer.ok,
+                _ => !decided.passes(),
+            };
+            is_denied && ask.change.never_passes(&ask.target, now)
+        }
+    }
+}
+
+/// Has a denial's wait count the holds that will expire: the time until the call passes, if no other call takes,
+/// settles or extends. `own`: the hold with the call's id.
+///
+/// # Errors
+/// Errors of the host.
+#[cold]
+pub(crate) fn count_expiries<H: Host>(
+    host: &H,
+    ask: &Ask,
+    row: (&State, Option<Micros>),
+    own: Option<&Hold>,
+    decided: &mut Decided,
+) -> Result<()> {
+    let Ask { target, change, .. } = ask;
+    let limit = target.limit();
+    if limit.concurrency().is_some() {
+        return Ok(());
+    }
+    let always = decided.answer.blocked.is_some() && !target.definition.enforce;
+    let refused = |decided: &Decided| decided.answers().find(|answer| !answer.ok).cloned();
+    let decide = |state: &State, at: Micros| {
+        let shards = Shards::new(limit, vec![state.clone()]);
+        let contents = change.contents(&shards, own);
+        match change.decide_unblocked(host, target, contents, at) {
+            Ok(decided) => match refused(&decided) {
+                None => (true, None),
+                Some(refused) => (always, refused.retry_after),
+            },
+            Err(_) => (false, None),
+        }
+    };
+    let denied = refused(decided).and_then(|refused| refused.retry_after);
+    let wait = Expiries::wait(host, target, row, decided.answer.now, denied, decide)?;
+    for answer in decided.answers_mut().filter(|answer| !answer.ok) {
+        answer.retry_after = wait;
+    }
+    Ok(())
+}
+
+/// Decides asks as [`run`] does, without locking or writing anything.
+pub(crate) fn check<H: Host>(host: &H, asks: &[Ask]) -> Result<Outcome> {
+    let check = |rows: Option<&dyn Rows>| {
+        let decided = peek(host, rows, asks)?.unchanged();
+        Ok(Outcome { ok: decided.iter().all(Decided::passes), decided })
+    };
+    match asks.iter().any(|ask| ask.target.store.is_in_table()) {
+        true => host.with_rows(RowAccess::Read, |rows| check(Some(rows))),
+        false => check(None), // no row is read, and no table locked
+    }
+}
+
+/// Whether a limit has the tokens for an ask, as if expired holds were applied.
+#[cold]
+pub(crate) fn would_pass<H: Host>(host: &H, rows: &dyn Rows, ask: &Ask) -> Result<bool> {
+    let peek = read(host, Some(rows), std::slice::from_ref(ask))?;
+    Ok(peek.decided.iter().flat_map(Decided::answers).all(|answer| answer.ok))
+}
+
+/// Makes all of the asks, given in the order of name and key, or none.
+///
+/// # Errors
+/// [`LimiterError::BadState`]; [`LimiterError::NotWritten`] (55000): rows keep vanishing.
+pub(crate) fn run<H: Host>(host: &H, asks: &[Ask]) -> Result<Outcome> {
+    if !asks.iter().any(|ask| ask.target.store.is_in_table()) {
+        return without_rows(host, asks);
+    }
+    host.refuse_read_only()?;
+    host.with_rows(RowAccess::Write, |rows| {
+        if let [ask] = asks
+            && matches!(ask.change, Change::Hold(_))
+            && ask.target.store == Store::Row
+            && ask.target.limit().concurrency().is_none()
+            && let Some(decided) = row::apply::<H, true>(host, rows, ask)?
+        {
+            return Ok(Outcome { ok: true, decided: vec![decided] });
+        }
+        for attempt in 0..TRIES {
+            host.check_for_interrupts();
+            let peek = peek(host, Some(rows), asks)?;
+            let ok = peek.decided.iter().all(Decided::passes);
+            if !ok || !peek.decided.iter().any(Decided::changes) {
+                return Ok(Outcome { decided: peek.unchanged(), ok });
+            }
+            let mut refused = None;
+            // One row of each limit with shards on the first try, then as many as needed.
+            let made = host.attempt(|| {
+                commit::commit(host, rows, asks, Some(peek), attempt == 0, &mut refused)
+            });
+            match made {
+                Err(LimiterError::Busy) => return at_once(host, rows, asks),
+                Err(error) => return Err(error),
+                Ok(Some(decided)) => return Ok(Outcome { decided, ok: true }),
+                Ok(None) => {}
+            }
+            if let Some(decided) = refused {
+                return Ok(Outcome { decided, ok: false });
+            }
+        }
+        Err(LimiterError::not_written())
+    })
+}
+
+/// Settles holds; the asks are in the order of name and key. Decides only under the locks, since the holds' contents
+/// count.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn settle<H: Host>(host: &H, asks: &[Ask]) -> Result<Vec<Decided>> {
+    host.with_rows(RowAccess::Write, |rows| {
+        for _ in 0..TRIES {
+            host.check_for_interrupts();
+            if let Some(decided) = commit::commit(host, rows, asks, None, false, &mut None)? {
+                return Ok(decided);
+            }
+        }
+        Err(LimiterError::not_written())
+    })
+}
+
+/// Makes asks for limits outside the table.
+fn without_rows<H: Host>(host: &H, asks: &[Ask]) -> Result<Outcome> {
+    let mut decided = Vec::new();
+    if !asks.iter().all(Ask::is_in_memory) {
+        decided = peek(host, None, asks)?.unchanged();
+        if !decided.iter().all(Decided::passes) {
+            return Ok(Outcome { decided, ok: false });
+        }
+    }
+    let Outcome { decided: in_memory, ok } = memory::take(host, asks)?;
+    if decided.is_empty() {
+        decided = in_memory;
+    } else {
+        put(asks, &mut decided, in_memory);
+    }
+    Ok(Outcome { decided, ok })
+}
+
+/// Puts the decisions on limits in memory into their places among all.
+fn put(asks: &[Ask], decided: &mut [Decided], in_memory: Vec<Decided>) {
+    let places = asks.iter().zip(decided).filter(|(ask, _)| ask.is_in_memory());
+    places.zip(in_memory).for_each(|((_, place), decided)| *place = decided);
+}
+
+/// Asks that were read and decided without locks.
+struct Peek<'a> {
+    seen: Vec<View<'a>>,
+    decided: Vec<Decided>,
+}
+
+impl Peek<'_> {
+    /// The decisions, with the levels of the unchanged limits.
+    fn unchanged(mut self) -> Vec<Decided> {
+        for (decided, seen) in self.decided.iter_mut().zip(&self.seen) {
+            decided.set_level(seen.shards.level(decided.answer.now));
+        }
+        self.decided
+    }
+}
+
+/// Reads and decides asks on the latest state, without locks. `rows` is `None` if no limit is in the table. Denials
+/// count the holds that will expire.
+fn peek<'a, H: Host>(host: &H, rows: Option<&dyn Rows>, asks: &'a [Ask<'a>]) -> Result<Peek<'a>> {
+    let first = read(host, rows, asks)?;
+    let Some(rows) = rows else { return Ok(first) };
+    let waits = |(seen, decided): (&View, &Decided)| seen.holds_due.is_some() && !decided.passes();
+    // A hold may have been settled between the reads of its row and of the limit's.
+    let has_id = |ask: &Ask| matches!(&ask.change, Change::Hold(hold) if hold.terms.id.is_some());
+    let is_denied = first.decided.iter().any(|decided| !decided.passes());
+    let counts = first.seen.iter().zip(&first.decided).any(waits) || asks.iter().any(has_id);
+    if !(is_denied && counts) {
+        return Ok(first);
+    }
+    let targets: Vec<&Target> = asks.iter().map(|ask| &ask.target).collect();
+    expiry::in_one_state(host, rows, &targets, || {
+        let mut peek = read(host, Some(rows), asks)?;
+        for ((ask, seen), decided) in asks.iter().zip(&peek.seen).zip(&mut peek.decided) {
+            if waits((seen, decided)) {
+                seen.count_expiries(host, ask, decided)?;
+            }
+        }
+        Ok(peek)
+    })
+}
+
+impl View<'_> {
+    /// As [`count_expiries`]; only a limit in one row has expiries that count.
+    fn count_expiries<H: Host>(&self, host: &H, ask: &Ask, decided: &mut Decided) -> Result<()> {
+        let own = self.own.as_ref().map(|own| &own.hold);
+        match self.shards.states() {
+            [state] => count_expiries(host, ask, (state, self.holds_due), own, decided),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Reads and decides asks at one instant, on the latest state, without locks.
+fn read<'a, H: Host>(host: &H, rows: Option<&dyn Rows>, asks: &'a [Ask<'a>]) -> Result<Peek<'a>> {
+    for _ in 0..TRIES {
+        let mut seen = Vec::with_capacity(asks.len());
+        for ask in asks {
+            host.check_for_interrupts();
+            seen.push(read_one(host, rows, ask)?);
+        }
+        let now = host.now();
+        if asks.iter().zip(&seen).any(|(ask, seen)| seen.is_over(ask, now)) {
+            continue;
+        }
+        let mut decided = Vec::with_capacity(asks.len());
+        for (ask, seen) in asks.iter().zip(&seen) {
+            host.check_for_interrupts();
+            decided.push(seen.decide(host, ask, now)?);
+        }
+        return Ok(Peek { seen, decided });
+    }
+    Err(LimiterError::not_written())
+}
+
+/// Reads a limit's contents and the hold with the call's id, as if expired holds were applied.
+fn read_one<'a, H: Host>(host: &H, rows: Option<&dyn Rows>, ask: &'a Ask<'a>) -> Result<View<'a>> {
+    let target = &ask.target;
+    if let Some(rows) = rows
+        && let Some(seen) = read_unexpired(host, rows, ask)?
+    {
+        return Ok(seen);
+    }
+    let entry = ask.entry.filter(|_| target.store.is_in_memory());
+    let Peeked { shards, holds_due, .. } = stores::peek_with(host, rows, target, entry)?;
+    let mut own = ask.own(host)?;
+    if let (Some(rows), Some(_)) = (rows, &own) {
+        own = of_state(host, rows, target, own)?;
+        let now = host.now();
+        if let Some(past) = own.take_if(|own| is_past(own, now)) {
+            own = Some(expiry::own_on_copy(host, rows, target, past)?);
+        }
+    }
+    Ok(View { shards, holds_due, own, left_out_at: None })
+}
+
+/// Reads a limit's contents without applying expired holds; `None`: there are none, or they matter.
+fn read_unexpired<'a, H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    ask: &'a Ask<'a>,
+) -> Result<Option<View<'a>>> {
+    let (target, now) = (&ask.target, host.now());
+    if ask.change.block(target, now).is_none() && !ask.change.never_passes(target, now) {
+        return Ok(None);
+    }
+    let Some(Peeked { shards, .. }) = stores::peek_unexpired(host, rows, target)? else {
+        return Ok(None);
+    };
+    let own = of_state(host, rows, target, ask.own(host)?)?;
+    let now = host.now();
+    if own.as_ref().is_some_and(|own| is_past(own, now)) {
+        return Ok(None);
+    }
+    let seen = View { shards, holds_due: None, own, left_out_at: Some(now) };
+    let decided = seen.decide(host, ask, now)?;
+    Ok(Some(seen).filter(|_| is_final(ask, &decided, now)))
+}
+
+/// Whether a hold that gives tokens back has expired.
+fn is_past(row: &HoldRow, now: Micros) -> bool {
+    row.hold.returns() && row.hold.expires_at <= now
+}
+
+/// Returns the hold, unless its state begins again: it is of another kind, or ignored.
+fn of_state<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    target: &Target,
+    own: Option<HoldRow>,
+) -> Result<Option<HoldRow>> {
+    if own.is_none() {
+        return Ok(None);
+    }
+    let row = rows.read(target.row(0))?;
+    let is_gone = row.is_some_and(|row| target.begins_anew(&row.stored, host.now()));
+    Ok(own.filter(|_| !is_gone))
+}
+
+/// The outcome if rows of shards are locked and can't be waited for: a denial that can be retried at once.
+fn at_once<H: Host>(host: &H, rows: &dyn Rows, asks: &[Ask]) -> Result<Outcome> {
+    let mut decided = read(host, Some(rows), asks)?.unchanged();
+    for (ask, decided) in asks.iter().zip(&mut decided) {
+        let may_be =
+            matches!(ask.target.store, Store::Shards(_)) || matches!(ask.change, Change::Hold(_));
+        let limited_by = |by| if may_be { by } else { None };
+        let earlier: Vec<_> = decided.answers().map(|answer| answer.limited_by).collect();
+        decided.give_up(ask.target.limit());
+        for (answer, earlier) in decided.answers_mut().zip(earlier) {
+            answer.limited_by = earlier.or(limited_by(answer.limited_by));
+        }
+    }
+    Ok(Outcome { decided, ok: false })
+}

@@ -1,0 +1,311 @@
+//! All or none: locks, decides again at one instant, and writes.
+
+use ratelimit_core::Micros;
+use ratelimit_core::hold::Hold;
+use ratelimit_faults::Fault;
+
+use super::{Ask, Outcome, Peek, View, memory, of_state, put};
+use crate::change::held::random_id;
+use crate::change::{Change, Decided};
+use crate::error::{LimiterError, Result};
+use crate::ports::{Deleted, HoldRow, Host, Rows, TRIES};
+use crate::stores::shards::{self, LockedRows};
+use crate::stores::{self, Peeked, expiry};
+use crate::target::Store;
+
+/// Holders of the row locks that an ask needs.
+#[derive(PartialEq)]
+enum Locks {
+    /// This transaction; or at first sight there was nothing to change.
+    Own,
+    /// Other transactions: a dry run takes nothing then, and a settlement credits some of the rows.
+    Others,
+    /// No transaction: the limit is in memory.
+    None,
+}
+
+/// The contents of a limit, with the rows to change locked.
+struct Locked<'a> {
+    rows: LockedRows<'a>,
+    locks: Locks,
+    /// The ask's hold.
+    own: Option<HoldRow>,
+}
+
+/// Locks the rows that were peeked at, decides, and writes. `None`: the rows must be read again, or the call is
+/// `refused`. With `single_row`, locks one row of each limit with shards. Settlements have no `peek`.
+///
+/// # Errors
+/// [`LimiterError::Busy`]: rows are locked and can't be waited for.
+pub(super) fn commit<'a, H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    asks: &'a [Ask<'a>],
+    peek: Option<Peek<'a>>,
+    single_row: bool,
+    refused: &mut Option<Vec<Decided>>,
+) -> Result<Option<Vec<Decided>>> {
+    let Some(mut locked) = lock(host, rows, asks, peek, single_row)? else { return Ok(None) };
+    let Some(now) = apply_expired(host, rows, asks, &mut locked)? else { return Ok(None) };
+    let (mut decided, suffice) = decide(host, asks, &locked, now)?;
+    if !decided.iter().all(Decided::passes) && !Fault::PartOfSeveral.is_on() {
+        // A limit with only some rows locked may have enough in the others.
+        if locked.iter().all(|locked| locked.rows.is_whole()) {
+            for ((ask, locked), decided) in asks.iter().zip(locked).zip(&mut decided) {
+                decided.set_level(locked.rows.shards.level(now));
+                let Locked { rows: LockedRows { shards, holds_due, .. }, own, .. } = locked;
+                if holds_due.is_some() && !decided.passes() {
+                    let seen = View { shards, holds_due, own, left_out_at: None };
+                    seen.count_expiries(host, ask, decided)?;
+                }
+            }
+            *refused = Some(decided);
+        }
+        return Ok(None);
+    }
+    if !suffice && !Fault::TooFewRowsSuffice.is_on() {
+        return Ok(None);
+    }
+    let Outcome { decided: in_memory, ok } = memory::take(host, asks)?;
+    if !ok && !Fault::MemoryOverlooked.is_on() {
+        for (decided, locked) in decided.iter_mut().zip(&locked) {
+            decided.set_level(locked.rows.shards.level(now));
+        }
+        put(asks, &mut decided, in_memory);
+        *refused = Some(decided);
+        return Ok(None);
+    }
+    for ((ask, decided), locked) in asks.iter().zip(&mut decided).zip(&mut locked) {
+        if locked.locks != Locks::None && !write(host, rows, ask, decided, locked, now)? {
+            return Ok(None);
+        }
+    }
+    put(asks, &mut decided, in_memory);
+    Ok(Some(decided))
+}
+
+/// Locks the rows to change, limit by limit. `None`: they must be read again.
+fn lock<'a, H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    asks: &'a [Ask<'a>],
+    peek: Option<Peek<'a>>,
+    single_row: bool,
+) -> Result<Option<Vec<Locked<'a>>>> {
+    let mut locked = Vec::with_capacity(asks.len());
+    let Some(Peek { seen, decided }) = peek else {
+        for ask in asks {
+            host.check_for_interrupts();
+            match lock_to_settle(host, rows, ask)? {
+                Some(rows) => locked.push(rows),
+                None => return Ok(None),
+            }
+        }
+        return Ok(Some(locked));
+    };
+    for ((ask, View { shards, holds_due, .. }), decided) in asks.iter().zip(seen).zip(decided) {
+        host.check_for_interrupts();
+        let (target, own) = (&ask.target, None);
+        if ask.is_in_memory() {
+            let rows = LockedRows::none(shards, None);
+            locked.push(Locked { rows, locks: Locks::None, own });
+            continue;
+        }
+        if !decided.changes() {
+            let rows = LockedRows::none(shards, holds_due);
+            locked.push(Locked { rows, locks: Locks::Own, own });
+            continue;
+        }
+        let amount = match (target.store, &decided.after) {
+            (Store::Shards(_), Some(after)) => {
+                after.value() - shards.total(decided.answer.now).value()
+            }
+            _ => 0.0,
+        };
+        let seen = (!decided.answer.enforced).then(|| shards.clone());
+        match (shards::lock(host, rows, target, shards, amount, single_row), seen) {
+            (Err(LimiterError::Busy), Some(seen)) => {
+                let rows = LockedRows::none(seen, None);
+                locked.push(Locked { rows, locks: Locks::Others, own });
+            }
+            (rows, _) => match rows? {
+                Some(rows) => locked.push(Locked { rows, locks: Locks::Own, own }),
+                None => return Ok(None),
+            },
+        }
+    }
+    Ok(Some(locked))
+}
+
+/// Locks the rows to which something may come back; none of a limit with shards if this transaction already holds one
+/// of its rows and another session holds another.
+fn lock_to_settle<'a, H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    ask: &'a Ask<'a>,
+) -> Result<Option<Locked<'a>>> {
+    let (target, own) = (&ask.target, None);
+    let Change::Settle(settlement) = &ask.change else { return Ok(None) };
+    let counts = settlement.counts(target);
+    if counts {
+        match shards::lock_whole(host, rows, target) {
+            Err(LimiterError::Busy) if target.store != Store::Row => {}
+            locked => {
+                return Ok(locked?.map(|rows| Locked { rows, locks: Locks::Own, own }));
+            }
+        }
+    } else if settlement.row.hold.returns() {
+        // So that no other session gives back its expired tokens.
+        rows.lock(target.row(0), true)?;
+    }
+    let Peeked { shards, .. } = stores::peek_with(host, Some(rows), target, None)?;
+    let locks = if counts { Locks::Others } else { Locks::Own };
+    Ok(Some(Locked { rows: LockedRows::none(shards, None), locks, own }))
+}
+
+/// Applies expired holds to the locked rows, and reads the asks' holds; returns the instant to decide at. `None`: the
+/// rows must be read again.
+fn apply_expired<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    asks: &[Ask],
+    locked: &mut [Locked],
+) -> Result<Option<Micros>> {
+    let mut has_read = false;
+    for _ in 0..TRIES {
+        host.check_for_interrupts();
+        let now = host.now();
+        // Without holds of its own kind, a limit gets nothing back: the holds wait.
+        let is_due = |(ask, locked): (&Ask, &Locked)| {
+            locked.rows.holds_due.is_some_and(|due| due <= now)
+                && expiry::returns(&ask.target.definition)
+        };
+        if let Some(due) = asks.iter().zip(&*locked).position(is_due) {
+            if !locked[due].rows.apply_expired(host, rows, &asks[due].target)? {
+                return Ok(None);
+            }
+            has_read = false;
+            continue;
+        }
+        if has_read {
+            return Ok(Some(now));
+        }
+        let mut waited = false;
+        for (ask, locked) in asks.iter().zip(&mut *locked) {
+            match &ask.change {
+                Change::Settle(_) => waited |= locked.own.is_none() && delete(host, ask, locked)?,
+                Change::Hold(_) => {
+                    locked.own = own(host, rows, ask, locked)?;
+                    has_read = true;
+                }
+                _ => {}
+            }
+        }
+        if !waited {
+            if !has_read {
+                return Ok(Some(now));
+            }
+            continue;
+        }
+        // Another session had a hold without its row. As if no other were deleted yet, what has expired meanwhile comes
+        // first.
+        for own in locked.iter_mut().filter_map(|locked| locked.own.take()) {
+            host.with_holds(|holds| holds.insert(&own))?;
+        }
+    }
+    Err(LimiterError::not_written())
+}
+
+/// Reads the hold with the call's id, unless the state of its limit begins again.
+fn own<H: Host>(host: &H, rows: &dyn Rows, ask: &Ask, locked: &Locked) -> Result<Option<HoldRow>> {
+    let own = ask.own(host)?;
+    match locked.rows.locked.is_empty() {
+        true => of_state(host, rows, &ask.target, own),
+        false => Ok(own.filter(|_| !locked.rows.begins_anew)),
+    }
+}
+
+/// Deletes the hold to settle, unless another session has it; returns whether it waited for that session.
+fn delete<H: Host>(host: &H, ask: &Ask, locked: &mut Locked) -> Result<bool> {
+    let Change::Settle(settlement) = &ask.change else { return Ok(false) };
+    let HoldRow { id, name, key, hold, .. } = &settlement.row;
+    let deleted = host.with_holds(|holds| holds.delete(id, name, key))?;
+    locked.own = match deleted {
+        Deleted::Waited => return Ok(true),
+        Deleted::Row(row) if Fault::HoldReadFirst.is_on() => Some(HoldRow { hold: *hold, ..row }),
+        Deleted::Row(row) => Some(row),
+        Deleted::Gone => Fault::GoneHoldSettled.is_on().then(|| settlement.row.clone()),
+    };
+    Ok(false)
+}
+
+/// Decides all asks at one instant; returns whether the locked rows suffice for the changes, too.
+fn decide<'a, H: Host>(
+    host: &H,
+    asks: &'a [Ask<'a>],
+    locked: &[Locked<'a>],
+    now: Micros,
+) -> Result<(Vec<Decided>, bool)> {
+    let (mut all, mut suffice) = (Vec::with_capacity(asks.len()), true);
+    for (Ask { target, change, .. }, locked) in asks.iter().zip(locked) {
+        host.check_for_interrupts();
+        let mut own = locked.own.as_ref().map(|own| own.hold);
+        if let Some(Hold { lease: None, taken_at, .. }) = &mut own
+            && Fault::RefundedToAnyWindow.is_on()
+            && matches!(change, Change::Settle(_))
+        {
+            *taken_at = now;
+        }
+        let contents = change.contents(&locked.rows.shards, own.as_ref());
+        let mut decided = change.decide(host, target, contents, now)?;
+        match locked.locks {
+            Locks::None => {}
+            Locks::Others if change.is_take() => decided.give_up(target.limit()),
+            Locks::Others => {}
+            // A settlement has locked all rows.
+            Locks::Own if change.is_take() && decided.changes() => {
+                suffice &= locked.rows.suffices(now, decided.after.as_ref());
+            }
+            Locks::Own => {}
+        }
+        all.push(decided);
+    }
+    Ok((all, suffice))
+}
+
+/// Writes the decision on an ask to its locked rows and its hold; false if the hold is gone.
+fn write<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    ask: &Ask,
+    decided: &mut Decided,
+    locked: &mut Locked,
+    now: Micros,
+) -> Result<bool> {
+    let target = &ask.target;
+    if let Change::Settle(settlement) = &ask.change {
+        let Some(own) = &locked.own else { return Ok(true) };
+        if locked.locks == Locks::Others {
+            let (count, taken_at) = own.hold.credit(settlement.used);
+            let credit = Change::Credit { count, taken_at };
+            let answer = shards::apply(host, rows, target, &credit)?;
+            *decided = Decided::of_settled(answer, own.hold);
+            return Ok(true);
+        }
+        if let Some(hold) = decided.hold_after() {
+            // No caller knows its new id.
+            let row = HoldRow { id: random_id(host)?, hold, ..own.clone() };
+            host.with_holds(|holds| holds.insert(&row))?;
+        }
+    } else if decided.changes() {
+        locked.rows.begin_anew(host, target)?;
+        if let (Some(hold), Some(_)) = (decided.hold_after(), &decided.after) {
+            locked.rows.expires_by(&hold);
+        }
+    }
+    if let Some(after) = &decided.after {
+        locked.rows.write(rows, target, now, after)?;
+    }
+    decided.set_level(locked.rows.shards.level(now));
+    ask.put(host, locked.own.as_ref(), decided)
+}

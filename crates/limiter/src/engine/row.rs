@@ -1,0 +1,260 @@
+//! The short way of a call for one limit in one row. Reads, decides and writes in one step if the rows can: this waits
+//! for another transaction without a lock, and then begins again. Otherwise locks the row and decides again. If nothing
+//! changes, answers from a plain read of the latest committed state. That is right because transactions in progress
+//! either take more or roll back to this state.
+
+use ratelimit_core::{Micros, Shards};
+use ratelimit_faults::Fault;
+
+use super::Ask;
+use crate::change::{Contents, Decided, Wait};
+use crate::error::{LimiterError, Result};
+use crate::ports::{HoldRow, Host, Row, Rows, Stored, TRIES};
+use crate::stores::{expiry, shards, with_locked};
+
+/// Makes a change of a limit in one row. `None`: nothing is changed, since a hold needs [more steps](super::run).
+/// `HOLD`: whether it is a hold, known to the compiler so that a take pays nothing for it.
+///
+/// # Errors
+/// [`LimiterError::BadState`], [`LimiterError::NotWritten`] (55000).
+pub(crate) fn apply<H: Host, const HOLD: bool>(
+    host: &H,
+    rows: &dyn Rows,
+    ask: &Ask,
+) -> Result<Option<Decided>> {
+    let Ask { target, change, .. } = ask;
+    let (id, waits) = (target.row(0), change.wait() == Wait::Write);
+    let mut tries = TRIES;
+    while tries > 0 {
+        host.check_for_interrupts();
+        tries -= 1;
+        let seen = rows.read(id)?;
+        let stored = seen.as_ref().map(|seen| &seen.stored);
+        if stored.is_some_and(Stored::is_marker) && !Fault::MarkerOverlooked.is_on() {
+            if HOLD {
+                return Ok(None);
+            }
+            // The rows are still those of a limit with shards.
+            if seen.as_ref().is_some_and(|seen| expiry::is_due(target, seen, host.now()))
+                && shards::join(host, rows, target)?
+            {
+                continue;
+            }
+            match shards::apply_to_one(host, rows, target, change)? {
+                Some(answer) => return Ok(Some(Decided::of(answer, None))),
+                None => continue,
+            }
+        }
+        let own = if HOLD { ask.own(host)? } else { None };
+        let now = host.now();
+        if seen.as_ref().is_some_and(|seen| expiry::is_due(target, seen, now)) {
+            if HOLD {
+                // A denial writes nothing.
+                if !super::would_pass(host, rows, ask)? {
+                    return Ok(None);
+                }
+            } else if change.never_passes(target, now) || change.block(target, now).is_some() {
+                // A denial that no expiry can change reads no holds, either.
+                let decided = change.decide(host, target, Contents::Row(stored), now)?;
+                if super::is_final(ask, &decided, now) {
+                    return Ok(Some(decided));
+                }
+            }
+            expiry::apply(host, rows, target)?;
+            continue;
+        }
+        let mut decided = decide::<H, HOLD>(host, ask, stored, own.as_ref(), now)?;
+        if HOLD && decided.hold_after().is_none() {
+            return Ok(None);
+        }
+        let Some(Next { after, holds_due }) = next::<HOLD>(&mut decided, seen.as_ref(), now) else {
+            match &seen {
+                Some(row @ Row { holds_due: Some(_), .. }) => {
+                    match unchanged(host, rows, ask, row, decided)? {
+                        Some(decided) => return Ok(Some(decided)),
+                        None => continue,
+                    }
+                }
+                _ => return Ok(Some(decided)),
+            }
+        };
+        if stored.is_some_and(|stored| target.begins_anew(stored, now)) && host.has_holds() {
+            if HOLD {
+                return Ok(None);
+            }
+            match change_locked::<H, HOLD>(host, rows, ask)? {
+                Some(decided) => return Ok(Some(decided)),
+                None => continue,
+            }
+        }
+        let written = match &seen {
+            None => rows.insert(id, &after, holds_due, true)?,
+            Some(seen) => rows.replace(id, seen, &after, holds_due, waits)?,
+        };
+        if written {
+            // An older decision waited for a transaction, or a row has come, become idle and been pruned since.
+            let is_new = !waits || host.now().minus(now) < rows.facts().patience;
+            if is_new && (!HOLD || ask.put(host, own.as_ref(), &decided)?) {
+                return Ok(Some(decided));
+            }
+            match decide_again::<H, HOLD>(host, rows, ask, seen)? {
+                None if !HOLD => continue,
+                decided => return Ok(decided),
+            }
+        }
+        if seen.is_none() {
+            continue;
+        }
+        if waits && !rows.facts().locks_first {
+            // Another call came first, after a wait or without one: this doesn't count as a try.
+            tries = TRIES;
+            continue;
+        }
+        if let Some(decided) = change_locked::<H, HOLD>(host, rows, ask)? {
+            return Ok(Some(decided));
+        }
+    }
+    Err(LimiterError::not_written())
+}
+
+/// Decides a change on the row's contents.
+#[inline(always)]
+fn decide<H: Host, const HOLD: bool>(
+    host: &H,
+    Ask { target, change, .. }: &Ask,
+    stored: Option<&Stored>,
+    own: Option<&HoldRow>,
+    now: Micros,
+) -> Result<Decided> {
+    if HOLD {
+        let state = target.state(target.limit(), stored, now)?.into_owned();
+        let shards = Shards::new(target.limit(), vec![state]);
+        let own = own.map(|own| &own.hold);
+        return change.decide(host, target, Contents::Held(&shards, own), now);
+    }
+    change.decide(host, target, Contents::Row(stored), now)
+}
+
+/// A row after a change.
+struct Next {
+    after: Stored,
+    holds_due: Option<Micros>,
+}
+
+/// Returns the row to write, which may differ only in the first expiry of the key's holds; `None`: nothing to write.
+#[inline(always)]
+fn next<const HOLD: bool>(decided: &mut Decided, seen: Option<&Row>, now: Micros) -> Option<Next> {
+    let holds_due = seen.and_then(|seen| seen.holds_due);
+    let Some(hold) = decided.hold_after().filter(|_| HOLD) else {
+        return decided.after.take().map(|after| Next { after: Stored::State(after), holds_due });
+    };
+    let after = match (decided.after.take(), seen) {
+        (Some(after), _) => Stored::State(after),
+        (None, Some(seen)) => seen.stored.clone(),
+        (None, None) => Stored::Reset { ts: now },
+    };
+    Some(Next { after, holds_due: expiry::first_expiry(&hold, holds_due) })
+}
+
+/// Decides a written change again, at the time of the lock, as if the row were still as `seen`: the write waited for a
+/// transaction that changed nothing in the end, or the hold has changed meanwhile. `None`: the row is as it was, or
+/// gone.
+fn decide_again<H: Host, const HOLD: bool>(
+    host: &H,
+    rows: &dyn Rows,
+    ask: &Ask,
+    seen: Option<Row>,
+) -> Result<Option<Decided>> {
+    let id = ask.target.row(0);
+    let Some(Row { tuple: locked, .. }) = rows.lock(id, true)? else { return Ok(None) };
+    let stored = seen.as_ref().map(|seen| &seen.stored);
+    for _ in 0..TRIES {
+        host.check_for_interrupts();
+        let own = ask.own(host)?;
+        let now = host.now();
+        let holds_due = seen.as_ref().and_then(|seen| seen.holds_due);
+        let mut decided = None;
+        // Expired holds come first.
+        if !seen.as_ref().is_some_and(|seen| expiry::is_due(&ask.target, seen, now)) {
+            decided = Some(decide::<H, HOLD>(host, ask, stored, own.as_ref(), now)?);
+        }
+        let is_done = |decided: &Decided| !HOLD || decided.hold_after().is_some();
+        let Some(mut decided) = decided.filter(is_done) else {
+            let full = Stored::Reset { ts: now };
+            rows.update(id, locked, stored.unwrap_or(&full), holds_due)?;
+            return Ok(None);
+        };
+        if !ask.put(host, own.as_ref(), &decided)? {
+            continue;
+        }
+        match (next::<HOLD>(&mut decided, seen.as_ref(), now), stored) {
+            (Some(Next { after, holds_due }), _) => rows.update(id, locked, &after, holds_due)?,
+            (None, Some(stored)) => rows.update(id, locked, stored, holds_due)?,
+            (None, None) => {}
+        }
+        return Ok(Some(decided));
+    }
+    Err(LimiterError::not_written())
+}
+
+/// Locks the row and decides again; releases it if nothing changes. `None`: the row must be read again.
+fn change_locked<H: Host, const HOLD: bool>(
+    host: &H,
+    rows: &dyn Rows,
+    ask: &Ask,
+) -> Result<Option<Decided>> {
+    let Ask { target, .. } = ask;
+    let (id, mut unchanged) = (target.row(0), None);
+    let changed = with_locked(host, rows, id, |row| {
+        let own = ask.own(host)?;
+        let now = host.now();
+        if row.stored.is_marker() || expiry::is_due(target, &row, now) {
+            return Ok(None);
+        }
+        let mut decided = decide::<H, HOLD>(host, ask, Some(&row.stored), own.as_ref(), now)?;
+        let begins_anew = target.begins_anew(&row.stored, now);
+        if HOLD && (begins_anew || decided.hold_after().is_none()) {
+            return Ok(None);
+        }
+        let Some(Next { after, mut holds_due }) = next::<HOLD>(&mut decided, Some(&row), now)
+        else {
+            unchanged = Some((decided, row));
+            let kept = unchanged.take_if(|_| Fault::DeniedRowKept.is_on());
+            return Ok(kept.map(|(decided, _)| decided));
+        };
+        if begins_anew {
+            expiry::forget(host, id)?;
+            holds_due = None;
+        }
+        if !ask.put(host, own.as_ref(), &decided)? {
+            return Ok(None);
+        }
+        rows.update(id, row.tuple, &after, holds_due)?;
+        Ok(Some(decided))
+    })?;
+    match (changed, unchanged) {
+        (None, Some((decided, row))) if row.holds_due.is_some() => {
+            self::unchanged(host, rows, ask, &row, decided)
+        }
+        (changed, unchanged) => Ok(changed.or(unchanged.map(|(decided, _)| decided))),
+    }
+}
+
+/// The answer if nothing changes and the key has holds: a denial counts the holds that will expire. `None`: the row has
+/// changed since it was `seen`, after which the holds are read.
+#[cold]
+fn unchanged<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    ask: &Ask,
+    seen: &Row,
+    mut decided: Decided,
+) -> Result<Option<Decided>> {
+    let target = &ask.target;
+    if !ask.change.is_take() || decided.answer.ok {
+        return Ok(Some(decided));
+    }
+    let state = target.state(target.limit(), Some(&seen.stored), decided.answer.now)?.into_owned();
+    super::count_expiries(host, ask, (&state, seen.holds_due), None, &mut decided)?;
+    Ok(rows.read(target.row(0))?.filter(|row| row.is_version(seen)).map(|_| decided))
+}
