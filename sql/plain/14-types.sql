@@ -1,4 +1,4 @@
--- Types. Those of results are open to all, and have more attributes in a later version, at their end: so columns,
+-- Types. The types of results are open to all, and have more attributes in a later version, at their end: so columns,
 -- variables, views and functions of others that use them go on. A column of another type in another role's table would
 -- keep the file from changing it, so the others are the owner's; the file's own tables have none.
 
@@ -111,6 +111,24 @@ BEGIN
     PERFORM ratelimit._make_type('_hold', 'id text, name text, key text, count double precision, spent double precision,
         returned double precision, taken_at timestamptz, expires_at timestamptz,
         charge boolean, lease bigint, config jsonb');
+    -- The ask of a call for one name and key: what is asked, what is found there, and the decision.
+    PERFORM ratelimit._make_type('_ask', 'function text, -- for messages
+        verb text, -- take, credit, extend, release, hold, settle; what changes nothing: check, status, value, headers
+        name text, key text, config jsonb,
+        count double precision, -- of a settlement: used, or NULL
+        reserve boolean, at_least double precision, taken_at timestamptz,
+        lease bigint, -- the id of one that is taken, extended or released
+        id text, ttl bigint, charge boolean, -- of a hold
+        ns int[], counts double precision[], reserves boolean[], -- of a list: places in it; of several takes
+        l ratelimit._limit, until timestamptz, r ratelimit._row, h ratelimit._hold,
+        given jsonb, -- the config, where the name is not defined for the key
+        ids text[], came double precision[], -- of the holds that have expired since the row was written
+        locked boolean, s ratelimit._state,
+        more double precision, fewest double precision, -- what a hold lacks of count, and of at_least
+        ends timestamptz, -- of a hold of another kind
+        d ratelimit._decision, -- of several takes: of all, and the state after them
+        decisions ratelimit._decision[], -- of several takes
+        changed boolean, allows boolean');
     PERFORM set_config('search_path', path, true);
 END
 $do$;

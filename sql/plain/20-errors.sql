@@ -57,23 +57,23 @@ CREATE OR REPLACE FUNCTION ratelimit._literal(name text) RETURNS text IMMUTABLE 
     SELECT '''' || replace(name, '''', '''''') || ''''
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._wrong_kind(function text, kind text, name text DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._wrong_kind(function text, kind text, name text DEFAULT NULL,
+    verb text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM ratelimit._raise('0A000', format('%s() is not supported for %s', function, ratelimit._called(kind)),
-        CASE WHEN function ~ '^rl_hold' AND kind <> 'concurrency' THEN
+        CASE WHEN verb = 'hold' AND kind <> 'concurrency' THEN
                  'Only token buckets and fixed windows can be given tokens back.'
-             WHEN function = 'rl_credit' THEN 'Only token buckets and fixed windows can be credited.'
+             WHEN verb = 'credit' THEN 'Only token buckets and fixed windows can be credited.'
              WHEN kind = 'concurrency' THEN 'Its slots are taken with leases.'
              ELSE 'Only concurrency limits have leases.' END,
-        CASE WHEN function ~ '^rl_hold' AND kind <> 'concurrency' THEN
+        CASE WHEN verb = 'hold' AND kind <> 'concurrency' THEN
                  format('Take them: SELECT * FROM ratelimit.rl_limit(%s, $1, 10);', ratelimit._literal(name))
-             WHEN function ~ '^rl_hold' THEN
+             WHEN verb = 'hold' THEN
                  format('Take one, or hold it together with other limits: SELECT * FROM ratelimit.rl_acquire(%s, $1);',
                         ratelimit._literal(name))
              WHEN kind = 'concurrency' THEN
                  'Use ratelimit.rl_acquire(name, key) to take a slot and ratelimit.rl_release(lease) to release it.'
-             WHEN function = 'rl_credit' THEN 'Use ratelimit.rl_reset(name, key) to make the limit full again.'
+             WHEN verb = 'credit' THEN 'Use ratelimit.rl_reset(name, key) to make the limit full again.'
              ELSE 'SELECT * FROM ratelimit.rl_limit(name, key);' END);
 END
 $$;
@@ -212,7 +212,7 @@ BEGIN
 END
 $$;
 
--- A check of the tables whose errors don't show the row.
+-- A check of the tables: its errors don't show the row.
 CREATE OR REPLACE FUNCTION ratelimit._valid(name text, key text) RETURNS boolean IMMUTABLE STRICT LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM ratelimit._check(name, key);

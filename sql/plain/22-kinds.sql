@@ -1,17 +1,19 @@
--- The kinds: what messages call one, the fields of its config and its state, and the arguments of an example.
-CREATE OR REPLACE FUNCTION ratelimit._all_kinds() RETURNS TABLE (kind text, called text, fields text[], state text[],
-    example text) IMMUTABLE LANGUAGE sql AS $$
+-- The kinds: what messages call one, the letter of its rows, which is t where tokens can be given back, the fields of
+-- its config and its state, and the arguments of an example.
+CREATE OR REPLACE FUNCTION ratelimit._all_kinds() RETURNS TABLE (kind text, called text, letter "char", fields text[],
+    state text[], example text) IMMUTABLE LANGUAGE sql AS $$
     VALUES
-        ('token bucket', 'a token bucket', '{rate,period,capacity,maxReserved,shards,start}'::text[],
+        ('token bucket', 'a token bucket', 't'::"char", '{rate,period,capacity,maxReserved,shards,start}'::text[],
          '{value,ts}'::text[], 'rate => 10, period => ''1 minute'''),
-        ('fixed window', 'a fixed window', '{rate,period,capacity,maxReserved,shards,start,timezone,overage}',
+        ('fixed window', 'a fixed window', 't', '{rate,period,capacity,maxReserved,shards,start,timezone,overage}',
          '{value,ts,added}', 'rate => 10, period => ''1 minute'''),
-        ('sliding window', 'a sliding window', '{rate,period}', '{value,ts,prior}',
+        ('sliding window', 'a sliding window', 's', '{rate,period}', '{value,ts,prior}',
          'rate => 10, period => ''1 minute'''),
-        ('sliding log', 'a sliding log', '{rate,period}', '{value,ts,log}', 'rate => 10, period => ''1 minute'''),
-        ('concurrency', 'a concurrency limit', '{slots,ttl}', '{value,ts,leases}',
+        ('sliding log', 'a sliding log', 'l', '{rate,period}', '{value,ts,log}',
+         'rate => 10, period => ''1 minute'''),
+        ('concurrency', 'a concurrency limit', 'c', '{slots,ttl}', '{value,ts,leases}',
          'slots => 3, ttl => ''5 minutes'''),
-        ('unlimited', 'an unlimited one', '{}', '{}', '')
+        ('unlimited', 'an unlimited one', NULL, '{}', '{}', '')
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit._called(kind text) RETURNS text IMMUTABLE LANGUAGE sql AS $$

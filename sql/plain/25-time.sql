@@ -1,7 +1,7 @@
 -- Time, in whole microseconds since 1970.
 
--- What every call uses is one small SQL expression: PL/pgSQL prepares expressions again in each transaction, which
--- costs more than computing them.
+-- A function that every call uses is one small SQL expression: PL/pgSQL prepares expressions again in each transaction,
+-- which costs more than computing them.
 
 CREATE OR REPLACE FUNCTION ratelimit._far_us(at timestamptz) RETURNS bigint STABLE STRICT LANGUAGE plpgsql AS $$
 BEGIN

@@ -195,7 +195,8 @@ BEGIN
         PERFORM ratelimit._bad_config('it is ' || ratelimit._short(config::text),
             'an object such as {"kind": "token bucket", "rate": 10, "period": "1 minute"}');
     END IF;
-    SELECT k.kind, k.fields INTO l.kind, fields FROM ratelimit._all_kinds() k WHERE to_jsonb(k.kind) = config -> 'kind';
+    SELECT k.kind, k.letter, k.fields INTO l.kind, l.letter, fields
+    FROM ratelimit._all_kinds() k WHERE to_jsonb(k.kind) = config -> 'kind';
     PERFORM ratelimit._check_fields(config, l.kind, fields);
     l.enforce := true; l.keyed := NULL; l.overage := false; l.first_request := false;
     IF is_calendar THEN l.first_date := ratelimit._first_date(config -> 'start'); END IF;
@@ -250,17 +251,15 @@ BEGIN
     END LOOP;
     PERFORM ratelimit._check_support(config);
     l.tolerance := 1e-9 * greatest(l.capacity, 1);
-    l.usual := l.kind IN ('token bucket', 'fixed window') AND l.enforce AND l.zone IS NULL
+    l.usual := coalesce(l.letter = 't', false) AND l.enforce AND l.zone IS NULL
         AND NOT (l.keyed IS NOT NULL OR l.overage OR l.first_request)
         AND l.rate > 1e-200 AND l.capacity * l.period < 1e17 * l.rate; -- full again within the times of a bigint
     IF l.kind = 'fixed window' THEN l.adds := least(l.rate, l.capacity); END IF;
-    l.letter := CASE l.kind WHEN 'sliding window' THEN 's' WHEN 'sliding log' THEN 'l' WHEN 'concurrency' THEN 'c'
-                WHEN 'unlimited' THEN NULL ELSE 't' END;
     RETURN l;
 END
 $$;
 
--- The plan that a key's config names: the limit whose definition the key has. NULL: it is a config of its own.
+-- The plan that a key's config names: the key has the definition of that limit. NULL: it is a config of its own.
 CREATE OR REPLACE FUNCTION ratelimit._plan_name(config jsonb, key text) RETURNS text IMMUTABLE STRICT
 LANGUAGE plpgsql AS $$
 BEGIN

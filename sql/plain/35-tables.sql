@@ -77,7 +77,7 @@ BEGIN
                 name       text COLLATE "C" NOT NULL,
                 key        text COLLATE "C" NOT NULL DEFAULT '',
                 count      double precision NOT NULL, -- taken, and not given back
-                spent      double precision NOT NULL DEFAULT 0, -- what of count can't come back, or is slots
+                spent      double precision NOT NULL DEFAULT 0, -- the part of count that can't come back, or is slots
                 returned   double precision NOT NULL DEFAULT 0, -- came back when it expired
                 taken_at   timestamptz NOT NULL, -- when those beyond spent were taken; of a reservation, its start
                 expires_at timestamptz NOT NULL,

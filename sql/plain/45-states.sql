@@ -1,5 +1,5 @@
--- What all kinds have in common. The extension's core has the same algorithms, with the source of each formula. Time
--- and state are arguments: l is the limit, s the state, now the instant of the decision.
+-- Rules that all kinds have in common. The extension's core has the same algorithms, with the source of each formula.
+-- Time and state are arguments: l is the limit, s the state, now the instant of the decision.
 
 -- The state of an unused limit.
 CREATE OR REPLACE FUNCTION ratelimit._initial(l ratelimit._limit, now bigint, phase bigint) RETURNS ratelimit._state
@@ -165,7 +165,7 @@ DECLARE
     d ratelimit._decision := ratelimit._decide(l, s, now, count, reserve);
 BEGIN
     IF NOT d.ok AND (fewest < count OR fewest = 0) THEN
-        -- What a take is compared with; floats may miss it by their last bit.
+        -- A take is compared with this; floats may miss it by their last bit.
         tokens := floor(least(d.remaining + l.tolerance, count));
         FOR i IN 1..2 LOOP
             EXIT WHEN tokens <= fewest;
@@ -195,7 +195,7 @@ DECLARE
     d ratelimit._decision;
     r record;
 BEGIN
-    IF l.kind NOT IN ('token bucket', 'fixed window') THEN
+    IF l.letter IS DISTINCT FROM 't' THEN
         RETURN ratelimit._decide(l, s, now, 0, false);
     END IF;
     IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;

@@ -1,4 +1,4 @@
--- Token buckets and fixed windows, whose state is the tokens left.
+-- Token buckets and fixed windows: the state is the tokens left.
 
 -- Bounds a debt to what refills in ten years.
 CREATE OR REPLACE FUNCTION ratelimit._bounded(l ratelimit._limit, value double precision, ts bigint)
@@ -27,7 +27,7 @@ DECLARE
     more double precision;
 BEGIN
     IF l.kind = 'fixed window' AND s.added IS NOT NULL THEN
-        -- What this config's window adds beyond what the state's added.
+        -- The tokens that this config's window adds beyond those of the state's.
         more := l.adds - s.added;
         s.value := CASE WHEN more >= -greatest(s.value, 0) THEN s.value + more ELSE least(s.value, 0) END;
     END IF;
@@ -95,7 +95,7 @@ BEGIN
         tokens := least(tokens + windows * l.rate, l.capacity);
         RETURN;
     ELSIF l.kind = 'token bucket' AND l.rate < 1e-270 THEN
-        -- What refills can be too little for a float.
+        -- A refill can be too little for a float.
         tokens := least(tokens, l.capacity);
         RETURN;
     END IF;
@@ -106,11 +106,14 @@ $$;
 -- When this number of tokens will have refilled, from ts; NULL beyond the times of a bigint.
 CREATE OR REPLACE FUNCTION ratelimit._due(l ratelimit._limit, ts bigint, tokens double precision) RETURNS bigint
 STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    span bigint;
 BEGIN
     IF l.kind = 'token bucket' THEN
         IF tokens <= 0 THEN RETURN ts; END IF;
         IF tokens * l.period >= 4.611686018427388e18 * l.rate THEN RETURN NULL; END IF;
-        RETURN ratelimit._plus(ts, ratelimit._span(l, tokens)::bigint);
+        span := ratelimit._span(l, tokens); -- a variable, since a long argument would keep _plus from being inlined
+        RETURN ratelimit._plus(ts, span);
     END IF;
     IF tokens >= 1e18 * l.rate THEN RETURN NULL; END IF;
     RETURN ratelimit._after(l, ts, greatest(ceil((tokens - l.tolerance / 2) / l.rate), 0));
@@ -213,8 +216,8 @@ BEGIN
 END
 $$;
 
--- What a window has added, after a change. While no tokens are left in it, it goes on recording what was used, even if
--- that is more than this config adds.
+-- The tokens that a window has added, after a change. While no tokens are left in it, it goes on recording what was
+-- used, even if that is more than this config adds.
 CREATE OR REPLACE FUNCTION ratelimit._added(l ratelimit._limit, s ratelimit._state, ts bigint,
     value double precision) RETURNS double precision IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
@@ -223,7 +226,7 @@ BEGIN
 END
 $$;
 
--- Gives back what there is room for: of a window only while it lasts. What came back is in taken.
+-- Gives back what there is room for: of a window only while it lasts. The tokens that came back are in taken.
 CREATE OR REPLACE FUNCTION ratelimit._refund(l ratelimit._limit, s ratelimit._state, now bigint,
     count double precision, taken_at timestamptz) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -231,7 +234,7 @@ DECLARE
     r record;
     room double precision := 0;
 BEGIN
-    IF l.kind IN ('token bucket', 'fixed window') THEN
+    IF ratelimit._returns(l) THEN
         IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;
         r := ratelimit._refilled(l, s, now);
         IF l.kind = 'token bucket' OR ratelimit._us(taken_at) >= r.ts THEN

@@ -1,6 +1,6 @@
--- Sliding windows, whose state counts the tokens used in a window and in the one before it.
+-- Sliding windows: the state counts the tokens used in a window and in the one before it.
 
--- What still counts of the window before. Less than a float holds is 0.
+-- The part of the window before that still counts. Less than a float holds is 0.
 CREATE OR REPLACE FUNCTION ratelimit._fading(prior double precision, passed bigint, period bigint)
 RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
     SELECT CASE WHEN abs(prior) < 1e-270 THEN 0 ELSE prior * greatest(1 - greatest(passed, 0)::float8 / period, 0) END

@@ -1,4 +1,4 @@
--- Sliding logs, whose state is the time of each token taken.
+-- Sliding logs: the state is the time of each token taken.
 
 -- How many entries have left the log. A clock behind the newest entry counts as its time.
 CREATE OR REPLACE FUNCTION ratelimit._gone(l ratelimit._limit, log timestamptz[], now bigint) RETURNS int STABLE

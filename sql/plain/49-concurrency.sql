@@ -1,4 +1,4 @@
--- Concurrency limits, whose state is a pair for each slot taken: the id of its lease, and when that expires. Pairs are
+-- Concurrency limits: the state is a pair for each slot taken: the id of its lease, and when that expires. Pairs are
 -- in the order of their expiry.
 
 -- Sorts pairs, keeping the order of those that expire together, and drops NULLs. An odd number is returned unsorted.

@@ -3,7 +3,7 @@
 -- only read do that to a copy of the row. rateLimits.holds_due says whether there is anything to do. While the limit is
 -- undefined, exempt or of a kind without holds, what has expired waits.
 --
--- What reads a key's row and its holds is STABLE, so that both are of one moment: of the query that calls it.
+-- A function that reads a key's row and its holds is STABLE, so that both are of one moment: that of the calling query.
 
 -- The tokens of a hold that can come back; an error where a column has a value that no call writes. In one expression:
 -- there may be thousands of holds.
@@ -44,7 +44,7 @@ BEGIN
 END
 $$;
 
--- Whether holds may have expired that give back to a call's limit, of whose state the row is.
+-- Whether holds may have expired that give back to a call's limit, and the row has a state of that limit.
 CREATE OR REPLACE FUNCTION ratelimit._is_due(l ratelimit._limit, r ratelimit._row, now bigint) RETURNS boolean STABLE
 LANGUAGE sql AS $$
     SELECT coalesce(r.holds_due <= ratelimit._instant(now) AND l.letter = 't' AND r.kind NOT IN ('s', 'l', 'c'), false)
@@ -56,14 +56,31 @@ STABLE LANGUAGE sql AS $$
     SELECT coalesce(s.ts > now AND ratelimit._current(l, s, now) IS DISTINCT FROM s, false)
 $$;
 
--- Whether a limit in full denies a call, too.
-CREATE OR REPLACE FUNCTION ratelimit._never(l ratelimit._limit, name text, key text, now bigint, count double precision,
-    reserve boolean, at_least double precision) RETURNS boolean STABLE LANGUAGE plpgsql AS $$
+-- Whether a limit in full denies an ask, too.
+CREATE OR REPLACE FUNCTION ratelimit._never(a ratelimit._ask, now bigint) RETURNS boolean STABLE LANGUAGE plpgsql AS $$
 DECLARE
-    full_state CONSTANT ratelimit._state := ratelimit._fresh(l, name, key, now);
+    full_state CONSTANT ratelimit._state := ratelimit._fresh(a.l, a.name, a.key, now);
 BEGIN
-    IF at_least IS NULL THEN RETURN NOT (ratelimit._decide(l, full_state, now, count, reserve)).ok; END IF;
-    RETURN NOT (ratelimit._decide_as_many(l, full_state, now, count, at_least, reserve)).ok;
+    RETURN NOT (ratelimit._take(a.l, full_state, now, coalesce(a.more, a.count), coalesce(a.fewest, a.at_least),
+                                a.reserve)).ok;
+END
+$$;
+
+-- Whether the answer to an ask depends on what has expired: not if it passes at the end of a block anyway, nor if it
+-- never passes.
+CREATE OR REPLACE FUNCTION ratelimit._must_lapse(a ratelimit._ask, now bigint) RETURNS boolean STABLE
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF (ratelimit._us(a.until) > now) IS NOT TRUE THEN
+        RETURN a.verb NOT IN ('take', 'check', 'status') OR a.counts IS NOT NULL OR NOT ratelimit._never(a, now);
+    ELSIF a.ns IS NULL AND NOT (a.h).charge AND (a.h).expires_at <= ratelimit._instant(now) THEN
+        RETURN true; -- its own hold is shown without what has come back
+    ELSIF a.until = 'infinity' THEN
+        RETURN false;
+    END IF;
+    a.s := ratelimit._state_of(a.l, a.r, now);
+    a := ratelimit._decide_ask(a, ratelimit._us(a.until));
+    RETURN (a.l).enforce AND NOT EXISTS (SELECT FROM unnest(coalesce(a.decisions, ARRAY[a.d])) x WHERE x.ok);
 END
 $$;
 
@@ -208,60 +225,62 @@ BEGIN
 END
 $$;
 
--- A denial's wait if the next 1,000 holds that expire give back what they can: until the first moment at which the
--- same call passes. until: the end of a block.
-CREATE OR REPLACE FUNCTION ratelimit._sooner(d ratelimit._decision, l ratelimit._limit, r ratelimit._row, now bigint,
-    until timestamptz, count double precision, reserve boolean, at_least double precision)
-RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
+-- Lets the denial of an ask wait no longer than until the first moment at which the same call passes, if the next 1,000
+-- holds that expire give back what they can.
+CREATE OR REPLACE FUNCTION ratelimit._denied_until(a ratelimit._ask) RETURNS ratelimit._ask STABLE
+LANGUAGE plpgsql AS $$
 DECLARE
-    defined CONSTANT ratelimit._limit := ratelimit._defined(r.name, r.key);
-    opens CONSTANT bigint := greatest(ratelimit._us(until), now);
-    passes bigint := ratelimit._plus(now, d.wait);
+    now CONSTANT bigint := (a.d).at;
+    opens CONSTANT bigint := greatest(ratelimit._us(a.until), now);
+    defined ratelimit._limit;
+    passes bigint := ratelimit._plus(now, (a.d).wait);
+    later ratelimit._ask := a;
+    l ratelimit._limit;
     at bigint;
     h record;
-    back ratelimit._decision;
-    later ratelimit._decision;
-    other ratelimit._limit;
-    s ratelimit._state;
+    d ratelimit._decision;
 BEGIN
-    IF NOT ratelimit._returns(l) OR d.forever OR passes <= opens
-        OR ratelimit._never(l, r.name, r.key, now, count, reserve, at_least) THEN
-        RETURN d;
-    ELSIF NOT reserve AND opens = now AND l = defined
-        AND ratelimit._filled(l, r.kind, r.value, r.ts, now) IS NOT NULL THEN
-        RETURN ratelimit._sooner_filled(d, l, r, now, coalesce(least(ceil(at_least), count), count));
+    IF NOT ratelimit._returns(a.l) OR (a.d).forever OR passes <= opens
+        OR (CASE WHEN a.counts IS NULL THEN ratelimit._never(a, now) ELSE passes IS NULL END) THEN
+        RETURN a;
+    END IF;
+    defined := ratelimit._defined(a.name, a.key);
+    IF NOT a.reserve AND a.counts IS NULL AND opens = now AND a.l = defined
+        AND ratelimit._filled(a.l, (a.r).kind, (a.r).value, (a.r).ts, now) IS NOT NULL THEN
+        a.d := ratelimit._sooner_filled(a.d, a.l, a.r, now, least(ceil(coalesce(a.fewest, a.at_least)),
+                                                                  coalesce(a.more, a.count)));
+        RETURN a;
     END IF;
     FOR h IN
         SELECT ratelimit._returnable(x.name, x.count, x.spent, x.returned, x.taken_at, x.expires_at) AS held,
                x.taken_at, x.expires_at, x.config FROM ONLY ratelimit.rl_holds x
-        WHERE x.name = r.name AND x.key = r.key AND NOT x.charge AND x.count > x.spent
+        WHERE x.name = a.name AND x.key = a.key AND NOT x.charge AND x.count > x.spent
           AND x.expires_at > ratelimit._instant(now) ORDER BY x.expires_at, x.id LIMIT 1000
     LOOP
         at := ratelimit._us(h.expires_at);
-        EXIT WHEN passes <= at;
-        other := ratelimit._limit_of_expiry(defined, h.config, l);
-        back := ratelimit._refund(other, ratelimit._state_of(other, r, at), at, h.held, h.taken_at);
-        CONTINUE WHEN NOT back.changed;
-        r := ratelimit._row_with(r, other, ratelimit._left(back));
+        EXIT WHEN passes <= at OR passes <= opens;
+        l := ratelimit._limit_of_expiry(defined, h.config, a.l);
+        d := ratelimit._refund(l, ratelimit._state_of(l, later.r, at), at, h.held, h.taken_at);
+        CONTINUE WHEN NOT d.changed;
+        later.r := ratelimit._row_with(later.r, l, ratelimit._left(d));
         at := greatest(at, opens);
-        s := ratelimit._state_of(l, r, at);
-        later := CASE WHEN at_least IS NULL THEN ratelimit._decide(l, s, at, count, reserve)
-                      ELSE ratelimit._decide_as_many(l, s, at, count, at_least, reserve) END;
-        passes := ratelimit._plus(at, CASE WHEN later.ok THEN 0 ELSE later.wait END);
-        EXIT WHEN later.ok;
+        later.s := ratelimit._state_of(a.l, later.r, at);
+        later := ratelimit._decide_ask(later, at);
+        passes := ratelimit._plus(at, CASE WHEN (later.d).ok THEN 0 ELSE (later.d).wait END);
     END LOOP;
-    d.wait := passes - now;
-    RETURN d;
+    a.d.wait := passes - now;
+    IF a.counts IS NOT NULL THEN a := ratelimit._with_wait(a, passes - now); END IF;
+    RETURN a;
 END
 $$;
 
--- Does that for a row of a token bucket that has tokens, in few expressions a hold.
+-- A denial with such a wait, for a row of a token bucket that has tokens, in few expressions a hold.
 CREATE OR REPLACE FUNCTION ratelimit._sooner_filled(d ratelimit._decision, l ratelimit._limit, r ratelimit._row,
     now bigint, count double precision) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
     value double precision := r.value;
     ts timestamptz := r.ts;
-    came_at bigint := now; -- that of the state
+    came_at bigint := now; -- the time of the state
     waited bigint := d.wait; -- from then on, without further holds
     known boolean := true;
     at bigint;
@@ -298,32 +317,6 @@ BEGIN
 END
 $$;
 
--- The answer to a call on a key's row, blocked or not, as if what has expired had come back. A block, and a denial that
--- no expiry can change, read no holds.
-CREATE OR REPLACE FUNCTION ratelimit._seen(l ratelimit._limit, r ratelimit._row, now bigint, until timestamptz,
-    count double precision, reserve boolean, at_least double precision) RETURNS ratelimit._decision STABLE
-LANGUAGE plpgsql AS $$
-DECLARE
-    blocked CONSTANT boolean := coalesce(ratelimit._us(until) > now, false);
-    due CONSTANT boolean := ratelimit._is_due(l, r, now);
-    d ratelimit._decision;
-BEGIN
-    IF NOT due OR blocked OR ratelimit._never(l, r.name, r.key, now, count, reserve, at_least) THEN
-        d := ratelimit._look(l, ratelimit._state_of(l, r, now), now, until, count, reserve, true, at_least);
-        IF r.holds_due IS NULL OR d.ok OR d.forever OR NOT blocked AND d.wait IS NULL
-            OR d.wait = ratelimit._us(until) - now OR NOT l.enforce THEN
-            RETURN d;
-        END IF;
-    END IF;
-    IF due THEN
-        r := (ratelimit._lapse(l, r, now)).r;
-        d := ratelimit._look(l, ratelimit._state_of(l, r, now), now, until, count, reserve, true, at_least);
-        IF d.ok OR NOT l.enforce THEN RETURN d; END IF;
-    END IF;
-    RETURN ratelimit._sooner(d, l, r, now, until, count, reserve, at_least);
-END
-$$;
-
 -- Tokens of a key's holds that would come back if all were settled as unused now.
 CREATE OR REPLACE FUNCTION ratelimit._held(l ratelimit._limit, of_key ratelimit._row, now bigint)
 RETURNS double precision STABLE LANGUAGE plpgsql AS $$
@@ -351,3 +344,14 @@ BEGIN
              OR h.charge AND h.expires_at >= ratelimit._instant(now - 86400000000))), 0), greatest(room, 0));
 END
 $$;
+
+-- Writes what has expired where a call writes nothing else: a take or credit does, a hold or a list where it was much.
+-- The answer doesn't depend on it, but the next call has less to do.
+CREATE OR REPLACE FUNCTION ratelimit._write_found(a ratelimit._ask) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF cardinality(a.ids) > 100 OR a.ids IS NOT NULL AND a.ns IS NULL AND a.verb <> 'hold' THEN
+        PERFORM ratelimit._expire(a.l, a.name, a.key);
+    END IF;
+END
+$$;
+

@@ -110,7 +110,7 @@ BEGIN
     IF NOT FOUND THEN PERFORM ratelimit._not_written('rl_blocks'); END IF;
     l := ratelimit._defined(name, key);
     IF l.kind IS NULL THEN
-        -- Every call of a key whose plan is not defined fails.
+        -- If a key's plan is not defined, every call of the key fails.
         IF EXISTS (SELECT FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2) THEN
             RETURN ratelimit._shown(ratelimit._us(ends));
         END IF;

@@ -2,7 +2,7 @@
 -- others, but for its end. Its row of rl_holds has the lease's id, and all its slots in spent: they come back in the
 -- state of the limit.
 
--- Lets a lease have count slots until it ends: takes those that it lacks, and extends the others.
+-- Lets a lease have count slots until it ends: takes those that it lacks, and extends the others, if there are any.
 CREATE OR REPLACE FUNCTION ratelimit._hold_slots(l ratelimit._limit, s ratelimit._state, now bigint,
     count double precision, lease bigint, ends bigint) RETURNS ratelimit._decision STABLE
 LANGUAGE plpgsql AS $$
@@ -34,6 +34,8 @@ BEGIN
     d.ts := greatest(s.ts, now);
     d.leases := live;
     d.taken := greatest(count, had);
+    d.lease := lease;
+    d.ends := ends;
     RETURN d;
 END
 $$;
@@ -46,23 +48,6 @@ DECLARE
 BEGIN
     h.count := (SELECT count(*) FROM generate_series(1, cardinality(live), 2) i WHERE live[i] = h.lease);
     RETURN h;
-END
-$$;
-
--- A group's request as that of a hold.
-CREATE OR REPLACE FUNCTION ratelimit._held_group(g ratelimit._group, asked ratelimit._hold, ttl bigint)
-RETURNS ratelimit._group STABLE LANGUAGE plpgsql AS $$
-BEGIN
-    g.ttl := ttl;
-    asked.name := g.name;
-    asked.key := g.key;
-    asked.count := g.counts[1];
-    asked.lease := ratelimit._random_id();
-    asked.config := CASE WHEN g.config IS NOT NULL AND (ratelimit._defined(g.name, g.key)).kind IS NULL
-                         THEN g.config END;
-    g.asked := asked;
-    g.h := ratelimit._hold_of(asked.id, g.name, g.key);
-    RETURN g;
 END
 $$;
 
@@ -81,97 +66,31 @@ BEGIN
 END
 $$;
 
--- Decides a hold's request at an instant: what it lacks.
-CREATE OR REPLACE FUNCTION ratelimit._decide_held(g ratelimit._group, now bigint) RETURNS ratelimit._group
-STABLE LANGUAGE plpgsql AS $$
-DECLARE
-    asked ratelimit._hold := g.asked;
-    d ratelimit._decision;
-BEGIN
-    -- What it has of a state of another kind, or of one that is ignored, is gone.
-    IF (g.l).kind = 'unlimited' OR ratelimit._has_state((g.r).kind)
-        AND ((g.r).kind <> (g.l).letter OR ratelimit._ignores(g.l, g.s, now)) THEN
-        g.h := NULL;
-    END IF;
-    -- One of tokens means nothing to slots, nor one of slots to tokens, but a denial shows its end.
-    asked.expires_at := NULL;
-    IF ((g.l).kind = 'concurrency') <> ((g.h).lease IS NOT NULL) THEN
-        asked.expires_at := (g.h).expires_at;
-        g.h := NULL;
-    END IF;
-    g.asked := asked;
-    IF (g.l).kind = 'concurrency' THEN
-        d := ratelimit._hold_slots(g.l, g.s, now, (g.asked).count, coalesce((g.h).lease, (g.asked).lease),
-                                   ratelimit._plus(now, g.ttl));
-        IF (g.h).id IS NOT NULL THEN g.h := ratelimit._live_slots(g.h, g.s, now); END IF;
-    ELSE
-        g.counts[1] := greatest((g.asked).count - coalesce((g.h).count, 0), 0);
-        d := ratelimit._decide_hold(g.l, g.s, now, g.h, g.counts[1], NULL, g.reserves[1]);
-    END IF;
-    g.decisions := ARRAY[d];
-    g.changed := (g.l).kind <> 'unlimited' AND (d.ok OR NOT d.enforced AND (g.h).id IS NOT NULL);
-    g.after := CASE WHEN d.changed THEN ratelimit._left(d) END;
-    RETURN g;
-END
-$$;
-
--- Writes the hold of a request that passes, whose row is locked.
-CREATE OR REPLACE FUNCTION ratelimit._write_held(g ratelimit._group, now bigint) RETURNS ratelimit._group
-LANGUAGE plpgsql AS $$
-DECLARE
-    d CONSTANT ratelimit._decision := g.decisions[1];
-    h ratelimit._hold := g.h;
-    after ratelimit._state;
-    live CONSTANT double precision := CASE WHEN (g.l).kind = 'concurrency' AND d.taken <= 0 THEN h.count END;
-BEGIN
-    IF (g.l).kind = 'concurrency' AND d.taken > 0 THEN
-        h := g.asked;
-        h.lease := coalesce((g.h).lease, h.lease);
-        h.taken_at := coalesce((g.h).taken_at, ratelimit._nearest(now));
-        h.count := d.taken; h.spent := d.taken; h.returned := 0; h.charge := false;
-        h.expires_at := greatest((g.h).expires_at, ratelimit._nearest(ratelimit._plus(now, g.ttl)));
-    ELSE
-        -- A dry run extends a hold that it doesn't have more tokens for; and slots that have expired stay in it.
-        IF live IS NOT NULL THEN h.count := greatest(h.count, h.spent); END IF;
-        after := CASE WHEN (g.l).kind <> 'concurrency' THEN coalesce(g.after, ratelimit._current(g.l, g.s, now)) END;
-        h := ratelimit._grown(h, g.l, after, now, CASE WHEN d.ok THEN d.taken ELSE 0 END,
-                              CASE WHEN d.ok THEN d.wait END, (g.asked).count, (g.asked).config, g.ttl);
-        h.id := (g.asked).id; h.name := g.name; h.key := g.key;
-        h.charge := coalesce((g.h).charge, (g.asked).charge);
-        IF NOT h.charge AND h.count > h.spent THEN g.r.holds_due := least((g.r).holds_due, h.expires_at); END IF;
-    END IF;
-    PERFORM ratelimit._write_hold(h);
-    h.count := coalesce(live, h.count);
-    g.h := h;
-    RETURN g;
-END
-$$;
-
 CREATE OR REPLACE FUNCTION ratelimit.rl_hold_all(requests jsonb, ttl interval DEFAULT '10 minutes',
     id text DEFAULT NULL, on_expiry text DEFAULT 'refund', throws boolean DEFAULT false)
 RETURNS SETOF ratelimit.rl_hold_all_result LANGUAGE plpgsql ROWS 10 AS $$
 DECLARE
-    asked ratelimit._hold;
+    given ratelimit._ask;
     several record;
-    g ratelimit._group;
+    a ratelimit._ask;
     o ratelimit.rl_limit_all_result;
     r ratelimit.rl_hold_all_result;
 BEGIN
     PERFORM ratelimit._check_terms(ttl, id, on_expiry);
-    asked.id := coalesce(id, gen_random_uuid()::text);
-    asked.charge := on_expiry = 'charge';
-    several := ratelimit._several('rl_hold_all', requests, throws, asked, ratelimit._micros(ttl));
-    FOR g IN SELECT x.* FROM unnest(several.groups) x ORDER BY x.ns[1] LOOP
-        o := several.outcomes[g.ns[1]];
+    given := ratelimit._ask('rl_hold_all', 'hold', NULL, NULL, 1, id => coalesce(id, gen_random_uuid()::text),
+                            ttl => ratelimit._micros(ttl), charge => on_expiry = 'charge');
+    several := ratelimit._several(requests, throws, given);
+    FOR a IN SELECT x.* FROM unnest(several.asks) x ORDER BY x.ns[1] LOOP
+        o := several.outcomes[a.ns[1]];
         r.n := o.n; r.name := o.name; r.key := o.key; r.ok := o.ok;
         r.retry_after := o.retry_after; r.retry_at := o.retry_at; r.remaining := o.remaining;
         r.capacity := o.capacity; r.reset_at := o.reset_at; r.limited_by := o.limited_by;
-        r.hold := CASE WHEN o.ok AND g.changed THEN asked.id END;
-        -- Where a dry run admits what the limit has not, and for an exempt key: as if it held them.
-        r.held := CASE WHEN o.ok AND NOT (g.changed AND (g.decisions[1]).ok)
-                       THEN greatest((g.asked).count, (g.h).count) ELSE coalesce((g.h).count, 0) END;
-        r.expires_at := CASE WHEN NOT o.ok OR g.changed
-            THEN ratelimit._shown(ratelimit._us(coalesce((g.h).expires_at, (g.asked).expires_at))) END;
+        r.hold := CASE WHEN o.ok AND a.changed THEN given.id END;
+        -- As if it held them: a dry run admits more than the limit has, and an exempt key has no limit.
+        r.held := CASE WHEN o.ok AND NOT (a.changed AND (a.d).ok) THEN greatest(a.count, (a.h).count)
+                       ELSE coalesce((a.h).count, 0) END;
+        r.expires_at := CASE WHEN NOT o.ok OR a.changed
+            THEN ratelimit._shown(ratelimit._us(coalesce((a.h).expires_at, a.ends))) END;
         RETURN NEXT r;
     END LOOP;
 END
@@ -234,7 +153,7 @@ BEGIN
     IF names IS NULL AND hold IS NOT NULL THEN PERFORM ratelimit._no_hold(); END IF;
     FOR i IN 1..coalesce(cardinality(names), 0) LOOP
         given := CASE jsonb_typeof(used) WHEN 'object' THEN used -> names[i] ELSE used END;
-        d := ratelimit._settle(hold, names[i], keys[i], ratelimit._float(given::numeric));
+        d := ratelimit._settle('rl_settle_all', hold, names[i], keys[i], ratelimit._float(given::numeric));
         CONTINUE WHEN d.ok IS NULL;
         a := ratelimit._answer(d);
         r.name := names[i]; r.key := keys[i]; r.retry_after := a.retry_after; r.retry_at := a.retry_at;

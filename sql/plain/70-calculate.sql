@@ -136,9 +136,9 @@ LANGUAGE sql AS $$
         CASE WHEN l.zone IS NULL THEN to_jsonb(ratelimit._millis(l.period))
             ELSE to_jsonb(concat(l.every, CASE WHEN l.months THEN ' month' ELSE ' day' END,
                                  CASE WHEN l.every > 1 THEN 's' END)) END,
-        'capacity', CASE WHEN l.kind IN ('token bucket', 'fixed window') THEN ratelimit._number(l.capacity) END,
+        'capacity', CASE WHEN ratelimit._returns(l) THEN ratelimit._number(l.capacity) END,
         'maxReserved', ratelimit._number(l.max_reserved),
-        'shards', CASE WHEN l.kind IN ('token bucket', 'fixed window') THEN 1 END,
+        'shards', CASE WHEN ratelimit._returns(l) THEN 1 END,
         'start', CASE WHEN l.kind <> 'fixed window' THEN NULL
             WHEN l.zone IS NOT NULL THEN to_jsonb(CASE WHEN l.first_date < date '0001-01-01' THEN '0000'
                 ELSE to_char(l.first_date, 'YYYY') END || to_char(l.first_date, '-MM-DD'))
@@ -155,8 +155,8 @@ DECLARE
     l ratelimit._limit;
     s ratelimit._state;
 BEGIN
-    PERFORM ratelimit._attend();
-    stored := ratelimit._read('rl_value', name, key, config, 0);
+    PERFORM ratelimit._check(name, key), ratelimit._attend();
+    stored := ratelimit._read(ratelimit._ask('rl_value', 'value', name, key, 0, false, config));
     l := stored.l;
     IF stored.has_state THEN s := ratelimit._reported(l, stored.s, stored.now); END IF;
     RETURN jsonb_build_object(

@@ -31,8 +31,7 @@ CREATE OR REPLACE FUNCTION ratelimit._listed(of_name text, of_key text, from_nam
         UNION
         (SELECT x.name, x.key FROM ONLY ratelimit.rl_config x
          WHERE (x.name, x.key) >= ($3, $4) AND ($5 OR (x.name, x.key) <> ($3, $4)) AND x.key > ''
-         AND coalesce(x.config ->> 'kind', (SELECT p.config ->> 'kind' FROM ONLY ratelimit.rl_config p
-             WHERE p.name = x.config ->> 'plan' AND p.key = '')) = 'unlimited'
+         AND ratelimit._meaning(x.parsed, x.config) LIKE '(unlimited,%'
          AND (x.name = $1 OR $1 IS NULL) AND (x.key = $2 OR $2 IS NULL) ORDER BY x.name, x.key LIMIT $6)
         UNION
         SELECT $1, $2 WHERE $1 IS NOT NULL AND $2 IS NOT NULL
@@ -56,6 +55,7 @@ DECLARE
     seen record;
     l ratelimit._limit;
     s ratelimit._state;
+    a ratelimit._ask;
     d ratelimit._decision;
     now bigint := ratelimit._now();
     retry bigint;
@@ -73,8 +73,7 @@ BEGIN
                    r.holds_due)::ratelimit._row AS r, b.until, b.reason,
                    EXISTS (SELECT FROM ONLY ratelimit.rl_holds h
                            WHERE h.name = k.name AND h.key = k.key AND h.count > h.spent) AS has_holds,
-                   coalesce(own.parsed, CASE WHEN own.name IS NOT NULL THEN ratelimit._plan(own.config) END,
-                            whole.parsed) AS parsed
+                   coalesce(ratelimit._meaning(own.parsed, own.config), whole.parsed) AS parsed
             FROM ratelimit._listed(of_name, of_key, last_name, last_key, is_first, page, now) k
             LEFT JOIN ONLY ratelimit.rateLimits r ON r.name = k.name AND r.key = k.key
             LEFT JOIN ONLY ratelimit.rl_blocks b
@@ -100,10 +99,11 @@ BEGIN
             s := NULL;
             IF l.kind IS NOT NULL THEN
                 s := ratelimit._state_of(l, seen.r, now);
-                d := ratelimit._look(l, s, now, seen.until, 1, false, false);
-                IF (seen.r).holds_due IS NOT NULL AND NOT d.ok THEN
-                    d := ratelimit._sooner(d, l, seen.r, now, seen.until, 1, false, NULL);
-                END IF;
+                a := ratelimit._ask('rl_status', 'status', seen.name, seen.key, 1);
+                a.l := l; a.r := seen.r; a.until := seen.until; a.ids := '{}';
+                a := ratelimit._decided(a, now);
+                IF (a.r).holds_due IS NOT NULL AND NOT (a.d).ok THEN a := ratelimit._denied_until(a); END IF;
+                d := a.d;
             END IF;
             shown.as_of := ratelimit._shown(now);
             IF l.kind IS NOT NULL THEN
@@ -111,7 +111,7 @@ BEGIN
                 shown.limited_by := d.limited_by;
                 retry := ratelimit._plus(now, d.wait);
                 shown.kind := l.kind;
-                shown.remaining := d.remaining;
+                shown.remaining := (ratelimit._level(l, s, now)).remaining;
                 shown.capacity := l.capacity;
                 shown.as_of := ratelimit._shown(ratelimit._present(l, s, now));
             ELSIF seen.until > shown.as_of THEN
@@ -179,7 +179,7 @@ DECLARE
     l CONSTANT ratelimit._limit := ratelimit._defined(seen.name, seen.key);
     is_limited CONSTANT boolean := coalesce(l.kind <> 'unlimited', false);
 BEGIN
-    -- What holds give back needs the row; also of a limit that isn't there now, as long as it may be there again.
+    -- Holds give back to the row; also of a limit that isn't there now, as long as it may be there again.
     IF seen.holds_due IS NOT NULL AND EXISTS (
         SELECT FROM ONLY ratelimit.rl_holds h WHERE h.name = seen.name AND h.key = seen.key AND NOT h.charge
         AND h.count > h.spent AND (is_limited OR span IS NULL OR h.expires_at >= ratelimit._instant(now - span)))
@@ -210,7 +210,7 @@ BEGIN
         AND r.ctid = (SELECT x.ctid FROM ONLY ratelimit.rateLimits x
         WHERE x.name = seen.name AND x.key = seen.key AND x *= seen FOR UPDATE SKIP LOCKED);
     IF NOT FOUND THEN RETURN false; END IF;
-    -- Those of a limit are deleted a day after they expire.
+    -- The holds of a limit are deleted a day after they expire.
     IF seen.holds_due IS NOT NULL AND coalesce((ratelimit._defined($1, $2)).kind = 'unlimited', true) THEN
         PERFORM ratelimit._drop_holds(name, key);
     END IF;
@@ -275,10 +275,7 @@ BEGIN
     IF undefined_idle < interval '0' THEN
         PERFORM ratelimit._bad('undefined_idle', 'negative', 'an interval of 0 or more, or NULL');
     END IF;
-    -- A month is 30 days, as in PostgreSQL's comparisons of intervals.
-    span := (extract(year FROM undefined_idle) * 360 + extract(month FROM undefined_idle) * 30
-             + extract(day FROM undefined_idle)) * 86400000000
-            + extract(epoch FROM undefined_idle - date_trunc('day', undefined_idle)) * 1000000;
+    span := ratelimit._micros(undefined_idle);
     LOOP
         names := '{}'; keys := '{}';
         SELECT r.name, r.key INTO first FROM ONLY ratelimit.rateLimits r TABLESAMPLE SYSTEM (1) LIMIT 1;

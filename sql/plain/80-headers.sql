@@ -67,7 +67,7 @@ BEGIN
 END
 $$;
 
--- Reads a row by the names of its columns, whose types must be those of a result; the first column of a name counts.
+-- Reads a row by the names of its columns. Their types must be those of a result; the first column of a name counts.
 CREATE OR REPLACE FUNCTION ratelimit._result_of(result record) RETURNS ratelimit.rl_result STABLE LANGUAGE plpgsql
 SET extra_float_digits = 1 AS $$
 DECLARE
@@ -214,7 +214,7 @@ BEGIN
         l := ratelimit._parse(config);
     ELSE
         PERFORM ratelimit._attend();
-        l := ratelimit._resolve('rl_headers', name, key, ratelimit._defined(name, key), NULL);
+        l := ratelimit._resolve(ratelimit._ask('rl_headers', 'headers', name, key, 0), ratelimit._defined(name, key));
     END IF;
     IF style = 'github' THEN
         RETURN ratelimit._github(name, r, ratelimit._wait(r));
@@ -332,8 +332,9 @@ BEGIN
                 l := ratelimit._parse(outcome -> 'config');
             ELSE
                 PERFORM ratelimit._attend();
-                l := ratelimit._resolve('rl_headers', outcome ->> 'name', coalesce(outcome ->> 'key', ''),
-                    ratelimit._defined(outcome ->> 'name', coalesce(outcome ->> 'key', '')), NULL);
+                l := ratelimit._resolve(ratelimit._ask('rl_headers', 'headers', outcome ->> 'name',
+                    coalesce(outcome ->> 'key', ''), 0),
+                    ratelimit._defined(outcome ->> 'name', coalesce(outcome ->> 'key', '')));
             END IF;
             names[i] := outcome ->> 'name';
             limits[i] := l;

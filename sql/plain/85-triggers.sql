@@ -127,7 +127,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     d ratelimit._decision;
 BEGIN
-    d := ratelimit._change('rl_limit', name, key, count, false, NULL);
+    d := (ratelimit._one(ratelimit._ask('rl_limit', 'take', name, key, count))).d;
     IF NOT d.ok THEN PERFORM ratelimit._denied(name, d, message); END IF;
 END
 $$;

@@ -31,7 +31,7 @@ BEGIN
     IF forgotten IS NOT NULL THEN
         RAISE NOTICE 'these limits were in memory without "save", and begin with all their tokens: %', forgotten;
     END IF;
-    -- What holds of such a limit have was taken from rows that it had before.
+    -- Holds of such a limit have tokens of the rows that it had before.
     EXECUTE format($q$UPDATE ONLY %1$s.rl_holds AS h SET spent = count WHERE count > spent AND EXISTS (
                       SELECT FROM ONLY %1$s.rl_config AS c WHERE c.name = h.name AND c.key IN ('', h.key)
                       AND c.config ->> 'store' = 'memory')$q$, home);

@@ -172,7 +172,7 @@ LANGUAGE sql AS $$
     WHERE k.oid = of_check AND k.contype = 'c' AND k.coninhcount = 0 AND NOT is_volatile
 $$;
 
--- What names the limiter's functions, types or tables. The statements have the names as they are now.
+-- Lists what names the limiter's functions, types or tables. The statements have the names as they are now.
 CREATE FUNCTION pg_temp.rl_list_plan() RETURNS void LANGUAGE sql AS $$
     TRUNCATE rl_plan;
     INSERT INTO rl_plan

@@ -2,7 +2,7 @@
 -- grants, settings, and what names the functions. Run it as the owner of the limits, with the right to create the
 -- extension:
 --     psql -1 -v ON_ERROR_STOP=1 -f ratelimit-to-extension.sql
--- Calls wait for it. Those that had begun still need what the file has made: that stays, as names that begin with _ and
+-- Calls wait for it. Calls that had begun still need what the file has made: that stays, as names that begin with _ and
 -- in "ratelimit_moved", until the script runs a second time, later.
 \ir move.sql
 
