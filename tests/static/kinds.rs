@@ -1,4 +1,5 @@
-//! The documents list the kinds and fields that the core has, and the SQL says the version of the crates.
+//! The documents list the kinds and fields that the core has, the packages those that can be borrowed, and the SQL says
+//! the version of the crates.
 
 use ratelimit_core::Kind;
 
@@ -16,6 +17,27 @@ fn every_kind_and_field_is_documented() {
         assert!(page.contains(&format!("\n| `{field}` |")), "{field}");
         assert!(head.contains(&format!("\n//! - `{field}` (")), "{field}");
     }
+}
+
+/// A loan is a hold: of a kind that tokens can be given back to, or of no limit.
+#[test]
+fn the_packages_lend_the_kinds_that_can_be_given_back_to() {
+    let configs = [
+        r#"{"kind": "token bucket", "rate": 1, "period": 1000}"#,
+        r#"{"kind": "fixed window", "rate": 1, "period": 1000}"#,
+        r#"{"kind": "sliding window", "rate": 1, "period": 1000}"#,
+        r#"{"kind": "sliding log", "rate": 1, "period": 1000}"#,
+        r#"{"kind": "concurrency", "slots": 1, "ttl": 1000}"#,
+        r#"{"kind": "unlimited"}"#,
+    ];
+    assert_eq!(configs.len(), Kind::ALL.len());
+    let limits = configs.map(|config| ratelimit_core::config::parse(config).unwrap());
+    let lends = limits.iter().filter(|limit| limit.can_be_credited() || limit.is_unlimited());
+    let lends: Vec<String> = lends.map(|limit| limit.kind().to_string()).collect();
+    let node = include_str!("../../adapters/node/src/limiter.cts");
+    assert!(node.contains(&format!("\nconst LENDS = ['{}'];\n", lends.join("', '"))), "{lends:?}");
+    let python = include_str!("../../adapters/python/postgres_rate_limit/_borrowed.py");
+    assert!(python.contains(&format!("\nLENDS = (\"{}\")\n", lends.join("\", \""))), "{lends:?}");
 }
 
 #[test]

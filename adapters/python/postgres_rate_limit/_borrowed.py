@@ -1,4 +1,4 @@
-"""Tokens that a process has borrowed: it takes a batch of them in one call of the database, and spends it in memory."""
+"""Tokens that a process has borrowed: it takes a batch of them in one database call, and spends it in memory."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 log = logging.getLogger("postgres_rate_limit")
+# The kinds that can be borrowed: tokens can be given back to them.
+LENDS = ("token bucket", "fixed window", "unlimited")
 
 
 class _Batch:
-    """sent, sent_at: when it was asked for, by the monotonic clock, which a suspended machine stops, and by the other.
-    taken_at: None: it was taken of no limit, so that nothing is returned."""
+    """sent, sent_at: the time of the request, by the monotonic clock, which stops on a suspended machine, and by the
+    other. taken_at: None: taken without a limit, so nothing is returned."""
 
     __slots__ = ("taken", "left", "sent", "sent_at", "lasts", "taken_at")
 
@@ -42,7 +44,7 @@ class _Batch:
         return max(time.monotonic() - self.sent, time.time() - self.sent_at)
 
     def spends(self, count: float) -> bool:
-        """Spends of it; false: it has too little, or has ended."""
+        """Spends from the batch; false: it has too few tokens, or has ended."""
         if not 0 <= count <= self.left or self.passed() >= self.lasts:
             return False
         self.left -= count
@@ -50,19 +52,19 @@ class _Batch:
 
 
 class _Account:
-    """A key's tokens. Calls of the database take turns by asking."""
+    """The tokens of a key. Its database calls take turns by asking."""
 
     __slots__ = ("batch", "size", "users", "awaited", "asked", "last", "asking")
 
     def __init__(self, asking: Any) -> None:
         self.batch: _Batch | None = None
         self.size = 0
-        """Tokens of the next batch: as many as last between a half and all of its time. 0: none is known to last."""
+        """Tokens of the next batch, to last between half and all of its time. 0: unknown."""
         self.users, self.awaited = 0, 0.0
-        """Calls under way, and the tokens of those that wait for another."""
+        """Running calls, and the tokens of those that wait for another."""
         self.asked = 0
         self.last: tuple[float, Taken | Exception] | None = None
-        """How often the database was asked; the count and the answer of the last time."""
+        """The number of database calls; the count and the answer of the last one."""
         self.asking = asking
 
 
@@ -77,8 +79,8 @@ class _Question:
 
 
 Left = tuple[str, float, datetime]
-"""A key, what is left of its batch, and when that was taken."""
-# A child that is forked has none of its parent's tokens.
+"""A key, the rest of its batch, and the time when that was taken."""
+# A forked child has none of its parent's tokens.
 _all: WeakSet[_Borrowed] = WeakSet()
 
 
@@ -92,7 +94,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Borrowed:
-    """What both kinds have. The lock is held for the moments in which accounts change."""
+    """The shared part of both kinds. The lock is held only for the moments in which accounts change."""
 
     _make_asking: Callable[[], Any]
 
@@ -111,8 +113,8 @@ class _Borrowed:
         if not isinstance(max, int) or max < 1:
             raise ValueError(f"max is {max!r}; allowed: an int from 1 on")
         kind = limiter._calls.kind(name, config)
-        if kind not in (None, "token bucket", "fixed window", "unlimited"):
-            raise ValueError(f"{kind} can't be borrowed; allowed: token bucket, fixed window, unlimited")
+        if kind not in (None, *LENDS):
+            raise ValueError(f"{kind} can't be borrowed; allowed: {', '.join(LENDS)}")
         self._name = name
         self._limiter, self._config = limiter, config
         self._on_error: OnError | None = None if on_error is None else checked(on_error)
@@ -126,7 +128,7 @@ class _Borrowed:
         self._sweeps = False
 
     def take(self, key: Key = "", *, count: float = 1) -> bool:
-        """Spends of what the process has, without a call of the database; false: it has too little, so call limit."""
+        """Spends borrowed tokens, without a database call; false: there are too few, so call limit."""
         with self._lock:
             account = self._accounts.get(key_of(key))
             return account is not None and account.batch is not None and account.batch.spends(count)
@@ -151,7 +153,7 @@ class _Borrowed:
             account.users -= 1
 
     def _spends(self, account: _Account, count: float) -> bool:
-        """Spends of the batch, or says that the call waits."""
+        """Spends from the batch, or notes that the call waits."""
         with self._lock:
             if account.batch is not None and account.batch.spends(count):
                 return True
@@ -163,8 +165,8 @@ class _Borrowed:
             account.awaited -= count
 
     def _known(self, account: _Account, count: float, seen: int) -> Result | None:
-        """The answer to a call that has waited, if there is one: by the batch, or as that of the call that it waited
-        for. None: ask."""
+        """The answer to a call that has waited, if there is one: from the batch, or the same as for the call that it
+        waited for. None: ask."""
         with self._lock:
             self._check_open()
             if account.asked != seen and account.last is not None:
@@ -178,7 +180,7 @@ class _Borrowed:
             return None
 
     def _ask(self, key: str, account: _Account, count: float, left: list[Left]) -> _Question:
-        """What the account lacks of the count, and a batch."""
+        """The request for the tokens missing for the count, and for a batch."""
         with self._lock:
             batch, had = account.batch, 0.0
             sent, sent_at = time.monotonic(), time.time()
@@ -202,7 +204,7 @@ class _Borrowed:
     def _answered(
         self, key: str, account: _Account, question: _Question, answer: Taken | BaseException, left: list[Left]
     ) -> Result:
-        """Takes the answer, or the exception, which it raises."""
+        """Takes the answer. Raises it if it is an exception."""
         with self._lock:
             if account.batch is not None and (isinstance(answer, BaseException) or not answer.ok):
                 account.batch.left += question.had
@@ -225,7 +227,7 @@ class _Borrowed:
         value = json.loads(answer.value)
         config, now = value["config"], datetime.fromtimestamp(value["now"] / 1000, timezone.utc)
         lasts = 0.0
-        # The rest is of no use where it can't be returned; a dry run has more than there was to take.
+        # The rest is useless if it can't be returned; a dry run has more tokens than there were to take.
         if config.get("enforce") is not False and config["kind"] in ("token bucket", "unlimited"):
             lasts = self._borrow_for
         elif config.get("enforce") is not False and config["kind"] == "fixed window" and answer.reset_at is not None:
@@ -235,7 +237,7 @@ class _Borrowed:
         return _Batch(answer.taken, left, question.sent, question.sent_at, lasts, taken_at)
 
     def _end(self, key: str, account: _Account, left: list[Left]) -> None:
-        """Ends a batch; adds what is to be returned of it."""
+        """Ends a batch, and adds the rest to the tokens to return."""
         batch, account.batch = account.batch, None
         if batch is not None and batch.left > 0 and batch.lasts > 0:
             account.size = max(int(batch.taken - batch.left), 1)
@@ -243,7 +245,8 @@ class _Borrowed:
                 left.append((key, batch.left, batch.taken_at))
 
     def _sweep(self, every: bool = False) -> list[Left] | None:
-        """Ends the batches whose time is up, or every one, and then forgets their keys. None: there are no more keys."""
+        """Ends the batches with their time up, or all batches with every, and forgets their keys. None: no keys are
+        left."""
         left: list[Left] = []
         with self._lock:
             for key, account in list(self._accounts.items()):
@@ -285,7 +288,7 @@ def _warn(error: Exception) -> None:
 
 
 class Borrowed(_Borrowed):
-    """Takes of one limit that need no call of the database, as a rule. Threads may share it. `with` closes it."""
+    """Takes of one limit that usually need no database call. Threads may share it. `with` closes it."""
 
     _make_asking = staticmethod(Lock)
 
@@ -297,7 +300,7 @@ class Borrowed(_Borrowed):
     def limit(
         self, key: Key = "", *, count: float = 1, wait: timedelta | float | None = None, throws: bool = False
     ) -> BorrowResult:
-        """Spends of what the process has, and else of a new batch. wait, throws: as of RateLimiter.limit."""
+        """Spends borrowed tokens, or else takes a new batch. wait, throws: as in RateLimiter.limit."""
         text = key_of(key)
         patience = None if wait is None else self._limiter._patience(wait)
         while True:
@@ -355,7 +358,8 @@ class Borrowed(_Borrowed):
                 _warn(error)
 
     def close(self) -> None:
-        """Returns all that is left, and spends no more. Without it, as when a process dies, that stays taken."""
+        """Returns everything left, and spends no more. Otherwise, for example if a process dies, the rest stays
+        taken."""
         with self._lock:
             self._closed = True
             accounts = list(self._accounts.values())
@@ -387,7 +391,7 @@ class AsyncBorrowed(_Borrowed):
     async def limit(
         self, key: Key = "", *, count: float = 1, wait: timedelta | float | None = None, throws: bool = False
     ) -> BorrowResult:
-        """As that of Borrowed."""
+        """As in Borrowed."""
         text = key_of(key)
         patience = None if wait is None else self._limiter._patience(wait)
         while True:
@@ -445,7 +449,7 @@ class AsyncBorrowed(_Borrowed):
                 _warn(error)
 
     async def close(self) -> None:
-        """As that of Borrowed."""
+        """As in Borrowed."""
         with self._lock:
             self._closed = True
             accounts = list(self._accounts.values())
