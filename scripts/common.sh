@@ -78,7 +78,8 @@ mirror() {
         die "this machine has no package sources of Debian."
 }
 
-# private_apt FOLDER apt-get|apt-cache ARG…: runs it with only the sources in FOLDER/sources.list, and keeps its lists there.
+# private_apt FOLDER apt-get|apt-cache ARG…: runs it with only the sources in FOLDER/sources.list, and with lists
+# there.
 private_apt() {
     mkdir -p "$1"/{lists/partial,archives/partial}
     "$2" -qq -o Dir::Etc::SourceList="$1/sources.list" -o Dir::Etc::SourceParts=- -o Dir::State::Lists="$1/lists" \

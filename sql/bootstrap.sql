@@ -1,5 +1,4 @@
--- Types and tables. Scripts never say CREATE OR REPLACE or IF NOT EXISTS: that would adopt an object of
--- another owner.
+-- Types and tables. Scripts never use CREATE OR REPLACE or IF NOT EXISTS, which would adopt an object of another owner.
 
 CREATE TYPE @extschema@.rl_result AS (
     ok           boolean,
@@ -19,7 +18,7 @@ COMMENT ON COLUMN @extschema@.rl_result.capacity IS 'the most tokens that the li
 COMMENT ON COLUMN @extschema@.rl_result.reset_at IS 'when the limit is full again if nobody takes from it; window kinds: end of the current window; concurrency: when the last lease expires';
 COMMENT ON COLUMN @extschema@.rl_result.limited_by IS 'what denies the call: block, the key is blocked; slots, too few are free; tokens, too few are left; NULL: nothing, or, if ok is false, there is no such hold; with ok, only a dry run admitted it';
 
--- The other results, each of the function that it is named for; their columns are described where the function is.
+-- The other results, each named for its function, where its columns are described.
 CREATE TYPE @extschema@.rl_take_result AS (
     ok boolean, taken double precision, retry_after double precision, retry_at timestamptz,
     remaining double precision, capacity double precision, reset_at timestamptz, limited_by text
@@ -183,7 +182,7 @@ COMMENT ON COLUMN @extschema@.rl_holds.charge IS 'whether its tokens stay taken 
 COMMENT ON COLUMN @extschema@.rl_holds.lease IS 'concurrency: the id of the lease that has the slots';
 COMMENT ON COLUMN @extschema@.rl_holds.config IS 'config that the call passed; NULL: the name is defined';
 
--- Dumps carry limits, state, blocks and holds.
+-- Dumps include limits, state, blocks and holds.
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.ratelimits', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.rl_config', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.rl_blocks', '');

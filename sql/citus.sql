@@ -1,5 +1,5 @@
 -- Move the tables to the nodes of Citus, and back. Only their owner may: the owner's triggers and constraints run here.
--- Functions of Citus are looked up at the call, since Citus need not be installed.
+-- Functions of Citus are looked up at the call, because Citus need not be installed.
 
 CREATE FUNCTION @extschema@.rl_distribute(shard_count integer DEFAULT 32, colocate_with regclass DEFAULT NULL)
 RETURNS SETOF text
@@ -63,7 +63,7 @@ BEGIN
                   HINT = format('A superuser can grant it: SELECT * FROM run_command_on_all_nodes(%L);', permission);
     END IF;
     IF NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid IN (definitions, blocks, states)) THEN
-        -- Uses other connections, which would wait forever for what rl_undistribute has locked in this transaction.
+        -- Uses other connections, which would wait forever for locks of rl_undistribute in this transaction.
         on_worker := format($sql$
             SELECT CASE WHEN EXISTS (SELECT FROM pg_locks JOIN pg_stat_activity USING (pid)
                                      WHERE granted AND mode = 'AccessExclusiveLock' AND relation = to_regclass(%3$L) AND application_name = %4$L)
@@ -80,7 +80,7 @@ BEGIN
         END IF;
     END IF;
 
-    -- Calls wait for this to the end. Locks in the order of calls: the states first.
+    -- Calls wait until the end. Locks in the order of calls: the states first.
     EXECUTE format('LOCK TABLE %s, %s, %s, %s IN ACCESS EXCLUSIVE MODE', states, definitions, blocks, holds);
     EXECUTE format('SELECT EXISTS (SELECT FROM %s)', holds) INTO held;
     IF held THEN
@@ -101,7 +101,7 @@ BEGIN
     END IF;
     FOREACH reference IN ARRAY ARRAY[definitions, blocks] LOOP
         CONTINUE WHEN EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = reference);
-        -- Its triggers check what is written and notify the sessions of a node, so every copy has them.
+        -- Its triggers check writes and notify the sessions of a node, so every copy has them.
         PERFORM set_config('citus.enable_unsafe_triggers', 'on', true);
         PERFORM create_reference_table(reference);
         PERFORM set_config('citus.enable_unsafe_triggers', triggers_allowed, true);
@@ -196,7 +196,7 @@ BEGIN
         RAISE EXCEPTION 'rl_undistribute() must be called on the coordinator' USING ERRCODE = 'object_not_in_prerequisite_state';
     END IF;
 
-    -- Calls wait for this to the end. Locks in the order of calls: the states first.
+    -- Calls wait until the end. Locks in the order of calls: the states first.
     EXECUTE format('LOCK TABLE %s, %s, %s IN ACCESS EXCLUSIVE MODE', states, definitions, blocks);
     beside := (SELECT string_agg(table_of.logicalrelid::text, ', ' ORDER BY table_of.logicalrelid::text)
                FROM pg_dist_partition AS table_of JOIN pg_class AS class ON class.oid = table_of.logicalrelid

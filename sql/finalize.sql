@@ -1,9 +1,9 @@
--- Privileges: only the database's owner, and the role that installs, can call and grant. The pure functions (builders, rl_calculate, rl_replay, rl_key, rl_address_key, rl_version) stay open.
+-- Privileges: only the owner of the database and the installing role can call and grant. The pure functions (builders,
+-- rl_calculate, rl_replay, rl_key, rl_address_key, rl_version) stay open.
 
--- Takes back what default privileges granted on the new objects. REVOKE adds the rest to the initial privileges,
--- which have none of these objects yet.
--- Operators are qualified and their operands cast here and below: the schema to install into is on the search
--- path, and this runs as a superuser.
+-- Takes back what default privileges granted on the new objects. REVOKE adds the rest to the initial privileges, which
+-- have none of these objects yet. Operators are qualified and their operands cast here and below: the schema to install
+-- into is on the search path, and this runs as a superuser.
 DO LANGUAGE plpgsql $$
 DECLARE
     given record;

@@ -1,6 +1,6 @@
 -- The SQL functions, by subject; their bodies are in src/functions/, a file for each subject. Signatures are frozen
--- within a major version, but for the types of results, which get attributes at their end; defaults are constants, so
--- that a distributed planner can delegate a call.
+-- within a major version, except that the types of results get attributes at their end; defaults are constants, so that
+-- a distributed planner can delegate a call.
 --
 -- A function that writes, or reads the latest state, is VOLATILE and PARALLEL UNSAFE; one that only computes is
 -- IMMUTABLE. The cost is about that of a call, and above a PL/pgSQL function's (100), so that the planner evaluates it
@@ -54,7 +54,7 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_check_all';
 COMMENT ON FUNCTION @extschema@.rl_check_all IS 'reports whether rl_limit_all would succeed; takes no tokens, locks and writes nothing';
 
--- Holds: takes of as many tokens as a call may use, of which it gives back what it did not use.
+-- Holds: takes of as many tokens as a call may use, which give back the unused ones.
 
 CREATE FUNCTION @extschema@.rl_hold(
     name text, key text DEFAULT '', count double precision DEFAULT 1, ttl interval DEFAULT '10 minutes', id text DEFAULT NULL,
@@ -121,8 +121,8 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_undefine';
 COMMENT ON FUNCTION @extschema@.rl_undefine IS 'drops a rate limit, or its override for one key; keeps the state; false if there was none';
 
--- Check definitions that plain SQL writes, and clear the caches of all sessions. They fire for each row and ALWAYS:
--- logical replication and restores write here as well. AFTER, so that no session caches the old row in between.
+-- Check definitions written by plain SQL, and clear the caches of all sessions. They fire for each row and ALWAYS,
+-- because logical replication and restores write here as well. AFTER, so that no session caches the old row in between.
 
 CREATE FUNCTION @extschema@.rl_config_changed()
 RETURNS trigger
@@ -160,7 +160,7 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_unblock';
 COMMENT ON FUNCTION @extschema@.rl_unblock IS 'ends the block of a key; false if it was not blocked';
 
--- As on rl_config: ALWAYS, since logical replication and restores write here as well.
+-- As on rl_config: ALWAYS, because logical replication and restores write here as well.
 
 CREATE FUNCTION @extschema@.rl_blocks_changed()
 RETURNS trigger
@@ -280,7 +280,7 @@ LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_key';
 COMMENT ON FUNCTION @extschema@.rl_key IS 'key made of several texts, as a JSON array: that of a trigger with several columns';
 
--- PostgreSQL's functions of network addresses do it all, and a query inlines it.
+-- Computed by PostgreSQL's functions for network addresses; a query inlines it.
 CREATE FUNCTION @extschema@.rl_address_key(address inet, masklen integer DEFAULT 64)
 RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -306,7 +306,7 @@ LANGUAGE c WINDOW IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_replay';
 COMMENT ON FUNCTION @extschema@.rl_replay IS 'window function: replays a log of requests against a limit, OVER (PARTITION BY key ORDER BY at)';
 
--- The builders of configs, a function a kind.
+-- The builders of configs: one function per kind.
 
 CREATE FUNCTION @extschema@.rl_token_bucket(
     rate double precision, period interval, capacity double precision DEFAULT NULL,
@@ -356,7 +356,7 @@ LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_unlimited';
 COMMENT ON FUNCTION @extschema@.rl_unlimited IS 'config without a limit, for exempt keys and names';
 
--- What is there.
+-- The version.
 
 CREATE FUNCTION @extschema@.rl_version()
 RETURNS text

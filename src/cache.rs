@@ -1,4 +1,4 @@
-//! Keyed rows that sessions cache: the definitions of limits and the blocks of their keys.
+//! The cached tables: `rl_config`, the definitions of limits, and `rl_blocks`, the blocks of their keys.
 
 pub mod blocks;
 pub mod changed;
@@ -10,7 +10,7 @@ use crate::schema::catalog::{Catalog, Table, TableLock};
 use crate::schema::error::Result;
 use crate::schema::spi::{self, Connection, Statement};
 
-/// Reads the names in rows of a key, by a statement that selects them.
+/// Selects rows of a key by a statement, and reads their names.
 fn names_of(
     catalog: &Catalog,
     table: Table,
@@ -23,12 +23,12 @@ fn names_of(
     })
 }
 
-/// Deletes the row of a name and key by two statements: one that locks it first, since another session's row would else
-/// be taken for one that a trigger keeps, and one that deletes it. Returns what `read` makes of the locked row; `None`
-/// where there is none.
+/// Deletes the row of a name and key by two statements: the first locks it, because a row locked by another session
+/// would be taken for one that a trigger keeps; the second deletes it. Returns the result of `read` on the locked row,
+/// or `None` if there is no row.
 ///
 /// # Errors
-/// 55000: the row could not be deleted; those of `read`.
+/// 55000: the row could not be deleted; the errors of `read`.
 fn delete<T>(
     catalog: &Catalog,
     table: Table,
@@ -39,7 +39,7 @@ fn delete<T>(
 ) -> Result<Option<T>> {
     spi::with_owner(catalog, table, TableLock::Write, |spi| {
         let id = [Some(text_datum(name)), Some(text_datum(key))];
-        // One that was deleted during the wait may have been made again.
+        // A row deleted during the wait may have been inserted again.
         if spi.execute(lock, &id)? == 0 && spi.execute(lock, &id)? == 0 {
             return Ok(None);
         }

@@ -11,25 +11,26 @@ use ratelimit_pg::call::{Call, Rows};
 use ratelimit_pg::error::Result;
 use ratelimit_pg::transaction::{refuse_parallel, refuse_read_only};
 
-/// The effect of a function, which decides where it is refused.
+/// The effect of a function: decides where the function is refused.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Effect {
     /// Writes to the tables.
     Writes,
-    /// Changes the state of limits: writes to the tables if the state is there, and then refuses a read-only transaction.
+    /// Changes the state of limits: writes to the tables if the state is in them, and then refuses a read-only
+    /// transaction.
     Takes,
     /// Reads the latest state and definitions, and the clock.
     Reads,
-    /// None: computes from its arguments only.
+    /// None: computes from the arguments only.
     Computes,
     /// None: a window function that remembers its partition's rows.
     Window,
-    /// That of a trigger function, which checks its event itself.
+    /// The effect of a trigger function, which checks its event itself.
     Trigger,
 }
 
 impl Effect {
-    /// Refuses a call of a function, given with its parentheses: 25006 in a read-only transaction; 25000 in a parallel
+    /// Refuses a call of a function, named with its parentheses: 25006 in a read-only transaction; 25000 in a parallel
     /// query; 42501 and 22023 for an invalid `ratelimit.clock`.
     pub fn allow(self, function: &'static CStr) -> error::Result<()> {
         match self {
@@ -47,7 +48,7 @@ pub struct Proceed(pub pg_sys::Datum);
 
 /// The result of an SQL function.
 pub trait SqlResult: Sized {
-    /// Runs before the arguments are read. `PgError::Declaration`: the function is declared to return something else.
+    /// Runs before the arguments are read. `PgError::Declaration`: the declared result is different.
     fn begin(_: &Call) -> Result<()> {
         Ok(())
     }
@@ -96,7 +97,7 @@ impl<R: SqlRow> SqlResult for Rows<R> {
 pub struct One<R>(pub R);
 
 impl<R: SqlRow> SqlResult for One<R> {
-    /// Runs before anything waits: afterwards the function may be gone.
+    /// Runs before any wait: afterwards the function may have been dropped.
     fn begin(call: &Call) -> Result<()> {
         call.row_type(R::COLUMNS)
     }
@@ -106,7 +107,7 @@ impl<R: SqlRow> SqlResult for One<R> {
     }
 }
 
-/// One row, of a window function for the current one.
+/// One row of a window function, for the current row.
 pub struct OneInWindow<R>(pub R);
 
 impl<R: SqlRow> SqlResult for OneInWindow<R> {
@@ -121,10 +122,10 @@ impl<R: SqlRow> SqlResult for OneInWindow<R> {
 }
 
 /// Defines an SQL function: its version-1 record, and an entry point that reads the arguments, runs the body and raises
-/// its error. Arguments that may be NULL are an `Option`. They are read, and refused, in their order.
+/// its error. Arguments that may be NULL are an `Option`. Arguments are read and checked in their order.
 ///
-/// It is not `#[pg_extern]`: that puts a guard around a function in which an error loses an SQLSTATE of ours and its
-/// context (see [`call`](ratelimit_pg::call)), and pgrx takes more time to make a row than the limiter.
+/// Not `#[pg_extern]`: its guard loses SQLSTATEs of this extension and the context of an error (see
+/// [`call`](ratelimit_pg::call)), and pgrx takes more time to make a row than the limiter.
 macro_rules! sql_function {
     (
         $(#[doc = $doc:literal])*
@@ -192,7 +193,7 @@ pub const fn c_str(text: &'static str) -> &'static CStr {
     }
 }
 
-/// The functions as pg_proc must have them: their arguments as the library reads them, and their results.
+/// The functions as pg_proc must declare them: arguments as the library reads them, and results.
 #[cfg(feature = "server_tests")]
 pub mod declared {
     use super::{Effect, One, OneInWindow, Proceed};
@@ -221,7 +222,7 @@ pub mod declared {
         Value(&'static str),
         /// A row of a composite type, of these columns.
         Row(&'static str, &'static [ResultColumn]),
-        /// A set of them.
+        /// A set of rows.
         Rows(&'static str, &'static [ResultColumn]),
     }
 

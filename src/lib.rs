@@ -1,12 +1,11 @@
 //! `ratelimit`: rate limiting inside PostgreSQL, in the caller's transaction.
 //!
 //! The modules are layers, each of which depends only on those below it: `functions`, the SQL functions, exported by
-//! `declaration`; `redefined`, what becomes of keys in memory when a definition changes; `save`, what
-//! writes limits in memory to the table; `host`, a session as the use cases see it;
-//! `keyed`, definitions and blocks, `store`, rows and memory, and `tally`, counters; `schema`, the extension's objects
-//! in a database. They build on crates: `ratelimit_limiter` (the use cases), `ratelimit_memory` (what sessions share)
-//! and `ratelimit_core` (the algorithms) don't depend on PostgreSQL; `ratelimit_pg` (access to PostgreSQL) knows no
-//! table and no limit.
+//! `declaration`; `redefined`, which moves keys in and out of memory when a definition changes; `writer`, which writes
+//! limits in memory to the table; `host`, a session as the use cases see it; `cache`, definitions and blocks, `store`,
+//! rows and memory, and `tally`, counters; `schema`, the extension's objects in a database. They build on crates:
+//! `ratelimit_limiter` (the use cases), `ratelimit_memory` (shared by the sessions) and `ratelimit_core` (the
+//! algorithms) don't depend on PostgreSQL; `ratelimit_pg` (access to PostgreSQL) knows no table and no limit.
 
 #![cfg_attr(
     not(any(test, feature = "server_tests")), // tests end with a panic, and say what they found
@@ -27,7 +26,7 @@ mod writer;
 
 pgrx::pg_module_magic!(name, version);
 
-// What CREATE EXTENSION runs, for cargo-pgrx: in the order in which scripts/build puts it together.
+// The SQL of CREATE EXTENSION, for cargo-pgrx: in the order in which scripts/build concatenates it.
 pgrx::extension_sql_file!("../sql/bootstrap.sql", name = "bootstrap", bootstrap);
 pgrx::extension_sql_file!("../sql/functions.sql", name = "functions");
 pgrx::extension_sql_file!("../sql/citus.sql", name = "citus", requires = ["functions"]);
@@ -51,7 +50,7 @@ pub extern "C-unwind" fn _PG_init() {
     schema::invalidation::init();
 }
 
-/// What `#[pg_test]` asks for, of the program that calls the tests in the server.
+/// The functions that `#[pg_test]` requires of the program that runs the tests in the server.
 #[cfg(all(test, feature = "pg_test"))]
 pub mod pg_test {
     use std::cell::RefCell;
@@ -62,8 +61,8 @@ pub mod pg_test {
         static TURN: RefCell<Option<MutexGuard<'static, ()>>> = const { RefCell::new(None) };
     }
 
-    /// Waits until no other test runs, until the end of this one and its thread: they alter the same
-    /// tables.
+    /// Waits until no other test runs, and excludes others until this one and its thread end: they alter the
+    /// same tables.
     pub fn setup(_: Vec<&str>) {
         TURN.with_borrow_mut(|turn| {
             turn.get_or_insert_with(|| ONE.lock().unwrap_or_else(|failed| failed.into_inner()));

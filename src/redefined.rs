@@ -1,11 +1,11 @@
-//! Moves keys in and out of memory when a definition becomes one that is saved, or stops being one. Nothing happens until
-//! the change commits, so that a rollback leaves everything as it was.
+//! Moves keys in and out of memory when a definition becomes or ceases to be a saved one. Nothing happens until the
+//! change commits, so a rollback leaves everything as it was.
 //!
-//! Just before it commits, the session writes what is unsaved of the keys that leave memory to their rows, in its own
-//! transaction and as any call would. The writer keeps off those names from then on: its copy is the older one. Once
-//! others have heard of the change, memory forgets these keys, and of the others of those names the saved ones,
-//! whose rows may have been written. Calls that know the old definition then find none, and look again (see
-//! `stores/saved.rs`); what they took between the copy and the end is lost.
+//! Just before the commit, the session writes the unsaved keys that leave memory to their rows, in its own transaction
+//! and as any call would. From then on the writer skips those names, because its copy is older. When others have been
+//! notified of the change, memory forgets these keys. It also forgets the saved ones among the other keys of those
+//! names, because their rows may have been written. Calls that still use the old definition then find no key, and look
+//! again (see `stores/saved.rs`); what they took between the copy and the end is lost.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,21 +30,21 @@ use ratelimit_pg::commit::{self, Hooks};
 use ratelimit_pg::shared_memory::Need;
 use ratelimit_pg::values::utf8;
 
-/// Which keys of a name stay in memory.
+/// The keys of a name that stay in memory.
 struct Stay {
-    /// Those without an entry of their own.
+    /// Whether keys without an entry of their own stay.
     others: bool,
-    /// Those for which it is the other way round.
+    /// Keys that do the opposite of `others`.
     except: BTreeSet<Vec<u8>>,
 }
 
-/// What memory forgets once this transaction has committed.
+/// The keys to remove from memory once this transaction has committed.
 struct Pending {
     origin: Origin,
     /// `None`: all.
     names: Vec<Option<Vec<u8>>>,
     stay: BTreeMap<Vec<u8>, Stay>,
-    /// Names that stay, whose keys may have to be written sooner.
+    /// Names that stay, with keys that may have to be written sooner.
     redefined: Vec<Option<Vec<u8>>>,
 }
 
@@ -52,7 +52,7 @@ thread_local! {
     static PENDING: RefCell<Option<Pending>> = const { RefCell::new(None) };
 }
 
-/// Registers what is done at the end of transactions; called once, when the library is loaded.
+/// Registers the hooks at the end of transactions. Called once, when the library is loaded.
 pub fn init() {
     fn run(hook: fn() -> Result<()>) {
         if changed::is_any() {
@@ -67,20 +67,20 @@ pub fn init() {
     });
 }
 
-/// A change of a definition, as a trigger sees it: of a name and key, or of all that are deleted.
+/// A change of a definition, as a trigger sees it: of one name and key, or the deletion of all.
 pub struct Change<'c> {
     /// The name; `None`: all.
     pub name: Option<&'c [u8]>,
-    /// Whether it is the definition of a key, not that of the name.
+    /// Whether it is the definition of a key, not of the name.
     pub of_key: bool,
-    /// What it was, if there was one that is valid.
+    /// The old definition, if there was a valid one.
     pub old: Option<RowConfig>,
-    /// What it is, if there is one.
+    /// The new definition, if there is one.
     pub new: Option<RowConfig>,
 }
 
-/// Notes a change, as a trigger that calls `function` sees it, for its name, and for those whose keys have it as their
-/// plan. Where keys leave memory, has them written now.
+/// Notes a change, seen by a trigger that calls `function`, for its name and for the names of keys that have it as
+/// their plan. If keys leave memory, has them written now.
 ///
 /// # Errors
 /// [`Error::SavedOnCitus`] (0A000); a cancel.
@@ -96,7 +96,7 @@ pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
         return Ok(()); // nothing is in memory
     }
     let catalog = catalog::latest(function)?;
-    // Where Citus distributes the tables, a commit could write nothing.
+    // If Citus distributes the tables, a commit could write nothing.
     if catalog.rl_config.distributed || catalog.rate_limits.distributed {
         return match new {
             Some(RowConfig::Own(new)) if is_saved(Some(&new)) => Err(Error::SavedOnCitus),
@@ -114,7 +114,7 @@ pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
     if saved.is_none() && !is_saved(old.as_deref()) && !is_saved(new.as_deref()) {
         return Ok(());
     }
-    // A key without a definition has that of the name.
+    // A key without a definition has the name's.
     if let Some(name) = name.filter(|_| of_key && !(was_defined && is_defined)) {
         let of_name = default_of(name);
         let missing = if was_defined { &mut new } else { &mut old };
@@ -139,24 +139,24 @@ pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
     Ok(())
 }
 
-/// A change of a definition that keys have.
+/// A change of a definition, with its effect on keys in memory.
 struct Moved<'c> {
     function: pg_sys::Oid,
     catalog: &'c Catalog,
     saved: Option<&'static SavedMemory>,
-    /// Whether `old` was a plan's, which may have been another.
+    /// Whether `old` was a plan's: the plan may have been a different one.
     was_plan: bool,
     old: Option<&'c Definition>,
     new: Option<&'c Definition>,
 }
 
 impl Moved<'_> {
-    /// Whether keys of it are, were or may come into memory.
+    /// Whether keys with the old or new definition are, were or may be in memory.
     fn concerns_memory(&self) -> bool {
         is_saved(self.old) || is_saved(self.new) || self.saved.is_some() && may_be_saved(self.old)
     }
 
-    /// Notes it for the keys of a name, `None`: of all.
+    /// Notes the change for the keys of a name; `None`: of all names.
     fn note(&self, name: Option<&[u8]>) -> Result<()> {
         let &Moved { function, catalog, saved, was_plan, old, new } = self;
         let may_stay = may_be_saved(new);
@@ -167,7 +167,7 @@ impl Moved<'_> {
             }
             return Ok(());
         };
-        // Without a limit meanwhile, some may have stayed.
+        // Keys may have stayed in memory while they were unlimited.
         let has_left = (name.is_none() || was_plan || may_be_saved(old)) && !may_stay;
         let origin = Origin::new(Memory::get()?, catalog);
         let left = if has_left { saved.has_keys(origin.scope, name) } else { None };
@@ -183,12 +183,12 @@ impl Moved<'_> {
     }
 }
 
-/// Whether keys of a definition are in memory, and are saved.
+/// Whether keys of a definition are in memory and saved.
 fn is_saved(definition: Option<&Definition>) -> bool {
     definition.is_some_and(|definition| definition.save.is_some())
 }
 
-/// Writes what leaves memory, and notes what is to be forgotten.
+/// Writes the keys that leave memory, and notes which to forget.
 ///
 /// # Errors
 /// A cancel.
@@ -208,7 +208,7 @@ fn before_commit() -> Result<()> {
         keys().filter(|copy| copy.since.0 != 0 && !stays(&stay, copy)).collect();
     // In the order in which every call locks rows.
     leaving.sort_unstable_by(|one, other| (&one.name, &one.key).cmp(&(&other.name, &other.key)));
-    // It leaves no deferred trigger, which would not be fired any more: those are refused where SQL runs as the owner.
+    // Leaves no deferred trigger, which would not fire any more: SQL that runs as the owner refuses deferred triggers.
     if !leaving.is_empty() {
         Session::run(Use::Writes, function, |session| {
             session.with_rows(RowAccess::Write, |rows| {
@@ -223,7 +223,7 @@ fn before_commit() -> Result<()> {
     Ok(())
 }
 
-/// Gives back what holds have that have expired, of keys whose states memory takes over.
+/// Gives back the tokens of expired holds, for keys with states that move into memory.
 ///
 /// # Errors
 /// A cancel.
@@ -245,13 +245,13 @@ fn give_back(function: pg_sys::Oid, names: &[Option<Vec<u8>>]) -> Result<()> {
     }
 }
 
-/// Which keys of these names stay in memory, as this transaction leaves their definitions.
+/// The keys of these names that stay in memory, by the definitions of this transaction.
 fn stay(
     catalog: &Catalog,
     names: &[Option<Vec<u8>>],
     keys: impl Iterator<Item = SavedCopy>,
 ) -> Result<BTreeMap<Vec<u8>, Stay>> {
-    // One that can't be read is not known to have gone.
+    // A definition that can't be read may still be a saved one.
     let is_saved = |name: &[u8], key: &[u8]| match definitions::defined(catalog, name, key) {
         Err(Error::Limiter(LimiterError::StoredConfig { .. })) => Ok(true),
         definition => definition.map(|definition| may_be_saved(definition.as_deref())),
@@ -281,7 +281,7 @@ fn stays(stay: &BTreeMap<Vec<u8>, Stay>, copy: &SavedCopy) -> bool {
     of_name.is_some_and(|stay| stay.others != stay.except.contains(&copy.key))
 }
 
-/// Refuses a change that would commit when this session doesn't know of it.
+/// Refuses PREPARE TRANSACTION after a change: it would commit without this session.
 ///
 /// # Errors
 /// [`Error::Prepared`] (0A000).
@@ -292,7 +292,7 @@ fn before_prepare() -> Result<()> {
     }
 }
 
-/// Forgets what has left memory; after a rollback nothing has.
+/// Forgets the keys that have left memory; nothing after a rollback.
 fn ended(has_committed: bool) {
     changed::take();
     let Some(Pending { origin, names, stay, redefined }) = PENDING.take() else { return };

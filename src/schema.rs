@@ -1,5 +1,5 @@
-//! The extension's objects in a database: its tables, whether they are unaltered, SQL on them as their owner, and their
-//! invalidations; its settings and errors.
+//! The extension's objects in a database: tables, checks that they are unaltered, SQL on them as their owner, and
+//! invalidations; settings and errors.
 
 pub mod catalog;
 pub mod citus;

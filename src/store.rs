@@ -1,5 +1,5 @@
-//! The rows of `rateLimits`, through direct access to the heap or through SQL, those of `rl_holds`, and the limits in
-//! memory: the ports of the limiter, made of PostgreSQL.
+//! Implements the ports of the limiter with PostgreSQL: the rows of `rateLimits`, in the heap or through SQL, the rows
+//! of `rl_holds`, and the limits in memory.
 
 mod codec;
 pub mod distributed;

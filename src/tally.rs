@@ -18,19 +18,19 @@ use ratelimit_pg::shared_memory::Need;
 use ratelimit_pg::values::utf8;
 
 thread_local! {
-    /// When this session last found no memory to count in.
+    /// The time when this session last found no memory to count in.
     static FAILED: Cell<Option<Micros>> = const { Cell::new(None) };
 }
 
-/// Where a name and key are counted.
+/// The counters of a name and key.
 #[derive(Clone, Copy)]
 pub struct Counter {
     pub memory: &'static Memory,
     pub id: Id,
 }
 
-/// Returns where a request is counted; `None`: nowhere. Fails only if the call is cancelled: without memory, calls go on
-/// uncounted.
+/// Returns the counters of a request; `None`: it is not counted. Fails only if the call is cancelled: without memory,
+/// calls continue uncounted.
 pub fn counter(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Counter>> {
     if !settings::track() {
         return Ok(None);
@@ -61,12 +61,12 @@ pub fn count(catalog: &Catalog, counter: Option<Counter>, counted: Counted) {
     }
 }
 
-/// How long a session without memory waits before it tries again.
+/// The time that a session without memory waits before it tries again.
 const TRY_AGAIN: Micros = Micros(60_000_000);
 
-/// Returns the shared memory. If it can't be mapped or created, warns once and returns `None`: limits in the table don't
-/// depend on it. With `make` it is created if there is none; while another session creates it, calls go on uncounted.
-/// Fails only if the call is cancelled or the session ends.
+/// Returns the shared memory. If it can't be mapped or created, warns once and returns `None`: limits in the table
+/// don't depend on it. With `make` it is created if there is none; while another session creates it, calls continue
+/// uncounted. Fails only if the call is cancelled or the session ends.
 pub fn memory_if_any(make: bool) -> Result<Option<&'static Memory>> {
     match Memory::seen() {
         Some(memory) => Ok(Some(memory)),
@@ -105,7 +105,7 @@ fn is_end(sqlstate: i32) -> bool {
     sqlstate & 0xfff == 5 | 7 << 6
 }
 
-/// Logs a share of the calls that are denied, or would be without a dry run: with name, wait and role, never the key.
+/// Logs a share of the denied calls, including those of dry runs: with name, wait and role, never the key.
 fn log(name: &[u8], enforced: bool, retry_after: Option<Micros>) {
     let share = settings::log_denials();
     if share == 0.0 || fastrand::f64() >= share {
@@ -150,14 +150,14 @@ pub fn reset(function: pg_sys::Oid, name: Option<&[u8]>) -> Result<i64> {
     Ok(memory.tallies.reset(scope, name) as i64)
 }
 
-/// Returns the names that calls were counted of; none without memory.
+/// Returns the names with counts; none without memory.
 pub fn names(function: pg_sys::Oid) -> Result<BTreeSet<Vec<u8>>> {
     let Some(memory) = memory_if_any(false)? else { return Ok(BTreeSet::new()) };
     let scope = Scope::new(memory, catalog::latest(function)?.extension);
     Ok(memory.tallies.totals(scope).into_iter().map(|totals| totals.name).collect())
 }
 
-/// Forgets how often a key was denied, of every name.
+/// Forgets the denials of a key, of every name.
 pub fn forget_key(function: pg_sys::Oid, key: &[u8]) -> Result<()> {
     if let Some(memory) = memory_if_any(false)? {
         let scope = Scope::new(memory, catalog::latest(function)?.extension);

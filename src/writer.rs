@@ -1,13 +1,13 @@
 //! The writer: the background worker that writes saved limits from memory to the table.
 //!
-//! It sleeps until the first key is due, and connects to its database only then, since a connection keeps others from
-//! dropping or renaming the database. After a turn it starts another writer for the next one and exits, unless that is
-//! soon or the server has no place for another; it exits once nothing has been unsaved for a second. It runs as the role
-//! that installed the server, and becomes the tables' owner where the owner's code could run, as every call does; it
-//! runs no user's SQL, and no trigger but the owner's.
+//! It sleeps until the first key is due, and connects to its database only then, because a connection keeps others from
+//! dropping or renaming the database. After a turn it starts another writer for the next one and exits, unless the next
+//! is soon or the server has no place for another. It also exits once nothing has been unsaved for a second. It runs as
+//! the role that installed the server. It becomes the tables' owner wherever the owner's code could run, as every call
+//! does; it runs no user's SQL, and no trigger but the owner's.
 //!
-//! SIGTERM, from a stop or pg_terminate_backend, causes one last turn. In a stop, that waits until no session is left
-//! that could take: sessions and workers get SIGTERM at the same time (PM_STOP_BACKENDS in postmaster.c).
+//! SIGTERM, from a stop or pg_terminate_backend, causes one last turn. In a stop, that turn waits until no session is
+//! left that could take tokens: sessions and workers get SIGTERM at the same time (PM_STOP_BACKENDS in postmaster.c).
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -39,27 +39,27 @@ use ratelimit_pg::shared_memory::Need;
 use ratelimit_pg::transaction;
 use ratelimit_pg::values::utf8;
 
-/// The most keys of one transaction.
+/// The maximum number of keys in one transaction.
 const TOGETHER: usize = 10_000;
-/// How soon the next turn must be for a writer to stay connected, and how long it stays when nothing is unsaved: a server
-/// that is stopping starts no other.
+/// The time until the next turn up to which a writer stays connected, and the time it stays when nothing is unsaved: a
+/// server that is stopping starts no other.
 const STAYS: Micros = Micros(1_000_000);
-/// The time from SIGTERM to the end of the last turn, and how much of that waits for sessions to end.
+/// The time from SIGTERM to the end of the last turn, and the part of it that waits for sessions to end.
 const LAST_TURN: Micros = Micros(9_000_000);
 const WAITS: Micros = Micros(5_000_000);
-/// The time after which a transaction commits what it has written, and after which it is cancelled.
+/// The time after which a transaction commits what it has written, and the time after which it is cancelled.
 const TRANSACTION: Micros = Micros(500_000);
 const CANCELLED: Micros = Micros(1_000_000);
-/// How long a writer waits for the table, and for a row that it can't skip.
+/// The time that a writer waits for the table, and for a row that it can't skip.
 const TABLE_WAIT: &CStr = c"500ms";
 const ROW_WAIT: &CStr = c"10ms";
-/// The most names that the log lists.
+/// The maximum number of names that the log lists.
 const LOGGED: usize = 10;
 
-/// Why a transaction failed, with its SQLSTATE.
+/// The reason why a transaction failed, with its SQLSTATE.
 #[derive(Clone)]
 enum Failed {
-    /// A key can't be written; others may be.
+    /// One key can't be written; others may be.
     Key(String),
     /// No key can be written now.
     All(String),
@@ -67,7 +67,7 @@ enum Failed {
 
 impl Failed {
     fn new(sqlstate: String) -> Failed {
-        // Classes 25, 53, 57 and 58 (transaction state, resources, operator, system) would meet every key, except a
+        // Classes 25, 53, 57 and 58 (transaction state, resources, operator, system) would affect every key, except a
         // cancel after a timeout.
         match &sqlstate[..] {
             "57014" => Failed::Key(sqlstate),
@@ -94,7 +94,7 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
     writer::start_refused(saved);
 }
 
-/// Saves what is due, until nothing is or another writer does.
+/// Saves the keys that are due, until none is or another writer takes over.
 fn serve(saved: &SavedMemory, writer: &'static Writer, origin: &Origin) {
     let (mut is_connected, mut idle_until) = (false, None);
     while writer::come(saved, writer) && writer.scope.load(SeqCst) == origin.scope.number() {
@@ -102,7 +102,7 @@ fn serve(saved: &SavedMemory, writer: &'static Writer, origin: &Origin) {
             true => Micros(0),
             false => Micros(writer.due.load(SeqCst)).min(idle_until.unwrap_or(Micros(i64::MAX))),
         };
-        // Asked once a round: a SIGTERM after it is met in the next round, which begins at once.
+        // Asked once a round: a later SIGTERM is handled in the next round, which begins at once.
         let asked_at = background::sleep_until(due);
         if !is_connected {
             background::connect(origin.scope.database());
@@ -119,12 +119,12 @@ fn serve(saved: &SavedMemory, writer: &'static Writer, origin: &Origin) {
                 true
             }
         };
-        // A session that sees this process start no other, so it looks for unsaved keys after it has left.
+        // A session that sees this process starts no other. So it looks for unsaved keys after it has left.
         writer::leave(writer);
         let next = saved.unsaved(Some(origin.scope)).due;
         writer.due.fetch_min(next.map_or(i64::MAX, |next| next.0), SeqCst);
         if asked_at.is_some() {
-            // Sessions that go on have left keys to this process: another one writes them.
+            // Sessions that continue have left keys to this process: another one writes them.
             if next.is_some() && !background::is_server_stopping() {
                 writer::start(saved, writer, origin, false);
             }
@@ -165,7 +165,7 @@ fn has_successor(saved: &SavedMemory, writer: &Writer, origin: &Origin) -> bool 
     true
 }
 
-/// Whether the database or the extension was dropped, and created again with its old number. Then its keys are dropped.
+/// Whether the database or the extension was dropped and created again with its old number. If so, drops its keys.
 fn is_another_now(saved: &SavedMemory, origin: &Origin) -> bool {
     let look = || {
         let memory = match Memory::seen() {
@@ -194,7 +194,7 @@ fn last_turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, until: Micro
         background::rest(Duration::from_millis(5));
     }
     turn(saved, writer, origin, true, Some(until));
-    // If sessions go on, the next writer writes what they take meanwhile.
+    // If sessions continue, the next writer writes their changes.
     let mut names: BTreeMap<Vec<u8>, usize> = BTreeMap::new();
     for copy in saved.copy(origin.scope, None) {
         if is_stop || copy.tries > 0 {
@@ -214,8 +214,8 @@ fn last_turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, until: Micro
     server_log::warning(&format!("rate limits in memory could not be saved: {listed}"));
 }
 
-/// Writes the keys that are due, or all; those whose last write failed come last. The last turn ends at an instant, any
-/// other one at SIGTERM.
+/// Writes the keys that are due, or all; keys with a failed last write come last. The last turn ends at an instant, any
+/// other at SIGTERM.
 fn turn(
     saved: &SavedMemory,
     writer: &Writer,
@@ -246,7 +246,7 @@ struct Turn<'t> {
     saved: &'t SavedMemory,
     writer: &'t Writer,
     origin: &'t Origin,
-    /// When the copies were made.
+    /// The time when the copies were made.
     now: Micros,
     last_until: Option<Micros>,
     /// The last failure: SQLSTATE and limit.
@@ -262,7 +262,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Writes copies together, as many at a time as there is time for; where one of them makes that fail, in halves.
+    /// Writes copies together, as many at a time as time allows. If one of them makes that fail, in halves.
     fn write(&mut self, mut copies: &[SavedCopy]) {
         while !copies.is_empty() && !self.is_up() {
             match write(self.origin, copies, || self.is_up()) {
@@ -302,8 +302,8 @@ impl Turn<'_> {
     }
 }
 
-/// Writes copies to their rows in a transaction, except rows that others have locked; at least one copy, and no more
-/// once that takes long or the time is up. Returns the outcomes.
+/// Writes copies to their rows in a transaction, except rows that others have locked. Writes at least one copy, and
+/// stops when that takes long or the time is up. Returns the outcomes.
 fn write(
     origin: &Origin,
     copies: &[SavedCopy],
@@ -347,10 +347,10 @@ fn write(
     background::within(CANCELLED, || background::transaction(work, failed))
 }
 
-/// Writes one of them.
+/// Writes one copy.
 fn write_one(session: &Session, rows: &dyn Rows, copy: &SavedCopy) -> PortResult<Outcome> {
     let (name, key) = (&copy.name[..], &copy.key[..]);
-    // As it is stored, whatever the clock. One that can't be read may still be saved.
+    // By the stored definition, whatever the clock. With one that can't be read, the limit may still be saved.
     let known = session.look_up(name, key);
     let is_gone = known.is_ok_and(|known| !may_be_saved(known.definition.as_deref()));
     if is_gone {
@@ -360,12 +360,12 @@ fn write_one(session: &Session, rows: &dyn Rows, copy: &SavedCopy) -> PortResult
     Ok(if is_written { Outcome::Written } else { Outcome::Failed })
 }
 
-/// Whether saved keys of a definition may be in memory: also of an exemption, while which they wait.
+/// Whether saved keys of a definition may be in memory. True for an exemption, too: the keys wait until it ends.
 pub fn may_be_saved(definition: Option<&Definition>) -> bool {
     definition.is_some_and(|definition| Store::from_definition(definition).may_be_saved())
 }
 
-/// The names whose keys a transaction may write: no session is taking them out of memory.
+/// The names with keys that a transaction may write: no session is taking them out of memory.
 struct Names {
     /// By [`name_lock`].
     locked: [Option<bool>; NAME_LOCKS as usize],
@@ -382,7 +382,7 @@ impl Names {
 /// The number of locks for the names of a database.
 const NAME_LOCKS: u32 = 256;
 
-/// The lock of a name, which excludes the writer's transactions and sessions that take the name out of memory from each
+/// The lock of a name: excludes the writer's transactions and the sessions that take the name out of memory from each
 /// other, but not such sessions among themselves.
 fn name_lock(name: &[u8]) -> u32 {
     (xxh64(name, 0) % u64::from(NAME_LOCKS)) as u32
@@ -405,8 +405,8 @@ pub fn keep_from_writing(scope: Scope, names: &[Option<Vec<u8>>]) {
     }
 }
 
-/// Has everything that is unsaved in this database written now; returns how many keys still are, since their rows are
-/// locked or no writer could be started.
+/// Makes the writer write everything that is unsaved in this database; returns the number of keys left, because their
+/// rows are locked or no writer could be started.
 ///
 /// # Errors
 /// A cancel.
@@ -418,7 +418,7 @@ pub fn write_now(function: pg_sys::Oid) -> Result<usize> {
     Ok(saved.unsaved(Some(origin.scope)).keys)
 }
 
-/// Removes a saved key of every name from memory where its state is saved and full.
+/// Removes a saved key of every name from memory if its state is saved and full.
 pub fn forget_saved(function: pg_sys::Oid, key: &[u8]) -> Result<()> {
     if let Some(saved) = SavedMemory::open(Need::May)? {
         let catalog = catalog::latest(function)?;
@@ -430,16 +430,16 @@ pub fn forget_saved(function: pg_sys::Oid, key: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// What `rl_memory` shows of saved limits.
+/// The usage of saved limits, for `rl_memory`.
 #[derive(Default)]
 pub struct Usage {
     /// How much of the memory is used.
     pub saved: SavedUsage,
     /// Its size in bytes.
     pub bytes: u64,
-    /// The last problem in this database, in its encoding; empty: there is none.
+    /// The last problem in this database, in its encoding; empty: none.
     pub problem: Vec<u8>,
-    /// The writer of this database: its process, and when it started.
+    /// The writer of this database: its process, and the time when it started.
     pub writer: Option<(u32, Micros)>,
 }
 

@@ -1,7 +1,7 @@
 // Makes what the package holds: dist/ of src/ by the compiler, and ratelimit.sql in a clone of the repository. The files
-// that end in .cts are what require and import both load, so that there is one of each class in a process; those that end
-// in .mts are for import. Those for browsers are modules, without comments, and are made once more for require. What has
-// not changed is not written again.
+// that end in .cts are loaded by both require and import, so that each class exists once in a process; files that end in
+// .mts are for import. Files for browsers are modules, without comments, and are made once more for require. Unchanged
+// files are not written again.
 import { execFileSync } from 'node:child_process';
 import { copyFileSync, existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
@@ -19,7 +19,7 @@ run(process.execPath, 'node_modules/typescript/bin/tsc');
 const { default: typescript } = await import('typescript');
 const { rolldown } = await import('rolldown');
 const FOR_BROWSERS = ['browser', 'calculate', 'calendar', 'react', 'watch'];
-/** The most that they may have together, gzipped, in bytes. */
+/** The maximum size of all of them, gzipped, in bytes. */
 const MOST = 3000;
 const write = (file, text) => {
     if (!existsSync(at(file)) || readFileSync(at(file), 'utf8') !== text) writeFileSync(at(file), text);

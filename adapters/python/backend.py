@@ -15,7 +15,7 @@ def _with_file(build):
     def built(*arguments, **others):
         plain = HERE.parents[1] / "scripts" / "plain"
         if HERE.parent.name == "adapters" and plain.is_file():
-            # A SCHEMA of the caller's is not the package's.
+            # A SCHEMA of the caller's is not for the package.
             environment = {name: value for name, value in os.environ.items() if name != "SCHEMA"}
             subprocess.run([plain], check=True, env=environment)
             shutil.copy(plain.parents[1] / "dist" / "ratelimit.sql", FILE)

@@ -6,23 +6,23 @@ require "pg"
 
 # Keeps whole numbers that expire. Each call is atomic over all processes, and is one statement.
 class RateLimitStore
-  # The longest time of a key, in seconds: three years. A longer one, or none, is cut to it.
+  # The maximum time of a key, in seconds: three years. Used for a longer one, or none.
   LONGEST = 99_000_000
-  # The numbers kept. A key that is incremented stops at the last of them.
+  # The range of the numbers. An incremented key stops at the last.
   VALUES = (-1_000_000..8_999_999)
 
-  # Seconds for which a counter of rack-attack is kept beyond its time, so that clocks of application servers may differ
-  # by as much: the key names its window by the application's clock.
+  # Seconds for which a counter of rack-attack is kept beyond its time, the allowed difference between clocks of
+  # application servers: the key names its window by the application's clock.
   CLOCKS = 60
 
-  # A key's number is kept as the tokens used of a window that begins with it, and so is its time:
-  # seconds * STEP + ZERO + number.
+  # The number of a key and its time are stored as the tokens used in a window that begins with it: seconds * STEP +
+  # ZERO + number.
   ALL = 10**15
   STEP = 10**7
   ZERO = 10**6
   PERIOD = 10**11
   CONFIG = %('{"kind": "fixed window", "start": "first request", "rate": #{ALL}, "period": #{PERIOD}}'::jsonb)
-  # What the call brings. $5: the seconds for which a key is kept beyond its time.
+  # The arguments of the call. $5: the seconds for which a key is kept beyond its time.
   CALL = <<~SQL
     WITH a AS (
         SELECT $1::text AS name, $2::text AS key, $3::float8 AS amount, $5::float8 AS longer,
@@ -30,7 +30,7 @@ class RateLimitStore
   SQL
   USED = "(SELECT c.capacity - c.remaining FROM @rl_credit(a.name, a.key, %s, config => a.config) AS c)"
   PUT = "CASE WHEN @rl_reset(a.name, a.key) IS NOT NULL THEN #{USED % "-a.new"} END"
-  # The first call of a statement locks the key, which no other session then changes.
+  # The first call of a statement locks the key, which no other session can change then.
   INCREMENT = <<~SQL
     #{CALL}
     SELECT CASE WHEN t.used - a.amount < #{STEP} THEN #{USED % "t.used - a.new"}
@@ -61,7 +61,7 @@ class RateLimitStore
   # SQLSTATEs that say "not now": a server that is a standby, full, starting or stopping; too many connections; a
   # time-out inside it.
   NOT_NOW = %w[25006 53100 53200 53300 55P03 57014 57P01 57P02 57P03].freeze
-  # Errors of Active Record by name: a connection that could not be made, and a pool that has none left.
+  # Errors of Active Record by name: a connection that could not be made, and a pool with none left.
   CONNECTING = %w[ActiveRecord::ConnectionNotEstablished ActiveRecord::NoDatabaseError].freeze
   POOL = %w[ActiveRecord::ConnectionTimeoutError].freeze
   private_constant :ALL, :STEP, :ZERO, :PERIOD, :CONFIG, :CALL, :USED, :PUT, :INCREMENT, :WRITE, :READ, :DELETE, :CLEAR,
@@ -92,23 +92,23 @@ class RateLimitStore
     at_exit { disown }
   end
 
-  # Adds to a key, and returns its number. A new key, or one that has expired, begins at 0, and has expires_in
-  # seconds, rounded up. A key keeps the time that it began with.
+  # Adds to a key, and returns its number. A new key, or an expired one, begins at 0, and has expires_in seconds,
+  # rounded up. An existing key keeps its time.
   def increment(key, amount = 1, expires_in: nil, **)
     call(INCREMENT, stored(key), whole(amount), seconds(expires_in), windowed?(key) ? CLOCKS : 0) { amount }
   end
 
-  # The key's number; nil: there is none, or it has expired.
+  # The key's number; nil: no key, or an expired one.
   def read(key, *)
     call(READ, stored(key)) { nil }
   end
 
-  # Sets a key, for expires_in seconds. Returns whether it did. Raises ArgumentError for what is not among VALUES.
+  # Sets a key, for expires_in seconds. Returns whether it did. Raises ArgumentError for a number outside VALUES.
   def write(key, value, expires_in: nil, **)
     !call(WRITE, stored(key), whole(value), seconds(expires_in), 0) { nil }.nil?
   end
 
-  # Returns whether there was the key. This fails closed, as do the others that delete.
+  # Deletes a key; returns whether it existed. This fails closed, and so do the other methods that delete.
   def delete(key, *)
     call(DELETE, stored(key)) == 1
   end
@@ -118,12 +118,12 @@ class RateLimitStore
     call(CLEAR)
   end
 
-  # The same, for Rack::Attack.reset!: whatever pattern it brings.
+  # The same, for Rack::Attack.reset!, with any pattern.
   def delete_matched(*)
     clear
   end
 
-  # Closes the connections of the store's own that no call has.
+  # Closes the connections of the store's own that no call uses.
   def close
     idle.pop.close until idle.empty?
   end
@@ -134,10 +134,10 @@ class RateLimitStore
     defined?(Rack::Attack) && key.to_s.match?(/\A#{Regexp.escape(Rack::Attack.cache.prefix.to_s)}:\d+:/)
   end
 
-  # The key as the extension takes it: one that is too long, or that is no text there, by its hash.
+  # A key that the extension accepts: a longer one, or one that is not text in the database, becomes its hash.
   def stored(key)
     text = key.to_s.dup.force_encoding(Encoding::UTF_8)
-    # A key that looks like a hash is hashed, too, so none can collide with that of another key.
+    # A key that looks like a hash is hashed, too, so that it can't collide with another key's.
     return text if text.valid_encoding? && text.bytesize <= 1024 && !text.include?("\0") && !text.start_with?("sha256:")
 
     "sha256:#{Digest::SHA256.hexdigest(text)}"
@@ -153,7 +153,8 @@ class RateLimitStore
     expires_in ? expires_in.to_f.clamp(1, LONGEST).ceil : LONGEST
   end
 
-  # Returns the number that a statement returns. With a block it may fail open, and then returns what the block does.
+  # Returns the number that a statement returns. With a block it may fail open, and then returns the result
+  # of the block.
   def call(sql, *values)
     sent = in_transaction = false
     on_connection do |transaction, run|
@@ -167,12 +168,12 @@ class RateLimitStore
     begin
       @on_unchecked.call(e)
     rescue StandardError
-      # It is for logs.
+      # For logs only.
     end
     yield
   end
 
-  # Yields whether the connection is in a transaction, and what runs a statement on it and returns the rows.
+  # Yields whether the connection is in a transaction, and a lambda that runs a statement on it and returns the rows.
   def on_connection
     if @db.is_a?(Hash)
       own { |connection| yield false, ->(sql, values) { connection.exec_params(sql, values).values } }
@@ -185,7 +186,7 @@ class RateLimitStore
     end
   end
 
-  # Lends a connection of the store's own. One on which a call has failed is closed.
+  # Lends a connection of the store's own, and closes it if a call on it fails.
   def own
     connection = idle.pop
     connection = idle.pop until connection.nil? || alive?(connection)
@@ -198,12 +199,12 @@ class RateLimitStore
     connection&.close
   end
 
-  # The store's own connections that no call has. Another process doesn't take them over, as after a fork.
+  # The store's own connections that no call uses. Another process doesn't use them, for example after a fork.
   def idle
     @idle[Process.pid] ||= []
   end
 
-  # Cuts a process off from connections of the one that forked it: when it ends, libpq would end their sessions.
+  # Separates a process from connections of the one that forked it: when it ends, libpq would end their sessions.
   def disown
     @idle.except(Process.pid).each_value { |theirs| theirs.each { |each| each.socket_io.reopen(IO::NULL) } }
   end
@@ -217,13 +218,13 @@ class RateLimitStore
     false
   end
 
-  # sent: there was a connection.
+  # sent: whether there was a connection.
   def not_now?(error, sent)
     errors = [error]
     errors << errors.last.cause while errors.last.cause
     of_server = errors.grep(PG::Error)
     states = of_server.filter_map { |each| each.result&.error_field(PG::Result::PG_DIAG_SQLSTATE) }
-    # 08P01 is also what PgBouncer makes of a refused login.
+    # PgBouncer uses 08P01 for a refused login, too.
     return states.all? { |state| NOT_NOW.include?(state) || state.match?(/\A08(?!P01)/) } unless states.empty?
     return true if named?(errors, POOL)
     return false unless of_server.any? { |each| each.is_a?(PG::ConnectionBad) || each.is_a?(PG::UnableToSend) }
@@ -235,8 +236,8 @@ class RateLimitStore
     errors.any? { |error| error.class.ancestors.any? { |ancestor| names.include?(ancestor.name) } }
   end
 
-  # Whether no server answers, or it is starting or stopping; otherwise it has refused the login. This takes two seconds
-  # at most.
+  # Whether no server answers, or it is starting or stopping; otherwise it has refused the login. Takes at
+  # most two seconds.
   def gone?
     address = @db.is_a?(Hash) ? @db : @db.connection_pool.db_config.configuration_hash.slice(:host, :port)
     [PG::PQPING_REJECT, PG::PQPING_NO_RESPONSE].include?(PG::Connection.ping(**address, connect_timeout: 2))

@@ -1,5 +1,6 @@
-// A chat with limits: sign-ups of all together, messages of each user, and tokens that a language model uses for each. A
-// comment "Limit:" precedes each line about them. PGHOST, PGUSER and PGDATABASE name the database, which has setup.sql.
+// A chat with limits: sign-ups of all together, messages of each user, and tokens that a language model uses for each.
+// A comment "Limit:" precedes each line about them. PGHOST, PGUSER and PGDATABASE name the database, which has
+// setup.sql.
 import { serve } from '@hono/node-server';
 import { serveStatic } from '@hono/node-server/serve-static';
 import { Hono } from 'hono';

@@ -14,12 +14,12 @@ use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::values::text_datum;
 
-/// What is blocked of a name.
+/// The blocks of a name.
 #[derive(Default)]
 pub struct Blocked {
-    /// Whether any key of it is, or was.
+    /// Whether any key of the name is or was blocked.
     pub any_key: bool,
-    /// Until when the key is, or was, or [`FOREVER`].
+    /// The end of the key's block, past or future, or [`FOREVER`].
     pub until: Option<Micros>,
 }
 
@@ -50,7 +50,7 @@ pub fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Blocked> {
     })
 }
 
-/// Blocks a name and key until an instant or [`FOREVER`], for a reason, if any. An earlier block is replaced.
+/// Blocks a name and key until an instant or [`FOREVER`], and replaces an earlier block. The reason is optional.
 ///
 /// # Errors
 /// 55000: the row could not be written.
@@ -79,18 +79,18 @@ pub fn put(
     })
 }
 
-/// Ends the block of a name and key; false if it was not blocked any more.
+/// Ends the block of a name and key; false if the key was not blocked any more.
 pub fn remove(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
     let until = take(catalog, name, key)?;
     Ok(until.is_some_and(|until| clock::from_timestamptz(until) > clock::now()))
 }
 
-/// Deletes the block of a name and key, over or not; false if there was none.
+/// Deletes the block of a name and key, expired or not; false if there was none.
 pub fn delete(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
     Ok(take(catalog, name, key)?.is_some())
 }
 
-/// Reads the names of which a key is or was blocked.
+/// Reads the names under which a key is or was blocked.
 pub fn names(catalog: &Catalog, key: &[u8]) -> Result<Vec<Vec<u8>>> {
     const NAMES: Statement = Statement {
         sql: "SELECT name FROM ONLY @schema@.rl_blocks \
@@ -123,10 +123,10 @@ fn take(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<i64>> {
     })
 }
 
-// Every name comes after '', which an index can be asked for: a plan without one, which enable_seqscan makes look
-// dear, would be compiled (JIT) at each call.
+// True for every name, and allows an index scan: with enable_seqscan off any other plan is so expensive that it
+// would be compiled (JIT) at each call.
 
-/// Deletes at most `max_rows` expired blocks; returns how many. Rows that others have locked are left.
+/// Deletes at most `max_rows` expired blocks; returns their number. Skips rows that others have locked.
 pub fn prune(catalog: &Catalog, max_rows: i64) -> Result<i64> {
     const PRUNE: Statement = Statement {
         sql: "DELETE FROM ONLY @schema@.rl_blocks WHERE ctid OPERATOR(pg_catalog.=) ANY \
@@ -146,7 +146,7 @@ pub fn prune(catalog: &Catalog, max_rows: i64) -> Result<i64> {
     let table = catalog.rl_blocks;
     let now = Some(clock::to_nearest_timestamptz(clock::now()).into());
     spi::with_owner(catalog, table, TableLock::Write, |spi| {
-        // Citus neither knows a ctid nor skips locks on all copies.
+        // Citus has no ctid, and can't skip locks on all copies.
         let deleted = match table.distributed {
             true => spi.execute(&PRUNE_ALL, &[now])?,
             false => spi.execute(&PRUNE, &[now, Some(max_rows.into())])?,
@@ -155,7 +155,7 @@ pub fn prune(catalog: &Catalog, max_rows: i64) -> Result<i64> {
     })
 }
 
-/// Reads the blocks that are not over.
+/// Reads the blocks that have not expired.
 pub fn in_force(
     catalog: &Catalog,
     name: Option<&[u8]>,

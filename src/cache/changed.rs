@@ -1,5 +1,5 @@
-//! The names whose definitions the current transaction has changed, of limits that are or were saved: until it commits
-//! no other session sees that, and a rollback must undo it.
+//! The names of limits, saved now or before, with definitions that the current transaction has changed. Other sessions
+//! see the changes when it commits; a rollback undoes them.
 
 use std::cell::RefCell;
 
@@ -7,12 +7,12 @@ use pgrx::pg_sys;
 
 use ratelimit_pg::transaction::{local_transaction, subtransaction};
 
-/// What a transaction has changed.
+/// The changes of a transaction.
 struct Changed {
     transaction: pg_sys::LocalTransactionId,
     /// An SQL function of the extension.
     function: pg_sys::Oid,
-    /// In their order.
+    /// In the order of the changes.
     names: Vec<Name>,
 }
 
@@ -25,13 +25,13 @@ struct Name {
     changed_in: pg_sys::SubTransactionId,
 }
 
-/// What a transaction has changed that ends.
+/// The changes of a transaction that ends now.
 pub struct Taken {
     /// An SQL function of the extension.
     pub function: pg_sys::Oid,
-    /// The names whose limits come into memory or leave it; `None`: all.
+    /// The names with limits that come into memory or leave it; `None`: all.
     pub names: Vec<Option<Vec<u8>>>,
-    /// The others.
+    /// The other changed names.
     pub redefined: Vec<Option<Vec<u8>>>,
 }
 
@@ -39,8 +39,8 @@ thread_local! {
     static CHANGED: RefCell<Option<Changed>> = const { RefCell::new(None) };
 }
 
-/// Notes that a definition of a name has changed, `None`: all are deleted, as a trigger sees it that calls `function`; and
-/// whether its limit comes into memory or leaves it.
+/// Notes a change of a name's definition; `None`: all definitions are deleted. `function`: the function of the trigger
+/// that saw it. `moves`: whether the limit comes into memory or leaves it.
 pub fn note(function: pg_sys::Oid, name: Option<&[u8]>, moves: bool) {
     let (transaction, changed_in) = (local_transaction(), subtransaction());
     CHANGED.with_borrow_mut(|changed| {
@@ -55,7 +55,7 @@ pub fn note(function: pg_sys::Oid, name: Option<&[u8]>, moves: bool) {
     });
 }
 
-/// Whether this transaction has brought the limit of a name into memory, or out of it.
+/// Whether this transaction has brought the limit of a name into memory or out of it.
 #[inline]
 pub fn is_changed(name: &[u8]) -> bool {
     let is_meant = |of: &Name| of.moves && of.name.as_deref().is_none_or(|of| of == name);
@@ -66,12 +66,12 @@ pub fn is_changed(name: &[u8]) -> bool {
     })
 }
 
-/// Whether a transaction has changed any.
+/// Whether the transaction has changed any definition.
 pub fn is_any() -> bool {
     CHANGED.with_borrow(Option::is_some)
 }
 
-/// Takes what this transaction has changed, which ends now.
+/// Takes the changes of this transaction, which ends now.
 pub fn take() -> Option<Taken> {
     let Changed { transaction, function, names } = CHANGED.take()?;
     if transaction != local_transaction() || names.is_empty() {
@@ -83,7 +83,7 @@ pub fn take() -> Option<Taken> {
     Some(Taken { function, names, redefined })
 }
 
-/// Forgets what was changed in a subtransaction that is rolled back, or in one within it, whose number is greater.
+/// Forgets the changes of a subtransaction that is rolled back, and of those within it, which have greater numbers.
 pub fn forget(rolled_back: pg_sys::SubTransactionId) {
     // Never borrowed while Postgres ends a subtransaction.
     CHANGED.with(|changed| {

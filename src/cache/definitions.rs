@@ -1,14 +1,13 @@
-//! Named limits: `rl_config`, and this backend's cache of it and of the blocks.
+//! Named limits: `rl_config`, and this backend's cache of definitions and blocks.
 //!
-//! A key's row may name a plan: the limit whose definition the key has. It is read with the row, so that both are of one
-//! instant, and cached as the key's own; any change of `rl_config` clears both.
+//! A key's row may name a plan: a limit with a definition that the key shares. Both rows are read at once, so that they
+//! are of one instant, and the plan's definition is cached as the key's own; any change of `rl_config` clears both.
 //!
-//! Parsing a config costs more than the limiter itself, so definitions and inline configs are cached.
-//! A trigger on `rl_config` invalidates the relation, which clears the cache of every backend when the
-//! change commits, and that of this one at its next command or at a rollback. The trigger is FOR EACH ROW and
-//! ENABLE ALWAYS: statement triggers don't fire in logical replication's apply, and ordinary triggers don't fire under
-//! `session_replication_role = replica`. Where Citus copies `rl_config` to every node, it fires on every node, for the
-//! OID of the shard.
+//! Parsing a config costs more than the limiter itself, so definitions and inline configs are cached. A trigger on
+//! `rl_config` invalidates the relation. That clears the cache of every backend when the change commits, and the cache
+//! of this one at its next command or at a rollback. The trigger is FOR EACH ROW and ENABLE ALWAYS: statement triggers
+//! don't fire in logical replication's apply, and ordinary triggers don't fire under `session_replication_role =
+//! replica`. If Citus copies `rl_config` to every node, the trigger fires on every node, for the OID of the shard.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -30,10 +29,10 @@ use crate::schema::spi::{self, Connection, Statement};
 use ratelimit_pg::transaction::{local_transaction, subtransaction};
 use ratelimit_pg::values::{Jsonb, server_text, text_datum, utf8};
 
-/// The entries of each cache. Reading a definition takes two statements and parsing a config some
-/// microseconds, several times the cost of a call; an entry has some 200 bytes.
+/// The number of entries in each cache. Reading a definition takes two statements and parsing a config some
+/// microseconds, several times the cost of a call; an entry takes about 200 bytes.
 const CACHE_ENTRIES: usize = 10_000;
-/// The largest cached inline config, in bytes; a sensible one has some 200.
+/// The largest cached inline config, in bytes; a sensible one has about 200.
 const CACHED_CONFIG_BYTES: usize = 2_000;
 
 /// The rows of a name in rl_config.
@@ -42,7 +41,7 @@ struct Rows {
     default: Option<Rc<Definition>>,
     /// Whether any key has a row of its own.
     has_keys: bool,
-    /// Whether any key is blocked, or was.
+    /// Whether any key is or was blocked.
     has_blocks: bool,
 }
 
@@ -62,15 +61,15 @@ impl<V> Cache<V> {
     }
 }
 
-/// What this backend has read of rl_config and rl_blocks, as long as they don't change.
+/// The rows of rl_config and rl_blocks that this backend has read and that have not changed.
 struct Cached {
-    /// The [`invalidation::definition_changes`] at which it was valid.
+    /// The value of [`invalidation::definition_changes`] at which the cache was valid.
     changes: u64,
-    /// The name that was looked up last, which most calls share with the call before, and its definition for every key,
-    /// since none has a row of its own.
+    /// The name looked up last, the same for most calls as for the call before, and its definition for every key if no
+    /// key has a row of its own.
     last: Option<(Vec<u8>, Option<Rc<Definition>>)>,
     names: Cache<Rows>,
-    /// By [`name_and_key`], of names that have keys with rows of their own or blocks.
+    /// By [`name_and_key`], for names with overrides or blocked keys.
     keys: Cache<Defined>,
 }
 
@@ -83,20 +82,21 @@ thread_local! {
     });
     /// By the binary form of the config.
     static INLINE: RefCell<Cache<Rc<Definition>>> = RefCell::new(Cache::new());
-    /// What names have for every key, and the [`invalidation::definition_changes`] at which that was valid.
+    /// The definitions of names for every key, and the [`invalidation::definition_changes`] at which they were valid.
     static DEFAULTS: RefCell<(u64, Cache<Option<Rc<Definition>>>)> = RefCell::new((0, Cache::new()));
     static LOCKED: RefCell<Option<Locked>> = const { RefCell::new(None) };
 }
 
-/// The plans whose rows this session has locked last.
+/// The plan rows that this session has locked last.
 struct Locked {
-    /// The table, and the transaction and subtransaction that have locked them: a rollback releases them, and ends both.
+    /// The table, and the transaction and subtransaction that hold the locks: a rollback releases the locks
+    /// and ends both.
     of: (pg_sys::Oid, pg_sys::LocalTransactionId, pg_sys::SubTransactionId),
     plans: Cache<()>,
 }
 
 impl Cached {
-    /// Forgets what was valid before these changes.
+    /// Clears the cache if there were changes since.
     fn at(&mut self, changes: u64) -> &mut Cached {
         if self.changes != changes {
             self.last = None;
@@ -107,7 +107,7 @@ impl Cached {
         self
     }
 
-    /// Finds the definition and the block of a name and key; `None` if they were not read yet.
+    /// Finds the definition and the block of a name and key; `None` if they are not cached.
     fn find(&mut self, name: &[u8], key: &[u8]) -> Option<Defined> {
         if let Some((last, definition)) = &self.last
             && last == name
@@ -124,15 +124,15 @@ impl Cached {
     }
 }
 
-/// Joins a name and a key by a zero byte, which no text of Postgres has.
+/// Joins a name and a key by a zero byte, which can't occur in a Postgres text.
 fn name_and_key(name: &[u8], key: &[u8]) -> Vec<u8> {
     [name, &[0], key].concat()
 }
 
-/// Returns the definition of a name and key; for the key `''` that of every key without a row of its own.
+/// Returns the definition of a name and key; for the key `''` the definition of every key without a row of its own.
 ///
 /// # Errors
-/// 42704: there is none; 22023: an invalid stored config.
+/// 42704: no definition; 22023: an invalid stored config.
 pub fn of_key(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Rc<Definition>> {
     if let Some(definition) = defined(catalog, name, key)? {
         return Ok(definition);
@@ -141,7 +141,7 @@ pub fn of_key(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Rc<Definitio
     Err(undefined(utf8(name), plan.as_deref()).into())
 }
 
-/// Parses a config; cached by its binary form.
+/// Parses a config. Cached by the binary form of the config.
 ///
 /// # Errors
 /// 22023: an invalid config.
@@ -158,7 +158,7 @@ pub fn inline(config: Jsonb) -> Result<Rc<Definition>> {
     Ok(definition)
 }
 
-/// What a row of rl_config has.
+/// The content of a row of rl_config.
 #[derive(PartialEq)]
 pub enum RowConfig {
     /// A config of its own.
@@ -167,7 +167,7 @@ pub enum RowConfig {
     Plan(Vec<u8>),
 }
 
-/// Parses the config of a row, which is for one key unless that is empty.
+/// Parses the config of a row. An empty `key` is the row for every key.
 ///
 /// # Errors
 /// 22023: an invalid config; a plan without a key.
@@ -186,12 +186,12 @@ fn plan(json: &str) -> std::result::Result<Option<String>, ConfigError> {
     config::plan(json, |name| server_text(name).len())
 }
 
-/// Looks up the definition of (name, key), or else that of the name; `None` where there is none.
+/// Looks up the definition of (name, key), or else of the name; `None` if neither exists.
 ///
 /// # Errors
 /// 22023: an invalid stored config.
 pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {
-    // It is that of every key where only blocks of keys were read.
+    // If only blocks of keys were read, the definition is that of every key.
     let for_all = CACHED.with_borrow_mut(|cached| {
         let cached = cached.at(invalidation::definition_changes());
         let rows = cached.names.0.get(name).filter(|rows| !rows.has_keys)?;
@@ -203,7 +203,7 @@ pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<D
     }
 }
 
-/// Looks up the definition as [`defined`], and the block.
+/// Looks up the definition, as [`defined`], and the block.
 ///
 /// # Errors
 /// 22023: an invalid stored config.
@@ -223,7 +223,7 @@ struct Stored {
     /// For every key without a row of its own.
     default: StoredJson,
     own: StoredJson,
-    /// That of the key's plan.
+    /// The definition of the key's plan.
     plan: StoredJson,
     /// Whether any key has a row of its own.
     has_keys: bool,
@@ -251,8 +251,8 @@ fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Stored> {
         results: &[],
         lock: TableLock::Read,
     };
-    // Where Citus has no copy of a table on this node, as on one that was added and is not rebalanced yet,
-    // no invalidation arrives; nor does it in time where another node's copy is read.
+    // Without a copy of the table on this node, no invalidation arrives, for example on a node that was added and not
+    // rebalanced yet. From another node's copy, it arrives too late.
     const IS_HERE: Statement = Statement {
         sql: "SELECT FROM pg_catalog.pg_dist_shard AS shard, pg_catalog.pg_dist_placement AS copy, \
                           pg_catalog.pg_dist_local_group AS here \
@@ -271,7 +271,7 @@ fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Stored> {
             let for_all = spi.field(row, 1).is_some_and(|datum| datum.value() as u8 != 0);
             let config = |column| {
                 let json = spi.jsonb(row, column)?.to_json(config::MAX_BYTES);
-                // Copied, since the text lives as long as the connection only.
+                // Copied, because the text lives only as long as the connection.
                 Some(json.map(Cow::into_owned).map_err(ConfigError::too_long))
             };
             if for_all {
@@ -332,8 +332,8 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Defi
     Ok(found)
 }
 
-/// Reads the definition that a name has for every key, for a trigger: once for all rows of a statement, since their changes
-/// take effect with the next command. The cache of calls would read more for it.
+/// Reads the definition of a name for every key, for a trigger: once for all rows of a statement, since their changes
+/// take effect with the next command. The cache of calls would read more.
 ///
 /// # Errors
 /// 22023: an invalid stored config.
@@ -369,8 +369,8 @@ pub fn default_of(catalog: &Catalog, name: &[u8]) -> Result<Option<Rc<Definition
     Ok(definition)
 }
 
-/// Locks the row of a plan, if there is one, until the transaction ends: a key gets it before or after a change of it.
-/// One that this subtransaction has locked already is left as it is.
+/// Locks the row of a plan, if there is one, until the transaction ends: a key gets the plan either before or after a
+/// change. Does nothing if this subtransaction has locked it already.
 pub fn lock_plan(catalog: &Catalog, plan: &[u8]) -> Result<()> {
     const LOCK: Statement = Statement {
         sql: "SELECT FROM ONLY @schema@.rl_config \
@@ -403,7 +403,7 @@ pub fn lock_plan(catalog: &Catalog, plan: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The names of which any key has this plan.
+/// The names under which any key has this plan.
 pub fn with_plan(catalog: &Catalog, plan: &[u8]) -> Result<Vec<Vec<u8>>> {
     const NAMES: Statement = Statement {
         sql: "SELECT DISTINCT name FROM ONLY @schema@.rl_config \
@@ -419,8 +419,8 @@ pub fn with_plan(catalog: &Catalog, plan: &[u8]) -> Result<Vec<Vec<u8>>> {
     })
 }
 
-/// Whether states of a name may be in the table: unless every definition of it says that they are in
-/// memory, and not saved, or exempts a key. A key with a plan counts as in the table.
+/// Whether states of a name may be in the table. False if each definition of the name keeps them in memory without
+/// saving, or exempts a key. A key with a plan counts as in the table.
 pub fn may_be_in_table(catalog: &Catalog, name: &[u8]) -> Result<bool> {
     const STORES: Statement = Statement {
         sql: "SELECT FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 AND \
@@ -440,8 +440,8 @@ pub fn may_be_in_table(catalog: &Catalog, name: &[u8]) -> Result<bool> {
     })
 }
 
-/// Reads the names and keys that an override or its plan exempts, with the definition that does, of one name or one key where
-/// they are given; where both are, the key is one that its name exempts, too.
+/// Reads the names and keys that an override or its plan exempts, with that definition; of one name or one key if
+/// given. With both, the name must exempt the key, too.
 ///
 /// # Errors
 /// 22023: an invalid stored config.
@@ -488,7 +488,7 @@ pub fn exempt_keys(
     })
 }
 
-/// Reads the names that are defined, for all keys or for some.
+/// Reads the names with a definition, for all keys or for some.
 pub fn names(catalog: &Catalog) -> Result<Vec<Vec<u8>>> {
     const NAMES: Statement = Statement {
         sql: "SELECT DISTINCT name FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.>) ''",
@@ -502,7 +502,7 @@ pub fn names(catalog: &Catalog) -> Result<Vec<Vec<u8>>> {
     })
 }
 
-/// Reads the names that have an override for a key.
+/// Reads the names with an override for a key.
 pub fn overridden(catalog: &Catalog, key: &[u8]) -> Result<Vec<Vec<u8>>> {
     const OVERRIDDEN: Statement = Statement {
         sql: "SELECT name FROM ONLY @schema@.rl_config \
@@ -514,10 +514,10 @@ pub fn overridden(catalog: &Catalog, key: &[u8]) -> Result<Vec<Vec<u8>>> {
     super::names_of(catalog, catalog.rl_config, &OVERRIDDEN, key)
 }
 
-/// Creates or replaces a definition; false if the one that is there has the same meaning, and then it stays.
+/// Creates or replaces a definition; false if the existing one has the same meaning, which stays as it is.
 ///
-/// A plan's row stays locked, so that no change of the plan commits before the key has it; a change that is under way is
-/// waited for.
+/// Keeps a plan's row locked, so that no change of the plan commits before the key has it, and waits for a change
+/// in progress.
 ///
 /// # Errors
 /// 22023: an invalid config; 42704: a plan that is not defined; 55000: the row could not be written.
@@ -557,7 +557,7 @@ pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Resu
         let row = [Some(text_datum(name)), Some(text_datum(key)), Some(config.datum)];
         let is_same = || {
             spi.execute(&THERE, &row[..2])?;
-            // One that is no longer valid is another.
+            // An invalid old definition counts as a different one.
             let there = spi.jsonb(0, 1).and_then(|there| of_row(there, key).ok());
             Ok::<_, Error>(there.is_some_and(|there| there == row_config))
         };
@@ -573,7 +573,7 @@ pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Resu
         if spi.execute(&PUT, &row)? > 0 {
             return Ok(true);
         }
-        // Another session has just inserted the same; or a trigger or rule swallowed the row.
+        // Another session has just inserted the same definition, or a trigger or rule swallowed the row.
         if is_same()? { Ok(false) } else { Err(spi.not_written()) }
     })
 }
@@ -581,7 +581,7 @@ pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Resu
 /// Drops a definition; false if there was none.
 ///
 /// # Errors
-/// 2BP01: it is the plan of keys; 55000: the row could not be deleted.
+/// 2BP01: keys have it as their plan; 55000: the row could not be deleted.
 pub fn undefine(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
     const LOCK: Statement = Statement {
         sql: "SELECT FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \

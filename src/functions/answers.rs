@@ -36,7 +36,7 @@ impl From<&Answer> for RlResult {
     }
 }
 
-/// Converts what denies a call.
+/// Converts the reason of a denial.
 pub fn word(by: LimitedBy) -> Constant {
     static BLOCK: [u8; 6] = constant_text(LimitedBy::Block.as_str());
     static SLOTS: [u8; 6] = constant_text(LimitedBy::Slots.as_str());
@@ -48,7 +48,7 @@ pub fn word(by: LimitedBy) -> Constant {
     })
 }
 
-/// Returns the error for a denial, with `throws` or in a trigger; with the trigger's message, in the server's encoding.
+/// Returns the error for a denial, with `throws` or in a trigger. `message`: the trigger's, in the server's encoding.
 pub fn denied(request: &Request, answer: &Answer, message: Option<&[u8]>) -> Error {
     Error::RateLimited {
         name: utf8(request.name).into_owned(),
@@ -59,7 +59,7 @@ pub fn denied(request: &Request, answer: &Answer, message: Option<&[u8]>) -> Err
     }
 }
 
-/// Converts a time for a result; one that drivers can't read becomes [`Micros::LATEST_SHOWN`], as does [`FOREVER`].
+/// Converts a time for a result. [`FOREVER`] and times that drivers can't read become [`Micros::LATEST_SHOWN`].
 pub fn time(at: Micros) -> Option<Timestamptz> {
     Timestamptz::new(at.min(Micros::LATEST_SHOWN))
 }

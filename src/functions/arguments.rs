@@ -1,4 +1,4 @@
-//! Arguments that are checked when they are read, each a type.
+//! Arguments as types: each is checked when it is read.
 
 use ratelimit_core::config::{self, Interval};
 use ratelimit_core::headers::Style;
@@ -89,7 +89,7 @@ impl Checked<'_> for Idle {
     }
 }
 
-/// The text of a config's field, not longer than a config.
+/// The text of a config's field, at most as long as a config.
 pub struct FieldText(pub String);
 
 impl<'a> Checked<'a> for FieldText {
@@ -139,10 +139,10 @@ pub fn valid_key(key: &[u8]) -> Result<&[u8]> {
     Err(key_too_long(key.len()))
 }
 
-/// The most texts that a key can be made of: each takes at least three bytes.
+/// The maximum number of texts in a key: each takes at least three bytes.
 pub const MAX_PARTS: usize = (MAX_KEY - 1) / 3;
 
-/// Makes a key of several texts: a JSON array without blanks, `["acme","ada"]`. Refuses one that is too long.
+/// Makes a key of several texts: a JSON array without blanks, `["acme","ada"]`. Refuses a key that is too long.
 pub fn joined_key(parts: &[&[u8]]) -> Result<Vec<u8>> {
     json_array(parts, MAX_KEY).map_err(key_too_long)
 }
@@ -151,7 +151,7 @@ fn key_too_long(bytes: usize) -> ArgumentError {
     ArgumentError::invalid("key", format!("{bytes} bytes long"), KEY_LENGTH)
 }
 
-/// Refuses a list that is longer than one of requests may be.
+/// Refuses a list with more items than a list of requests may have.
 pub fn refuse_long_list(argument: &'static str, list: Jsonb) -> Result<()> {
     let allowed = format!("a list of at most {MAX_REQUESTS}");
     match list.array_length().filter(|&length| length > MAX_REQUESTS) {

@@ -20,8 +20,9 @@ use ratelimit_pg::server_log;
 use ratelimit_pg::values::utf8;
 
 sql_function! {
-    /// 22023 unless exactly one of duration and until is given and in the future, and the reason is short; 22008: outside
-    /// the range of timestamptz; 22004: the limit is keyed, and the key is empty; 25006 in a read-only transaction.
+    /// 22023 unless exactly one of duration and until is given and in the future, and the reason is short; 22008:
+    /// outside the range of timestamptz; 22004: the limit is keyed, and the key is empty; 25006 in a read-only
+    /// transaction.
     #[effect(Writes)]
     fn rl_block(
         call: &Call,
@@ -33,7 +34,7 @@ sql_function! {
     ) -> Timestamptz {
         let until = end(duration, until)?;
         catalog::with(call.function(), TableLock::Read, |catalog| {
-            // Written first: a call that has read a table which REINDEX holds deadlocks with it when it writes.
+            // Write first: a call that reads a table before it writes can deadlock with REINDEX.
             blocks::put(catalog, name.0, key.0, until, reason.as_ref().map(|reason| reason.0))?;
             check_limit(catalog, name.0, key.0)
         })?;
@@ -52,8 +53,8 @@ sql_function! {
 }
 
 sql_function! {
-    /// The triggers on `rl_blocks`: check what any statement writes there, and make every session drop what it has cached.
-    /// 22023; 39P01 if not called by a trigger.
+    /// The triggers on `rl_blocks`: check each write, and make every session drop its cache. 22023; 39P01 if not called
+    /// by a trigger.
     #[effect(Trigger)]
     fn rl_blocks_changed(call: &Call) -> Proceed {
         let trigger =
@@ -67,7 +68,7 @@ sql_function! {
     }
 }
 
-/// Warns if a limit is not defined: the block may come first, and calls may pass a config, but the name may also be
+/// Warns if a limit is not defined. The block may come first, and calls may pass a config, but the name may also be
 /// mistyped. 22004: the limit is keyed, and the key is empty.
 fn check_limit(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<()> {
     match definitions::look_up(catalog, name, key) {
@@ -88,7 +89,7 @@ fn check_limit(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<()> {
     }
 }
 
-/// Returns the end of a block, or [`FOREVER`]. Refuses both arguments, none, and a time that is not in the future.
+/// Returns the end of a block, or [`FOREVER`]. Refuses both arguments, neither, and a time that is not in the future.
 fn end(duration: Option<Interval>, until: Option<Timestamptz>) -> Result<Micros, ArgumentError> {
     let refused = |argument, value: &str, allowed: &str| {
         Err(ArgumentError::invalid(argument, value, allowed))

@@ -1,4 +1,4 @@
-//! The builders of configs: a function a kind, whose parameters are the fields of its config.
+//! The builders of configs: one function per kind; its parameters are the fields of the config.
 
 use ratelimit_core::config::{self, Argument, Interval};
 use ratelimit_core::{Kind, Micros};

@@ -1,4 +1,4 @@
-//! Defines and undefines limits, and checks what is written to `rl_config`.
+//! Defines and undefines limits, and checks writes to `rl_config`.
 
 use ratelimit_limiter::error::LimiterError;
 use ratelimit_limiter::target::check_key;
@@ -15,12 +15,12 @@ use ratelimit_pg::call::trigger_data::{Event, Timing};
 use ratelimit_pg::values::Jsonb;
 
 sql_function! {
-    /// 22023: a bad config, or one for a key of a limit that takes no key; 42704: a plan that is not defined; 25006 in a
-    /// read-only transaction.
+    /// 22023: a bad config, or one for a key of a limit that takes no key; 42704: a plan that is not defined; 25006 in
+    /// a read-only transaction.
     #[effect(Writes)]
     fn rl_define(call: &Call, name: LimitName, config: Jsonb, key: LimitKey) -> bool {
         catalog::with(call.function(), TableLock::Read, |catalog| {
-            // Written first: a call that has read a table which REINDEX holds deadlocks with it when it writes.
+            // Write first: a call that reads a table before it writes can deadlock with REINDEX.
             let is_new = definitions::define(catalog, name.0, key.0, config)?;
             refuse_key(catalog, name.0, key.0, config)?;
             Ok(is_new)
@@ -28,7 +28,8 @@ sql_function! {
     }
 }
 
-/// Refuses the definition of a key where that of the name, it or its plan says that the limit takes no key: 22023.
+/// Refuses the definition of a key (22023) if the definition of the name, the new one or its plan says that the limit
+/// takes no key.
 fn refuse_key(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Result<()> {
     if key.is_empty() {
         return Ok(());
@@ -49,7 +50,7 @@ fn refuse_key(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Resu
 }
 
 sql_function! {
-    /// 2BP01: it is the plan of keys; 25006 in a read-only transaction.
+    /// 2BP01: keys have it as their plan; 25006 in a read-only transaction.
     #[effect(Writes)]
     fn rl_undefine(call: &Call, name: LimitName, key: LimitKey) -> bool {
         catalog::with(call.function(), TableLock::Read, |catalog| {
@@ -59,8 +60,8 @@ sql_function! {
 }
 
 sql_function! {
-    /// The triggers on `rl_config`: check what any statement writes there, and make every session drop what it has cached.
-    /// 22023; 39P01 if not called by a trigger.
+    /// The triggers on `rl_config`: check each write, and make every session drop its cache. 22023; 39P01 if not called
+    /// by a trigger.
     #[effect(Trigger)]
     fn rl_config_changed(call: &Call) -> Proceed {
         let trigger =
@@ -77,7 +78,7 @@ sql_function! {
         }
         if let (Timing::BeforeRow, Some(RowConfig::Plan(plan))) = (trigger.timing(), &new) {
             let catalog = catalog::latest(call.function())?;
-            // A trigger on a copy that Citus distributes can't query the table.
+            // A trigger on a copy of a distributed table can't query the table.
             if !catalog.rl_config.distributed {
                 definitions::lock_plan(&catalog, plan)?;
             }
@@ -86,7 +87,7 @@ sql_function! {
             let old_name = trigger.old_text(c"name")?;
             let has_key = |key: Option<&[u8]>| key.is_some_and(|key| !key.is_empty());
             let old_key = trigger.old_text(c"key")?;
-            // An old config that is no longer valid was not saved.
+            // An old config that is not valid any more was not saved.
             let old = trigger.old_jsonb(c"config")?.and_then(|old| of_row(old, old_key).ok());
             let note = |name, key, old, new| {
                 let of_key = has_key(key);

@@ -14,19 +14,19 @@ use crate::{tally, writer};
 use ratelimit_pg::call::Call;
 
 sql_function! {
-    /// 22004: the empty key, which stands for all that have no definition of their own; 25006 in a read-only transaction;
-    /// 55000: a trigger keeps a row.
+    /// 22004: the empty key, which stands for all keys without a definition of their own; 25006 in a read-only
+    /// transaction; 55000: a trigger keeps a row.
     #[effect(Writes)]
     fn rl_forget(call: &Call, key: LimitKey) -> i64 {
         let (function, key) = (call.function(), key.0);
         if key.is_empty() {
             return Err(ArgumentError::Empty("key").into());
         }
-        // Grows on if the table has changed and the work begins again.
+        // Keeps growing if the table changes and the work starts again.
         let mut forgotten = BTreeSet::new();
         let mut names = tally::names(function)?;
         names.extend(catalog::with(function, TableLock::Read, definitions::names)?);
-        // A saved key is full in memory before its row goes: until this commits, others can load what the row has.
+        // Fill a saved key in memory before deleting its row: until this commits, others can load the row.
         Session::run(Use::Writes, function, |host| {
             forget::reset_in_memory(host, names.clone(), key, &mut forgotten)
         })?;

@@ -1,4 +1,4 @@
-//! Returns the HTTP headers for an outcome, or for those of several limits.
+//! Returns the HTTP headers for the outcome of one limit or of several.
 
 use std::ops::RangeInclusive;
 use std::rc::Rc;
@@ -25,7 +25,7 @@ use ratelimit_pg::interrupts::larger_reserve;
 use ratelimit_pg::values::{Jsonb, jsonb_from_json, server_text, utf8_bytes};
 
 sql_function! {
-    /// 22004; 22023, also for a row that lacks a column; 42704.
+    /// 22004; 22023, also for a row without a required column; 42704.
     #[effect(Reads)]
     fn rl_headers(
         call: &Call,
@@ -86,7 +86,7 @@ sql_function! {
     }
 }
 
-/// Finds the definition of an outcome's name and key, unless its config is given. 22004, 22023, 42704.
+/// Finds the definition for the name and key of an outcome, unless its config is given. 22004, 22023, 42704.
 fn definition(catalog: &Catalog, outcome: &RawOutcome) -> Result<Rc<Definition>> {
     let (name, key) = (server_text(&outcome.name), server_text(&outcome.key));
     let (name, key) = (valid_name(&name)?, valid_key(&key)?);
@@ -96,7 +96,7 @@ fn definition(catalog: &Catalog, outcome: &RawOutcome) -> Result<Rc<Definition>>
     }
 }
 
-/// In whole milliseconds, like the times of an outcome: 60 seconds must not become 61.
+/// In whole milliseconds, as the times of an outcome: 60 seconds must not become 61.
 fn current_time() -> Micros {
     clock::now().ceil_to_millis()
 }
@@ -115,7 +115,7 @@ fn time_of_call(retry_at: Option<Micros>, retry_after: Option<Micros>) -> Option
     retry_at.filter(is_known).zip(retry_after).map(|(at, wait)| at.minus(wait))
 }
 
-/// The columns that are read of a result.
+/// The columns read from a result.
 const COLUMNS: &[Column] = &[
     Column { name: c"ok", of: ColumnType::Bool },
     Column { name: c"retry_after", of: ColumnType::Float },
@@ -125,7 +125,7 @@ const COLUMNS: &[Column] = &[
     Column { name: c"reset_at", of: ColumnType::Timestamptz },
 ];
 
-/// Reads a result, which may be hand-made, and the time of its call, if it has one. 22004, 22023.
+/// Reads a result, possibly hand-made, and the time of its call, if known. 22004, 22023.
 fn outcome(result: &Composite) -> Result<(CallOutcome, Option<Micros>)> {
     result.require(
         COLUMNS,

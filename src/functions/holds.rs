@@ -1,4 +1,4 @@
-//! Holds tokens that are settled later, with what was used.
+//! Holds tokens, to be settled later by the actual use.
 
 use std::slice;
 
@@ -38,7 +38,7 @@ impl Checked<'_> for Ttl {
     }
 }
 
-/// The id of a hold, that the caller has chosen.
+/// The id of a hold, chosen by the caller.
 #[derive(Clone, Copy)]
 pub struct HoldId<'a>(&'a [u8]);
 
@@ -54,7 +54,7 @@ impl<'a> Checked<'a> for HoldId<'a> {
     }
 }
 
-/// What becomes of a hold that is not settled: whether its tokens stay taken.
+/// What to do with a hold that expires unsettled: whether its tokens stay taken.
 #[derive(Clone, Copy)]
 pub struct OnExpiry {
     charge: bool,
@@ -127,7 +127,7 @@ sql_function! {
     #[effect(Takes)]
     fn rl_settle(call: &Call, hold: Option<&[u8]>, used: Option<f64>) -> One<RlResult> {
         let used = used.map(|used| checked("used", used)).transpose()?;
-        // That of an exempt key: there is nothing to settle.
+        // The hold of an exempt key: nothing to settle.
         let Some(hold) = hold else { return Ok(One(RlResult { ok: true, ..unknown() })) };
         let settle = |host: &Session| holds::settle(host, hold, used);
         let settled = Session::run(Use::Takes, call.function(), settle)?;
@@ -180,7 +180,7 @@ sql_function! {
 }
 
 sql_row! {
-    /// A limit of a hold that was settled.
+    /// The settlement of one limit of a hold.
     pub struct SettledRow as "@extschema@.rl_settle_all_result" {
         name: Text,
         key: Text,
@@ -218,10 +218,10 @@ sql_function! {
     }
 }
 
-/// What was used of a hold, from jsonb.
+/// The use of a hold, from jsonb.
 enum GivenUse {
     Count(f64),
-    /// By the limit's name, in the server's encoding.
+    /// By the name of the limit, in the server's encoding.
     ByName(Vec<(Vec<u8>, f64)>),
 }
 
@@ -233,7 +233,7 @@ impl GivenUse {
     fn read(used: Jsonb) -> Result<GivenUse> {
         const MAX_BYTES: usize = 1_000_000;
         let json = used.to_exact_json("used", MAX_BYTES)?;
-        // A number of a jsonb may be beyond a float's.
+        // A number in jsonb may be beyond the range of a float.
         let value = serde_json::from_str(json).map_err(|_| bad_use("too large".into()))?;
         match value {
             Value::Number(number) => Ok(GivenUse::Count(count(&number)?)),
@@ -274,7 +274,7 @@ fn bad_use(value: String) -> ArgumentError {
     ArgumentError::invalid("used", value, allowed)
 }
 
-/// The type of a JSON value that is no number.
+/// The type of a JSON value that is not a number.
 fn type_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -297,7 +297,7 @@ fn result(settled: &Settled) -> RlResult {
     RlResult { ok: true, limited_by: None, ..result }
 }
 
-/// The result where there is no such hold.
+/// The result for a hold that does not exist.
 fn unknown() -> RlResult {
     RlResult {
         ok: false,

@@ -1,4 +1,4 @@
-//! Makes keys of several texts.
+//! Makes a key of several texts.
 
 use super::arguments::{MAX_PARTS, joined_key};
 use crate::declaration::sql_function;

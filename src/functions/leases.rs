@@ -31,15 +31,14 @@ sql_row! {
     }
 }
 
-/// A lease that `rl_acquire` returned; it returns NULL for an exempt key and in a dry run: then there is nothing to extend
-/// or release.
+/// A lease that `rl_acquire` returned. NULL for an exempt key and in a dry run: nothing to extend or release.
 pub struct GivenLease(LeaseName);
 
 impl<'a> Checked<'a> for GivenLease {
     type Base = &'a [u8];
 
     fn check(text: &'a [u8], argument: &'static str) -> Result<GivenLease, ArgumentError> {
-        // The value is not shown: it has a key in it.
+        // The value is not shown, because it contains a key.
         let allowed = "a lease that rl_acquire() returned";
         let malformed = || ArgumentError::invalid(argument, "malformed", allowed);
         lease::parse(text).map(GivenLease).ok_or_else(malformed)
@@ -47,7 +46,7 @@ impl<'a> Checked<'a> for GivenLease {
 }
 
 impl GivenLease {
-    /// The request for the lease's slots.
+    /// The request for the slots of the lease.
     fn request<'a>(&'a self, config: &'a Option<CallConfig>) -> Request<'a> {
         let LeaseName { name, key, .. } = &self.0;
         Request { name, key, count: 0.0, reserve: false, config: inline(config) }
@@ -83,7 +82,7 @@ sql_function! {
 }
 
 sql_function! {
-    /// As `rl_acquire`, but for PT429.
+    /// As `rl_acquire`, without PT429.
     #[effect(Takes)]
     fn rl_extend(
         call: &Call,
@@ -99,7 +98,7 @@ sql_function! {
 }
 
 sql_function! {
-    /// As `rl_acquire`, but for PT429.
+    /// As `rl_acquire`, without PT429.
     #[effect(Takes)]
     fn rl_release(call: &Call, lease: Option<GivenLease>, config: Option<Jsonb>) -> bool {
         let Some(lease) = lease else { return Ok(true) };

@@ -52,7 +52,7 @@ sql_function! {
 }
 
 sql_row! {
-    /// The outcome of a call that takes as many tokens as there are.
+    /// The outcome of a call that takes as many tokens as are left.
     pub struct Taken as "@extschema@.rl_take_result" {
         ok: bool,
         taken: f64,

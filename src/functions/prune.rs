@@ -11,7 +11,7 @@ use ratelimit_limiter::prune::{Position, prune};
 use ratelimit_pg::call::Call;
 
 thread_local! {
-    /// Where the session's last batch ended, and in which table.
+    /// The position at which the session's last batch ended, and its table.
     static POSITION: RefCell<Option<(pg_sys::Oid, Position)>> = const { RefCell::new(None) };
 }
 
@@ -20,7 +20,7 @@ sql_function! {
     #[effect(Writes)]
     fn rl_prune(call: &Call, max_rows: MaxRows, undefined_idle: Option<Idle>) -> i64 {
         let undefined_idle = undefined_idle.map(|idle| idle.0);
-        // Counts on if the table has changed and the work begins again.
+        // Continues the count if the table changes and the work starts again.
         let mut deleted = 0;
         Session::run(Use::Writes, call.function(), |host| {
             let table = host.table();

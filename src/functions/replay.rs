@@ -1,4 +1,4 @@
-//! Runs a limit over the requests of a log.
+//! Applies a limit to the requests of a log.
 
 use ratelimit_core::{Micros, State, decide};
 use ratelimit_limiter::request::Answer;
@@ -10,7 +10,7 @@ use crate::declaration::{OneInWindow, sql_function};
 use ratelimit_pg::call::Call;
 use ratelimit_pg::values::Jsonb;
 
-/// The state after a partition's calls. As in a row, a denial leaves none.
+/// The state after the calls of a partition. A denial leaves no state, as in the table.
 #[derive(Default)]
 pub struct Replay {
     /// The time of the first request: windows without a start count from it.

@@ -18,7 +18,7 @@ sql_function! {
     /// 25006 in a read-only transaction.
     #[effect(Takes)]
     fn rl_reset_keys(call: &Call, name: LimitName) -> i64 {
-        // Counts on if the table has changed and the work begins again.
+        // Continues the count if the table changes and the work starts again.
         let mut count = 0;
         Session::run(Use::Takes, call.function(), |host| single::reset_keys(host, name.0, &mut count))?;
         Ok(count)

@@ -29,7 +29,7 @@ sql_row! {
         capacity: Option<f64>,
         reset_at: Option<Timestamptz>,
         limited_by: Option<Constant>,
-        /// NULL: what fails, fails the whole call.
+        /// Always NULL: an error fails the whole call.
         error: Option<Json>,
     }
 }
@@ -103,8 +103,8 @@ pub fn with_requests<T>(given: Jsonb, work: impl FnOnce(&[Request]) -> Result<T>
     work(&list)
 }
 
-/// Returns the error of a denied call: about the request that refuses and has the longest wait, or first about one that
-/// can never succeed.
+/// Returns the error of a denied call: for a request that can never succeed, if there is one, or else for the refusing
+/// request with the longest wait.
 pub fn denied_of_all<'o, O: Iterator<Item = &'o RequestOutcome>>(
     list: &[Request],
     outcomes: impl Fn() -> O,

@@ -13,7 +13,7 @@ use ratelimit_pg::call::sql_types::{Constant, Text, Timestamptz, sql_row};
 use ratelimit_pg::call::{Call, Rows};
 
 sql_row! {
-    /// The tokens left for a name and key; without a definition only these, and whether the key is blocked.
+    /// The tokens left for a name and key. Without a definition, only these and whether the key is blocked.
     pub struct StatusRow as "@extschema@.rl_status_result" {
         name: Text,
         key: Text,
@@ -31,7 +31,7 @@ sql_row! {
 }
 
 sql_function! {
-    /// 22004 for one of `after_name` and `after_key` without the other; 22023; and those of `rl_check` for a bad stored
+    /// 22004: only one of `after_name` and `after_key` is given; 22023; and the errors of `rl_check` for a bad stored
     /// config or state.
     #[effect(Reads)]
     fn rl_status(

@@ -1,5 +1,5 @@
-//! `rl_trigger`: takes tokens for the rows that a statement writes. Reads the trigger's options, adds up the count of
-//! each key, and calls the limiter. A statement may have any number of keys: only a part of their counts is in memory.
+//! `rl_trigger`: takes tokens for the rows that a statement writes. Reads the options of the trigger, sums the count of
+//! each key, and calls the limiter. A statement may have any number of keys: only some of the counts are in memory.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -26,9 +26,9 @@ use ratelimit_pg::transaction::refuse_parallel;
 use ratelimit_pg::values::utf8;
 
 sql_function! {
-    /// The trigger's arguments are the name, or 'name=column', and 'key=column,…', 'count=column', 'message=text'. PT429;
-    /// 39P01: the trigger can't work, or comes too early for a limit in memory; 42703, 22004, 22023; 25006 in a read-only
-    /// transaction, which may write to temporary tables.
+    /// The arguments of the trigger are the name, or 'name=column', and 'key=column,…', 'count=column',
+    /// 'message=text'. PT429; 39P01: the trigger can't work, or fires too early for a limit in memory; 42703, 22004,
+    /// 22023; 25006 in a read-only transaction, which may write to temporary tables.
     #[effect(Trigger)]
     fn rl_trigger(call: &Call) -> Proceed {
         let trigger = call.trigger().ok_or_else(|| misuse("can only be called by a trigger", None))?;
@@ -55,7 +55,7 @@ sql_function! {
     }
 }
 
-/// Refuses an event without rows, or whose rows come too late to be refused one by one (39P01).
+/// Refuses an event without rows, and one with rows that come too late to be refused one by one (39P01).
 fn usable(trigger: &Trigger) -> Result<()> {
     let problem = match (trigger.event(), trigger.timing()) {
         (Event::Truncate, _) => "cannot limit TRUNCATE, which has no rows",
@@ -70,8 +70,8 @@ fn usable(trigger: &Trigger) -> Result<()> {
     Err(misuse(problem, Some(trigger)))
 }
 
-/// Refuses a limit in memory before the row is written (39P01): if row security, a view's CHECK OPTION, a constraint or
-/// a later trigger refused the row, its tokens would stay taken, whatever key it names.
+/// Refuses a limit in memory before the row is written (39P01). Its tokens would stay taken if row security, a view's
+/// CHECK OPTION, a constraint or a later trigger then refused the row, and the writer could name any key.
 fn comes_last(trigger: &Trigger, name: &[u8]) -> Result<()> {
     match trigger.timing() {
         Timing::AfterStatement => Ok(()),
@@ -82,7 +82,7 @@ fn comes_last(trigger: &Trigger, name: &[u8]) -> Result<()> {
     }
 }
 
-/// Returns an error whose hint shows a trigger for the same event, if possible on the same level.
+/// Returns an error with a hint that shows a trigger for the same event, if possible on the same level.
 fn misuse(problem: &'static str, trigger: Option<&Trigger>) -> Error {
     let (event, level) = trigger
         .map_or((Event::Insert, Timing::BeforeRow), |trigger| (trigger.event(), trigger.timing()));
@@ -109,11 +109,11 @@ struct Options<'a> {
     name: Name<'a>,
     key: Key<'a>,
     count: Option<Named<'a>>,
-    /// What end users read of a denial.
+    /// The message for end users in a denial.
     message: Option<&'a [u8]>,
 }
 
-/// Where a row's limit is named.
+/// The source of the limit's name.
 enum Name<'a> {
     Fixed(&'a [u8]),
     InColumn(Named<'a>),
@@ -123,7 +123,7 @@ enum Name<'a> {
 enum Key<'a> {
     None,
     One(Named<'a>),
-    /// Their texts are a JSON array, as rl_key makes it.
+    /// The texts become a JSON array, as in rl_key.
     Several(Vec<Named<'a>>),
 }
 
@@ -172,7 +172,7 @@ impl<'a> Options<'a> {
         Ok(options)
     }
 
-    /// Adds up the tokens that the rows take, for each limit. 22004: a NULL name, key or count; 22023: an invalid one.
+    /// Sums the tokens that the rows take, for each limit. 22004: a NULL name, key or count; 22023: an invalid one.
     fn counts(&self, trigger: &Trigger) -> Result<Counts> {
         let mut counts = Counts { near: BTreeMap::new(), near_bytes: 0, rest: Sort::new() };
         let texts = self.name.column().into_iter().chain(self.key.columns());
@@ -211,7 +211,7 @@ impl<'a> Name<'a> {
         }
     }
 
-    /// Splits what [`Options::counts`] counts for into name and key. No text has the byte 0 between them.
+    /// Splits an item of [`Options::counts`] into name and key, which are separated by the byte 0.
     fn split<'n>(&'n self, limit: &'n [u8]) -> (&'n [u8], &'n [u8]) {
         match self {
             Name::Fixed(name) => (name, limit),
@@ -224,7 +224,8 @@ impl<'a> Name<'a> {
 }
 
 impl<'a> Key<'a> {
-    /// Finds the column of this name, as in the catalog, or else the columns that it lists with commas. 42703, 22023.
+    /// Finds the column of this name, spelled as in the catalog, or else the columns in a comma-separated list.
+    /// 42703, 22023.
     fn find(trigger: &Trigger, columns: &'a CStr) -> Result<Key<'a>> {
         let bytes = columns.to_bytes();
         if !bytes.contains(&b',') || trigger.column(columns).is_some() {
@@ -258,11 +259,11 @@ impl<'a> Key<'a> {
     }
 }
 
-/// The number of keys, and of their bytes, whose counts are in memory.
+/// The number of keys, and of their bytes, with counts in memory.
 const KEYS: usize = 10_000;
 const KEY_BYTES: usize = 1_000_000;
 
-/// A sum for each key, in the order of the rows; where rows name their limits, for each name and key.
+/// A sum for each key, in the order of the rows; for each name and key, if rows name their limits.
 struct Counts {
     near: BTreeMap<Box<[u8]>, f64>,
     near_bytes: usize,
@@ -303,8 +304,8 @@ impl Counts {
     }
 }
 
-/// Returns the value of an argument such as "key=user_id", if it is of that option. A column's name is as in the catalog,
-/// and may have any character.
+/// Returns the value of an argument such as "key=user_id", if the option matches. A column's name is spelled as in the
+/// catalog, and may contain any character.
 fn value<'a>(argument: &'a CStr, option: &[u8]) -> Option<&'a CStr> {
     let value = argument.to_bytes_with_nul().strip_prefix(option)?;
     CStr::from_bytes_until_nul(value).ok()

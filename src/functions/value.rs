@@ -1,4 +1,4 @@
-//! What decides the calls of a key, for a client that computes by it.
+//! Returns the state and config behind a key's answers, for a client that computes them.
 
 use ratelimit_core::{Micros, config, state};
 use ratelimit_limiter::request::Request;

@@ -1,5 +1,5 @@
-//! The extension's objects in this database: found through the extension, never through search_path,
-//! and cached until an invalidation.
+//! The extension's objects in this database. Found through the extension, never through search_path, and cached until
+//! an invalidation.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_int};
@@ -32,13 +32,13 @@ pub struct Catalog {
     pub rl_blocks: Table,
     /// rl_holds.
     pub rl_holds: Table,
-    /// The indexes of rl_holds, for direct access to it, if that does not need SQL.
+    /// The indexes of rl_holds for direct access; `None` if the table needs SQL.
     pub hold_indexes: Option<HoldIndexes>,
-    /// The primary key's index, for direct access to rateLimits, or the reason why it needs SQL.
+    /// The index of the primary key of rateLimits for direct access, or the reason why the table needs SQL.
     pub index: std::result::Result<pg_sys::Oid, &'static str>,
     /// Whether the primary key of rateLimits is unaltered, which rules out two rows of one key.
     pub usual_key: bool,
-    /// The function `rl_define`, whose EXECUTE privilege a config in a call requires.
+    /// The function `rl_define`. A config in a call requires EXECUTE on it.
     pub rl_define: pg_sys::Oid,
 }
 
@@ -49,7 +49,7 @@ pub struct Table {
     pub oid: pg_sys::Oid,
     /// Whether Citus distributes it.
     pub distributed: bool,
-    /// Whether it does so by the column `key`, or by none, with one copy of each row.
+    /// Whether it is distributed by the column `key`, or by none, with one copy of each row.
     pub by_key: bool,
 }
 
@@ -71,13 +71,13 @@ pub enum TableLock {
     Read = pg_sys::AccessShareLock as isize,
     /// ROW SHARE, of a SELECT ... FOR UPDATE.
     LockRows = pg_sys::RowShareLock as isize,
-    /// ROW EXCLUSIVE, of an INSERT, UPDATE or DELETE. A call that will write takes it first: REINDEX holds SHARE on
-    /// the table while it waits for the index, so a call that reads first and then wants more would deadlock with it.
+    /// ROW EXCLUSIVE, of an INSERT, UPDATE or DELETE. A call that will write takes it first: REINDEX holds SHARE on the
+    /// table while it waits for the index, so a call that reads first and takes a stronger lock later would deadlock.
     Write = pg_sys::RowExclusiveLock as isize,
 }
 
 impl TableLock {
-    /// Takes locks of this kind, which last to the end of the transaction, unless [`reading`] ends before.
+    /// Takes locks of this mode. They last until the end of the transaction, or of [`reading`].
     pub fn take(self, locks: impl FnOnce()) {
         match self {
             TableLock::Read if PASSES.get() => locks(),
@@ -86,9 +86,9 @@ impl TableLock {
     }
 }
 
-/// Runs `work`, which reads a table, and releases its locks: a call that waits for them later holds none of them, and so
-/// deadlocks with no REINDEX. Where the table's owner has code that runs with a read, which may write, or other nodes have
-/// the rows, they last to the end of the transaction.
+/// Runs `work`, which reads a table, and releases its locks: a call that waits for locks later holds none of these, and
+/// so can't deadlock with REINDEX. The locks last to the end of the transaction if reads run code of the table's owner,
+/// which may write, or if other nodes have the rows.
 pub fn reading<T>(table: Table, work: impl FnOnce() -> T) -> T {
     // SAFETY: in a transaction.
     let runs_code = unsafe { class_of(table.oid, |class| class.relforcerowsecurity) } == Some(true);
@@ -99,35 +99,35 @@ pub fn reading<T>(table: Table, work: impl FnOnce() -> T) -> T {
     with_passing_locks(work)
 }
 
-/// The tries of a call before it gives up: another follows a change of the table.
+/// The tries of a call before it gives up. A change of the table causes another try.
 const TRIES: u32 = 1000;
 
 thread_local! {
     static CACHED: RefCell<Option<Cached>> = const { RefCell::new(None) };
     static RUNNING: Cell<Running> = const { Cell::new(Running { lock: TableLock::Read, again: false }) };
-    /// The table whose changes [`announce_written`] has announced last, and when.
+    /// The table for which [`announce_written`] has last announced changes, and when.
     static ANNOUNCED: Cell<Option<Announced>> = const { Cell::new(None) };
     /// Whether locks for reading are released by [`reading`].
     static PASSES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A table, a transaction, a subtransaction and the command that follows the announcement.
+/// A table, a transaction, a subtransaction, and the command after the announcement.
 type Announced =
     (pg_sys::Oid, pg_sys::LocalTransactionId, pg_sys::SubTransactionId, pg_sys::CommandId);
 
 /// The catalog that was read last.
 struct Cached {
     catalog: Rc<Catalog>,
-    /// The [`invalidation::changes`] before it was read.
+    /// The value of [`invalidation::changes`] before the catalog was read.
     changes: u64,
 }
 
 /// The running call.
 #[derive(Clone, Copy)]
 struct Running {
-    /// The lock on rateLimits that it needs.
+    /// The lock on rateLimits that the call needs.
     lock: TableLock,
-    /// Whether it has begun again, with the table locked.
+    /// Whether the call has started again, with the table locked.
     again: bool,
 }
 
@@ -140,7 +140,7 @@ impl Drop for Passing {
     }
 }
 
-/// Sets RUNNING back, also after an error: a call may run inside another's, by a trigger.
+/// Sets RUNNING back, also after an error: a trigger may run one call inside another.
 struct Outer(Running);
 
 impl Drop for Outer {
@@ -149,8 +149,8 @@ impl Drop for Outer {
     }
 }
 
-/// The lock on rateLimits that the running call needs. A caller that locks another of the tables takes it first, as
-/// [`with`] does: in another order, calls and statements that lock all of them could deadlock.
+/// The lock on rateLimits that the running call needs. A caller that locks another table of the extension takes it
+/// first, as [`with`] does: in another order, calls could deadlock with statements that lock all tables.
 pub fn first_lock() -> TableLock {
     RUNNING.get().lock
 }
@@ -164,10 +164,11 @@ pub fn is_fresh(catalog: &Catalog) -> bool {
     })
 }
 
-/// Checks that the running call may go on with its catalog and the definitions that it has read: it is [fresh](is_fresh);
-/// or invalidations came, but the call has begun again before, and the tables are the same. Otherwise it would never
-/// end where they keep coming, or where Postgres discards its caches at each chance (`debug_discard_caches`).
-/// rateLimits is locked, which has processed the invalidations of other sessions.
+/// Checks that the running call may continue with its catalog and definitions: either no invalidation has come
+/// since ([`is_fresh`]), or the call has started again before and the tables are the same. Without the second case,
+/// a call would never end if invalidations keep coming, or if Postgres discards its caches at each opportunity
+/// (`debug_discard_caches`). Called with rateLimits locked: taking the lock has processed the invalidations of
+/// other sessions.
 ///
 /// # Errors
 /// [`Error::Moved`].
@@ -180,9 +181,8 @@ pub fn check(catalog: &Catalog) -> Result<()> {
     Err(Error::Moved)
 }
 
-/// Runs `work` with the extension's objects, as a new command with a snapshot, and again if the table
-/// changes before it writes. `lock` is the lock that it needs on rateLimits, before which no weaker one
-/// is taken that lasts.
+/// Runs `work` with the extension's objects, as a new command with a snapshot, and again if the table changes before
+/// the first write. `lock`: the lock that it needs on rateLimits; no weaker one that lasts is taken before.
 pub fn with<T>(
     function: pg_sys::Oid,
     lock: TableLock,
@@ -204,19 +204,19 @@ pub fn with<T>(
     Err(Error::Moved)
 }
 
-/// Returns the extension's objects as they are now. `function` is the OID of the called SQL function,
-/// whose schema is the extension's.
+/// Returns the extension's objects as they are now. `function`: the OID of the called SQL function, which is in the
+/// extension's schema.
 ///
 /// # Errors
 /// [`Error::NoTable`] (42P01): a table is not in that schema.
 pub fn latest(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
-    // Opening a table that is locked already processes no invalidations, so a long transaction would never see a change.
+    // Opening a table that is already locked processes no invalidations: a long transaction would never see a change.
     invalidation::accept();
     cached(function)
 }
 
-/// Makes the writes of the caller's command visible, as any function that runs SQL, and processes the invalidations
-/// of other sessions, as [`latest`]. Both behind one guard, which takes longer than either.
+/// Makes the writes of the caller's command visible, as any function that runs SQL, and processes the invalidations of
+/// other sessions, as [`latest`]. One guard for both, because a guard takes longer than either.
 fn new_command() {
     unsafe extern "C-unwind" {
         fn CommandCounterIncrement();
@@ -233,7 +233,7 @@ fn new_command() {
 }
 
 /// Notifies every session of this node that definitions or blocks have changed, for a trigger of `function` on
-/// `written`: that is rl_config or rl_blocks, or where Citus distributes it this node's copy, which no session knows.
+/// `written`: rl_config or rl_blocks, or, if Citus distributes it, this node's copy, which no session knows.
 pub fn announce(function: pg_sys::Oid, written: pg_sys::Oid) -> Result<()> {
     invalidation::announce(written);
     // SAFETY: in a transaction.
@@ -246,11 +246,11 @@ pub fn announce(function: pg_sys::Oid, written: pg_sys::Oid) -> Result<()> {
     Ok(())
 }
 
-/// Notifies every session as [`announce`] does, for a trigger that runs after the rows are written, and makes them visible.
-/// Once for all rows of a statement: the next announcement would end the command, and with it what this session has
-/// read for the row before.
+/// Notifies every session, as [`announce`], for a trigger that runs after the rows are written, and makes the rows
+/// visible. Once for all rows of a statement: another announcement would end the command, and so discard what this
+/// session has read for the row before.
 pub fn announce_written(function: pg_sys::Oid, written: pg_sys::Oid) -> Result<()> {
-    // A later write has ended this command, and a rollback that undoes the announcement its subtransaction.
+    // A later write starts another command; a rollback that undoes the announcement ends its subtransaction.
     // SAFETY: in a transaction.
     let command = || unsafe { pg_sys::GetCurrentCommandId(false) };
     let now = || (written, local_transaction(), subtransaction(), command());
@@ -264,7 +264,7 @@ pub fn announce_written(function: pg_sys::Oid, written: pg_sys::Oid) -> Result<(
     Ok(())
 }
 
-/// Returns the extension's objects as far as invalidations have been processed; reads them if one came.
+/// Returns the extension's objects as of the invalidations processed; reads them if one came.
 fn cached(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
     // Counted before the read: a change during it makes the next call read again.
     let changes = invalidation::changes();
@@ -277,7 +277,7 @@ fn cached(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
     if let Some(catalog) = known {
         return Ok(catalog);
     }
-    // Meanwhile every changed table may be one of ours.
+    // Until they are read, every changed table may be one of the extension's.
     CACHED.set(None);
     invalidation::watch_tables(None);
     // SAFETY: a look-up in the system catalogs, in a transaction.
@@ -379,7 +379,7 @@ unsafe fn table(
     }
 }
 
-/// Returns the owner of a relation, `None` if there is no relation: the one to run as, if it is locked.
+/// Returns the owner of a relation, `None` if there is none. SQL may run as that role if the relation is locked.
 ///
 /// # Safety
 /// Inside a transaction.
@@ -417,13 +417,13 @@ pub fn extension() -> pg_sys::Oid {
     unsafe { pg_sys::get_extension_oid(c"ratelimit".as_ptr(), true) }
 }
 
-/// A function of the extension that has this table: as such by its schema; `InvalidOid`: it is gone.
+/// The extension's function `rl_define`, found by the schema of one of its tables; `InvalidOid` if the table is gone.
 pub fn function_beside(table: pg_sys::Oid) -> pg_sys::Oid {
     // SAFETY: look-ups in the system catalogs, in a transaction.
     unsafe { rl_define(pg_sys::get_rel_namespace(table)) }
 }
 
-/// Whether there is a database of this number.
+/// Whether a database with this OID exists.
 pub fn has_database(database: pg_sys::Oid) -> bool {
     let key = pg_sys::Datum::from(database);
     let none = pg_sys::Datum::from(0);
@@ -439,8 +439,8 @@ pub fn has_database(database: pg_sys::Oid) -> bool {
     }
 }
 
-/// Whether a database was altered since it was created: its row in pg_database was written by an UPDATE. False where
-/// there is none.
+/// Whether a database was altered since it was created: its row in pg_database was written by an UPDATE. False if it
+/// does not exist.
 pub fn is_database_altered(database: pg_sys::Oid) -> bool {
     // SAFETY: a look-up in the system catalogs, in a transaction; the tuple is read before it is released.
     unsafe {

@@ -1,5 +1,5 @@
-//! Finds out whether Citus distributes a table: then its rows are in shards, here or on other nodes, and the table
-//! itself is empty.
+//! Finds out whether Citus distributes a table. The rows of such a table are in shards, here or on other nodes, and the
+//! table itself is empty.
 
 use std::ffi::CStr;
 use std::ptr::null_mut;
@@ -31,8 +31,8 @@ pub unsafe fn is_distributed(table: pg_sys::Oid) -> bool {
     unsafe { distribution(table) }.is_some()
 }
 
-/// Finds a table in Citus's list, pg_dist_partition, which all nodes have. Citus invalidates the table at each change of
-/// its entry.
+/// Finds a table in Citus's list, pg_dist_partition, which all nodes have. Citus invalidates the table at each change
+/// of its entry.
 ///
 /// # Safety
 /// Inside a transaction.
@@ -51,7 +51,7 @@ pub unsafe fn distribution(table: pg_sys::Oid) -> Option<Distribution> {
         let list = pg_sys::table_open(list, lock);
         let description = (*list).rd_att;
         let column = pg_sys::SPI_fnumber(description, c"logicalrelid".as_ptr());
-        // A list without that column may contain the table.
+        // An unexpected layout of the list: assume that it contains the table.
         let mut found = Some(Distribution { by_key: false });
         if column > 0 && pg_sys::SPI_gettypeid(description, column) == pg_sys::REGCLASSOID {
             let mut key = pg_sys::ScanKeyData::default();
@@ -74,8 +74,8 @@ pub unsafe fn distribution(table: pg_sys::Oid) -> Option<Distribution> {
     }
 }
 
-/// Whether a row of pg_dist_partition says that a table is distributed by its column `key`, or by no column with one copy
-/// of each row (`repmodel` s).
+/// Whether a row of pg_dist_partition says that a table is distributed by its column `key`, or by no column with one
+/// copy of each row (`repmodel` s).
 ///
 /// # Safety
 /// Inside a transaction; the row is of the description's type.

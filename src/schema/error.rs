@@ -1,5 +1,5 @@
-//! Every error that a user can meet. A layer's enum has the messages of its errors; this file gives each of them
-//! SQLSTATE, detail and hint.
+//! Every error that a user can meet. The enum of each layer has the messages of its errors; this file adds SQLSTATE,
+//! detail and hint.
 
 #![forbid(unsafe_code)]
 
@@ -17,10 +17,10 @@ use crate::schema::settings::{self, ErrorStyle};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of the extension. It displays its message, without detail and hint.
+/// An error of the extension. Displays its message, without detail and hint.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An error of the limiter itself: one of its host comes back as this type.
+    /// An error of the limiter. Errors of its host come back as this type.
     #[error(transparent)]
     Limiter(LimiterError),
     #[error(transparent)]
@@ -39,7 +39,7 @@ pub enum Error {
         forever: bool,
         message: Option<String>,
     },
-    /// A row has NULL where no call writes one: its owner dropped the constraint.
+    /// A row with a NULL that no call writes: the owner dropped the constraint.
     #[error("a stored {column} is NULL")]
     NullState { table: &'static str, column: &'static str },
     /// A table of the extension is not where CREATE EXTENSION put it.
@@ -51,16 +51,16 @@ pub enum Error {
     /// The table has changed since it was looked up. The call begins again, and raises this after several tries.
     #[error("the table rateLimits keeps being altered")]
     Moved,
-    /// A saved limit, where several nodes share the table.
+    /// A saved limit with a table that several nodes share.
     #[error("limits in memory can't be saved where Citus distributes the table rateLimits")]
     SavedOnCitus,
-    /// Holds, where several nodes share the table.
+    /// A hold with a table that several nodes share.
     #[error("tokens can't be held where Citus distributes the table rateLimits")]
     HoldsOnCitus,
     /// PREPARE TRANSACTION after a definition was changed from or to a saved one.
     #[error("cannot PREPARE a transaction that has changed the store of rate limit \"{name}\"")]
     Prepared { name: String },
-    /// A definition is to be dropped that is the plan of keys.
+    /// The definition to be dropped is the plan of keys.
     #[error("rate limit \"{plan}\" is the plan of {keys} key{}", if *.keys == 1 { "" } else { "s" })]
     PlanInUse { plan: String, keys: i64 },
     /// The system has no random bits.
@@ -72,10 +72,10 @@ pub enum Error {
     /// `ratelimit.clock` was set before the library was loaded, to an invalid value.
     #[error("invalid value for parameter \"ratelimit.clock\": \"{value}\"")]
     InvalidClock { value: String },
-    /// A trigger function was called by something else.
+    /// A trigger function was not called by a trigger.
     #[error("{function}() can only be called by its trigger")]
     NotATrigger { function: &'static str },
-    /// A trigger calls rl_trigger in a way that can't be limited; `firing` is the clause of one that works.
+    /// A trigger calls rl_trigger in a way that can't be limited; `firing`: the clause of one that works.
     #[error("rl_trigger() {problem}")]
     TriggerMisuse { problem: &'static str, firing: String },
     /// A BEFORE trigger calls rl_trigger for a limit in memory; `firing` as above.
@@ -87,7 +87,7 @@ pub enum Error {
     /// A row has NULL in a column that rl_trigger reads.
     #[error("{option} column \"{column}\" of table \"{table}\" must not be NULL")]
     NullColumn { option: &'static str, column: String, table: String },
-    /// A text that rl_key joins is NULL, the `n`th, from 1.
+    /// A NULL among the texts of rl_key: the `n`th, from 1.
     #[error("part {n} of the key must not be NULL")]
     NullPart { n: usize },
 }
@@ -276,11 +276,11 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
     }
 }
 
-/// Why limits in memory have no holds.
+/// The reason why limits in memory have no holds.
 const ROLLED_BACK: &str =
     "A hold is a row, which is rolled back with its transaction; memory is not.";
 
-/// Why a limit has no holds, and what does instead.
+/// The reason why a limit has no holds, and an alternative.
 fn not_for_holds(report: Report, name: &str, why: NoHolds, schema: &str) -> Report {
     let name = literal(name);
     match why {
@@ -302,7 +302,7 @@ fn not_for_holds(report: Report, name: &str, why: NoHolds, schema: &str) -> Repo
     }
 }
 
-/// Calls that do what a hold does, unless the process dies between them.
+/// Calls with the effect of a hold, except if the process dies between them.
 fn take_and_give_back(name: &str, schema: &str) -> String {
     format!(
         "Take the tokens, and give back what was not used: SELECT * FROM {schema}rl_limit({name}, $1, 10); \
@@ -342,7 +342,7 @@ fn only(allowed: &str) -> String {
     format!("Allowed: {allowed}.")
 }
 
-/// The statement of a trigger that works.
+/// The statement that creates a working trigger.
 fn example_trigger(firing: &str, schema: Qualifier) -> String {
     format!(
         "For example: CREATE TRIGGER limit_messages {firing} EXECUTE FUNCTION \
@@ -351,7 +351,7 @@ fn example_trigger(firing: &str, schema: Qualifier) -> String {
     )
 }
 
-/// A denial in the form that PostgREST takes status, headers and body of its answer from, with a message for end users.
+/// A denial in the form from which PostgREST takes status, headers and body, with a message for end users.
 fn for_postgrest(report: Report, retry_after: Option<Micros>, message: Option<&str>) -> Report {
     let headers = match retry_after {
         Some(wait) => json!({ "Retry-After": wait.ceil_to_secs().to_string() }),
@@ -385,7 +385,7 @@ fn when_to_try(retry_after: Option<Micros>, capacity: f64, forever: bool) -> Str
     }
 }
 
-/// A definition as the config that has an error may have been meant.
+/// A corrected definition, for a config with an error.
 fn example(error: &ConfigError, schema: &str) -> String {
     if error.plan {
         return format!(
@@ -402,13 +402,13 @@ fn definition(name: &str, kind: Kind, arguments: &str, schema: &str) -> String {
     format!("SELECT {schema}rl_define({name}, {schema}{builder}({arguments}));")
 }
 
-/// A text as an SQL literal, for hints that can be typed as they stand.
+/// A text as an SQL literal, for hints that can be copied as they are.
 pub fn literal(name: &str) -> String {
     format!("'{}'", name.replace('\'', "''"))
 }
 
 impl Error {
-    /// The same error, of a config for a limit: it says which.
+    /// The same error, naming the limit that the config is for.
     pub fn of_config(self, name: &[u8]) -> Error {
         match self {
             Error::Limiter(LimiterError::Config(error)) => {
@@ -418,7 +418,7 @@ impl Error {
         }
     }
 
-    /// The same error, of a config that is stored for a limit.
+    /// The same error, of a config stored for a limit.
     pub fn of_stored_config(self, name: &[u8]) -> Error {
         match self {
             Error::Limiter(LimiterError::Config(error)) => {
@@ -441,7 +441,7 @@ impl From<RequestError> for Error {
     }
 }
 
-/// The limiter carries errors of its host unchanged: one of this type comes back as it was.
+/// Errors of the host pass through the limiter unchanged: one of this type is returned as it was.
 impl From<LimiterError> for Error {
     fn from(error: LimiterError) -> Error {
         match error {

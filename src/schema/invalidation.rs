@@ -1,9 +1,8 @@
-//! Invalidations: counted only, since they arrive at any point. A cache keeps the count at which it was
-//! valid.
+//! Invalidations: only counted, because they arrive at any point. A cache keeps the count at which it was valid.
 //!
 //! A changed count shows that something may have changed, never that it has: with `debug_discard_caches`, on builds
 //! with assertions, each lock announces everything. So a call that finds the count changed starts again once, and then
-//! compares the tables themselves (`catalog::check`). `tests/pg_regress/sql/discard.sql` shows it there.
+//! compares the tables themselves (`catalog::check`). `tests/pg_regress/sql/discard.sql` tests this.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -22,9 +21,9 @@ pub struct Tables {
 thread_local! {
     /// The tables; `None`: unknown, so that every table may be one of them.
     static TABLES: Cell<Option<Tables>> = const { Cell::new(None) };
-    /// Counts the invalidations that may have changed the catalog.
+    /// The number of invalidations that may have changed the catalog.
     static CHANGES: Cell<u64> = const { Cell::new(1) };
-    /// Counts the invalidations that may have changed a definition, or a block, which are cached together.
+    /// The number of invalidations that may have changed a definition or a block, which share a cache.
     static DEFINITION_CHANGES: Cell<u64> = const { Cell::new(1) };
 }
 
@@ -40,7 +39,7 @@ pub fn init() {
     }
 }
 
-/// Sets the tables whose changes are counted.
+/// Sets the tables to count changes of.
 pub fn watch_tables(tables: Option<Tables>) {
     TABLES.set(tables);
 }
@@ -88,8 +87,7 @@ pub fn changes() -> u64 {
     CHANGES.get()
 }
 
-/// Invalidates a relation: in every backend when this transaction commits, in this one at its next
-/// command.
+/// Invalidates a relation: in every backend when this transaction commits, in this one at its next command.
 pub fn announce(relation: pg_sys::Oid) {
     // SAFETY: it is the relation of a running trigger, or one that was just looked up.
     unsafe { pg_sys::CacheInvalidateRelcacheByRelid(relation) };

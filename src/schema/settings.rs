@@ -130,7 +130,7 @@ pub const CLOCK_ALLOWED: &CStr =
     milliseconds, or an empty string for the server's clock.";
 
 thread_local! {
-    /// Whether `ratelimit.clock` has a value other than the empty one.
+    /// Whether `ratelimit.clock` is set to a value that is not empty.
     static IS_CLOCK_SET: Cell<bool> = const { Cell::new(false) };
     /// Whether `ratelimit.clock` takes any value: while it is declared, and in a parallel worker.
     static TAKES_ANY_CLOCK: Cell<bool> = const { Cell::new(true) };
@@ -138,8 +138,8 @@ thread_local! {
 
 /// Declares `ratelimit.clock`.
 ///
-/// Until the library is loaded PostgreSQL stores any value that any role sets. The declaration would drop an invalid one
-/// with a warning, and calls would silently use the server's clock. So the declaration accepts every value, and
+/// Until the library is loaded PostgreSQL stores any value that any role sets. The declaration would drop an invalid
+/// one with a warning, and calls would silently use the server's clock. So the declaration accepts every value, and
 /// [`check_clock`] refuses each call while an invalid one is set. Later values are checked by SET.
 ///
 /// A parallel worker gets the leader's values after it has loaded the library, and its query must not fail for them.
@@ -166,8 +166,8 @@ fn define_clock() {
     }
 }
 
-/// Refuses a call under a `ratelimit.clock` that was set before the library was loaded and that SET would refuse: by its
-/// role (42501) or as no time (22023).
+/// Refuses a call under a `ratelimit.clock` that was set before the library was loaded and that SET would refuse: for
+/// its role (42501), or as an invalid time (22023).
 #[inline]
 pub fn check_clock() -> Result<()> {
     if IS_CLOCK_SET.get() { check_set_clock() } else { Ok(()) }
@@ -196,7 +196,7 @@ fn parse(value: &CStr) -> std::result::Result<Option<Micros>, ()> {
     }
 }
 
-/// Reads a value from Postgres; null is the empty one.
+/// Reads a value from Postgres; null becomes the empty value.
 ///
 /// # Safety
 /// `value` is null or a C string.

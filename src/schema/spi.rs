@@ -1,9 +1,9 @@
 //! Runs SQL on the extension's tables: prepared once, as the tables' owner, under the latest snapshot.
 //!
-//! So the caller needs no privilege on the tables, and the owner's triggers run with the owner's rights only: with those
-//! of the caller or of a SECURITY DEFINER function's owner, they could become superuser. SECURITY_RESTRICTED_OPERATION
-//! keeps them from switching roles back. A fixed search_path keeps the caller from choosing the functions that run as
-//! the owner.
+//! So the caller needs no privilege on the tables, and the owner's triggers run with the owner's rights only: with the
+//! rights of the caller or of a SECURITY DEFINER function's owner, they could become superuser.
+//! SECURITY_RESTRICTED_OPERATION keeps them from switching roles back. A fixed search_path keeps the caller from
+//! choosing the functions that run as the owner.
 //!
 //! Above READ COMMITTED a statement sees the transaction's snapshot, but limits and definitions must see the latest
 //! state: hence `SPI_execute_snapshot` with `GetLatestSnapshot`.
@@ -12,8 +12,8 @@
 //! so expensive that each call compiles them (JIT), and it can have a second row of a key. A table that Citus
 //! distributes has neither children nor ONLY ([`Connection::plan`]).
 //!
-//! Every call locks `rateLimits` before `rl_config`, `rl_blocks` and `rl_holds` ([`with_owner`]); in another order calls would
-//! deadlock with commands that lock all of them, such as rl_distribute.
+//! Every call locks `rateLimits` before `rl_config`, `rl_blocks` and `rl_holds` ([`with_owner`]); in another order
+//! calls would deadlock with commands that lock all of them, such as rl_distribute.
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -32,13 +32,14 @@ use crate::schema::settings;
 
 /// A statement on the extension's tables. Constants only: names and keys are parameters.
 pub struct Statement {
-    /// Its text; `@schema@` stands for the tables' schema. It says ONLY where rows are read, updated or deleted.
+    /// The text; `@schema@` stands for the tables' schema. Says ONLY before a table from which rows are read, updated
+    /// or deleted.
     pub sql: &'static str,
     /// The types of its parameters.
     pub parameters: &'static [pg_sys::BuiltinOid],
-    /// The types of its columns, which are checked: the tables' owner may alter them.
+    /// The types of its columns, checked because the tables' owner may alter them.
     pub results: &'static [pg_sys::BuiltinOid],
-    /// The table lock that it takes.
+    /// The table lock that the statement takes.
     pub lock: TableLock,
 }
 
@@ -52,8 +53,8 @@ struct Plan {
 
 thread_local! {
     static PLANS: RefCell<HashMap<&'static str, Plan>> = RefCell::new(HashMap::new());
-    /// Obsolete plans, freed by the next outermost connection. One may be running: a trigger can rename the schema and call a
-    /// function of the extension.
+    /// Obsolete plans, freed by the next outermost connection. One may be running: a trigger can rename the schema and
+    /// call a function of the extension.
     static OLD_PLANS: RefCell<Vec<pg_sys::SPIPlanPtr>> = const { RefCell::new(Vec::new()) };
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
@@ -80,17 +81,18 @@ impl Drop for Depth {
     }
 }
 
-/// The settings under which SQL runs as the owner. Settings made by the owner's code are undone with them, as after
-/// REINDEX.
+/// The settings under which SQL runs as the owner. Settings made by the owner's code are undone with them, as
+/// after REINDEX.
 const SETTINGS: [(&CStr, &CStr); 2] = [
-    // A plan made for a small table would scan it sequentially, and be kept as it grows.
+    // A plan made for a small table would scan it sequentially, and be kept while the table grows.
     (c"enable_seqscan", c"off"),
-    // As in PostgreSQL's own maintenance commands from 17 on. Temporary objects come last: unlisted they would come first.
+    // As in PostgreSQL's own maintenance commands since 17. Temporary objects come last: unlisted they
+    // would come first.
     (c"search_path", c"pg_catalog, pg_temp"),
 ];
 
-/// The settings for writes on other nodes, since any role may set others: a nested query gets a transaction there, and
-/// the text of values is read as it was written, as in postgres_fdw.
+/// The settings for writes on other nodes, which any role may have set otherwise: a nested query gets a transaction
+/// there, and values are read exactly as they were written, as in postgres_fdw.
 const DISTRIBUTED: [(&CStr, &CStr); 4] = [
     (c"citus.function_opens_transaction_block", c"on"),
     (c"datestyle", c"ISO"),
@@ -98,7 +100,7 @@ const DISTRIBUTED: [(&CStr, &CStr); 4] = [
     (c"standard_conforming_strings", c"on"),
 ];
 
-/// The settings under which Citus logs no statement, since statements have keys in them.
+/// The settings under which Citus logs no statement: statements contain keys.
 const DISCREET: [(&CStr, &CStr); 3] = [
     (c"citus.log_remote_commands", c"off"),
     (c"citus.log_local_commands", c"off"),
@@ -126,9 +128,9 @@ pub struct Connection<'a> {
     table: Table,
 }
 
-/// Runs `work` connected to SPI as the owner of `table`. `lock` is the strongest lock on it that the whole work needs; a
-/// read's lock is released after it ([`catalog::reading`]). After an error the abort of the (sub)transaction restores
-/// user and connection.
+/// Runs `work` connected to SPI as the owner of `table`. `lock`: the strongest lock on the table that the whole work
+/// needs; a lock for reading is released afterwards ([`catalog::reading`]). After an error the abort of the
+/// (sub)transaction restores user and connection.
 pub fn with_owner<T>(
     catalog: &Catalog,
     table: Table,
@@ -141,7 +143,7 @@ pub fn with_owner<T>(
     }
 }
 
-/// Runs `work` as [`with_owner`] does; locks for reading belong to the current resource owner.
+/// Runs `work`, as [`with_owner`]; locks for reading belong to the current resource owner.
 fn as_owner<T>(
     catalog: &Catalog,
     table: Table,
@@ -161,7 +163,7 @@ fn as_owner<T>(
             }
             pg_sys::LockRelationOid(table.oid, lock as pg_sys::LOCKMODE);
         });
-        // While this waited for the lock, the table may have got another owner, with other triggers.
+        // During the wait for the lock the table may have got another owner, with other triggers.
         let owner = catalog::owner_of(table.oid).ok_or(Error::Moved)?;
         let (mut user, mut context) = (pg_sys::InvalidOid, 0);
         pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
@@ -190,15 +192,16 @@ fn as_owner<T>(
     }
 }
 
-/// Drops all plans: one that was made under a rule DO INSTEAD NOTHING depends on no table, and so outlives the rule.
+/// Drops all plans: a plan made under a rule DO INSTEAD NOTHING depends on no table, and so outlives the rule.
 pub fn forget_plans() {
     let plans = PLANS.take().into_values().map(|plan| plan.plan);
     OLD_PLANS.with_borrow_mut(|old| old.extend(plans));
 }
 
 impl Connection<'_> {
-    /// Runs `work` on a table that Citus distributes, in one transaction on all nodes. Citus begins one for a statement only
-    /// in a transaction block or inside another query: called by a trigger or COPY, each statement would commit alone.
+    /// Runs `work` on a table that Citus distributes, in one transaction on all nodes. Citus begins one for a
+    /// statement only in a transaction block or inside another query: called by a trigger or COPY, each statement
+    /// would commit alone.
     fn distributed<T>(&self, work: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
         const ONE_ROW: Statement =
             Statement { sql: "SELECT 1", parameters: &[], results: &[], lock: TableLock::Read };
@@ -222,8 +225,8 @@ impl Connection<'_> {
         result.unwrap_or_else(|| Err(self.not_written()))
     }
 
-    /// Executes a statement under the latest snapshot, whatever the isolation level, and returns the number of processed
-    /// rows. [`LimiterError::NotWritten`]: a rule makes it another statement.
+    /// Executes a statement under the latest snapshot, at any isolation level, and returns the number of processed
+    /// rows. [`LimiterError::NotWritten`]: a rule replaces the statement by another.
     pub fn execute(
         &self,
         statement: &Statement,
@@ -241,7 +244,7 @@ impl Connection<'_> {
         debug_assert_eq!(parameters.len(), statement.parameters.len());
         // SAFETY: the parameters are the plan's; the snapshot is registered while in use.
         unsafe {
-            // Locked before the snapshot is taken, to see the changes that this waits for.
+            // Locked before the snapshot is taken, so that the snapshot sees the changes of those waited for.
             pg_sys::LockRelationOid(self.table.oid, statement.lock as pg_sys::LOCKMODE);
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
             let result = pg_sys::SPI_execute_snapshot(
@@ -255,7 +258,7 @@ impl Connection<'_> {
                 0,
             );
             pg_sys::UnregisterSnapshot(snapshot);
-            // A rule of the table's owner can replace the statement or drop it.
+            // A rule of the table's owner can replace or drop the statement.
             if result < 0 {
                 return Err(self.not_written());
             }
@@ -324,7 +327,8 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Returns a field of the last result, valid until the next statement; `None`: NULL. Rows count from 0, columns from 1.
+    /// Returns a field of the last result, valid until the next statement; `None`: NULL. Rows are counted from 0,
+    /// columns from 1.
     pub fn field(&self, row: u64, column: c_int) -> Option<pg_sys::Datum> {
         // SAFETY: the last result has this row, and SPI_getbinval checks the column.
         unsafe {
@@ -351,9 +355,9 @@ impl Connection<'_> {
         self.field(row, column).map(|datum| unsafe { varlena_bytes(datum).to_vec() })
     }
 
-    /// Returns the plan of a statement, prepared if necessary. On a table that Citus distributes it is without ONLY: such a
-    /// table has no children (EnsureRelationKindSupported and PostprocessCreateTableStmt of Citus 13.0), and what Citus makes
-    /// of ONLY need not be known. [`LimiterError::NotWritten`]: it can't be prepared.
+    /// Returns the plan of a statement, prepared if necessary. Without ONLY on a table that Citus distributes: such a
+    /// table has no children (EnsureRelationKindSupported and PostprocessCreateTableStmt of Citus 13.0), so the effect
+    /// of ONLY in Citus does not matter. [`LimiterError::NotWritten`]: the statement can't be prepared.
     fn plan(&self, statement: &Statement) -> Result<pg_sys::SPIPlanPtr> {
         let (schema, distributed) = (&self.catalog.schema, self.table.distributed);
         let is_as_now = |plan: &Plan| plan.schema == *schema && plan.distributed == distributed;

@@ -1,6 +1,6 @@
-//! The unaltered tables, of states and of holds, as CREATE EXTENSION made them, with their own indexes, and without any
-//! addition that the executor would have to process. Every property that matters to a write must have an allowed value,
-//! so that unforeseen ones are refused.
+//! Checks whether the tables of states and holds are unaltered: as CREATE EXTENSION made them, with their own indexes
+//! and no addition that the executor would have to process. Every property that matters to a write must have an allowed
+//! value, so unforeseen ones are refused.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -9,13 +9,13 @@ use pgrx::pg_sys::BuiltinOid::*;
 
 use crate::schema::citus::is_distributed;
 
-/// A column of rateLimits as CREATE EXTENSION made it.
+/// A column as CREATE EXTENSION made it.
 struct Column {
     name: &'static CStr,
     data_type: pg_sys::BuiltinOid,
     not_null: bool,
     collation: pg_sys::Oid,
-    /// Whether its storage is EXTENDED: out of line or compressed.
+    /// Whether the storage is EXTENDED: out of line or compressed.
     extended: bool,
     has_default: bool,
 }
@@ -67,12 +67,12 @@ const HOLDS_CREATED: [Column; HOLD_COLUMNS] = [
 /// The names and types of columns, in their order.
 pub type NamesAndTypes = fn(usize) -> (&'static CStr, pg_sys::BuiltinOid);
 
-/// Those of rateLimits.
+/// The columns of rateLimits.
 pub fn of_limits(n: usize) -> (&'static CStr, pg_sys::BuiltinOid) {
     (CREATED[n].name, CREATED[n].data_type)
 }
 
-/// Those of rl_holds.
+/// The columns of rl_holds.
 pub fn of_holds(n: usize) -> (&'static CStr, pg_sys::BuiltinOid) {
     (HOLDS_CREATED[n].name, HOLDS_CREATED[n].data_type)
 }
@@ -94,7 +94,7 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
     }
 }
 
-/// Returns the indexes of the unaltered table of holds: of its primary key, and the other.
+/// Returns the indexes of the unaltered table of holds: the primary key's and the other.
 ///
 /// # Safety
 /// The table is open.
@@ -121,7 +121,7 @@ pub unsafe fn indexes_of_holds(table: pg_sys::Relation) -> Option<[pg_sys::Oid; 
     }
 }
 
-/// Why a table is not as it was created: with these columns and as many indexes.
+/// How the table differs from the created one, which has these columns and this number of indexes.
 ///
 /// # Safety
 /// The table is open.
@@ -137,7 +137,7 @@ unsafe fn alteration(
         let allowed = [
             (class.relkind == pg_sys::RELKIND_RELATION as c_char, "is not an ordinary table"),
             (class.relam == pg_sys::HEAP_TABLE_AM_OID, "does not use the heap access method"),
-            // The pages of a temporary table are in its session's local buffers.
+            // The pages of a temporary table are in local buffers of its session.
             (
                 class.relpersistence == pg_sys::RELPERSISTENCE_PERMANENT as c_char
                     || class.relpersistence == pg_sys::RELPERSISTENCE_UNLOGGED as c_char,
@@ -152,7 +152,7 @@ unsafe fn alteration(
             (!class.relhastriggers, "has a trigger, or has had one"),
             (!class.relhasrules, "has a rule, or has had one"),
             (!class.relrowsecurity, "has row security"),
-            // A table that inherits from it is not read or written here, nor by SQL, which says ONLY.
+            // A table that inherits from this one is not read or written here, nor by SQL, which says ONLY.
             (!class.relispartition, "is a partition"),
             (!is_catalog_table(table), "is used as a catalog table, where ON CONFLICT is refused"),
             (class.relreplident == b'd' as c_char, "does not have the default replica identity"),
@@ -175,7 +175,7 @@ unsafe fn alteration(
     }
 }
 
-/// Whether the table has the columns of the unaltered one, and each matches.
+/// Whether the table has exactly the columns of the unaltered one.
 ///
 /// # Safety
 /// The table is open.
@@ -301,8 +301,8 @@ unsafe fn publications_allow_writes(table: pg_sys::Relation) -> bool {
     }
 }
 
-/// Whether an active snapshot keeps the visible versions from being pruned: not with
-/// `old_snapshot_threshold` (15 and 16), which only a restart changes.
+/// Whether an active snapshot keeps the visible versions from being pruned. Not with `old_snapshot_threshold` (15 and
+/// 16), which only a restart changes.
 fn snapshots_never_expire() -> bool {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     // SAFETY: reads a setting.
@@ -311,8 +311,8 @@ fn snapshots_never_expire() -> bool {
     true
 }
 
-/// The primary key's index, or `InvalidOid`, and all indexes. The relation knows the first only after it has listed them,
-/// until an invalidation, which any look-up in a catalog may process: so both are read here together.
+/// The index of the primary key, or `InvalidOid`, and all indexes. The relation knows the first only after it has
+/// listed them, and until an invalidation, which any look-up in a catalog may process: so both are read here together.
 ///
 /// # Safety
 /// The table is open.
@@ -346,7 +346,7 @@ pub unsafe fn unaltered_key(table: pg_sys::Relation) -> Option<pg_sys::Oid> {
     }
 }
 
-/// Whether an index of the table of holds has these columns, and no other property than it was created with.
+/// Whether an index of the table of holds has these columns, and otherwise the properties with which it was created.
 ///
 /// # Safety
 /// The index is open.
@@ -378,8 +378,8 @@ unsafe fn has_index_columns(index: pg_sys::Relation, columns: &[i16], is_primary
     }
 }
 
-/// Whether an index has the columns name, key and shard in this order, in the C collation, unique, immediate and
-/// not partial. Its `indcheckxmin` doesn't matter, which is about snapshots older than the latest.
+/// Whether an index has the columns name, key and shard in this order, in the C collation, and is unique, immediate and
+/// not partial. `indcheckxmin` doesn't matter: it is about snapshots older than the latest.
 ///
 /// # Safety
 /// The index is open.

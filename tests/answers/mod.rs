@@ -473,7 +473,7 @@ fn leaves_out(line: &str, place: Place) -> bool {
     places.split(' ').any(|word| place.words().contains(&word))
 }
 
-/// Runs the statements of a case; `differs` hears of those whose answers are others, which the case has after it.
+/// Runs the statements of a case; `differs` is called for those with other answers, which the case has after it.
 fn run_case(
     mut session: Session,
     config: &Config,

@@ -1,4 +1,4 @@
-# The lines of docs/clients.md for Ruby: ruby-pg and Sequel, on what setup.sql prepares. with_activerecord.rb is the other.
+# The lines of docs/clients.md for Ruby: ruby-pg and Sequel, prepared by setup.sql. with_activerecord.rb is the other.
 #
 # Connects with libpq's variables, as a role that has EXECUTE on rl_limit, rl_limit_all and rl_check.
 

@@ -384,8 +384,8 @@ fn calls() -> usize {
     (CALLS as f64 * times()) as usize
 }
 
-/// Makes this number of calls, all in one session or `of_session` in each, in a database with both under these settings;
-/// returns the differences.
+/// Makes this number of calls, all in one session or `of_session` in each, in a database with both under these
+/// settings; returns the differences.
 fn differences(
     name: &'static str,
     settings: &[(&str, &str)],

@@ -1,5 +1,5 @@
-//! Moves from dist/ratelimit.sql to the extension and back, by their scripts: what they carry and refuse, and what calls
-//! see during a move. `make plain` makes the three files.
+//! Moves from dist/ratelimit.sql to the extension and back, by their scripts: what they carry and refuse, and what
+//! calls see during a move. `make plain` makes the three files.
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;

@@ -1,5 +1,5 @@
-//! What the SQL file does to rows: which locks rl_prune takes while it reads, how triggers distinguish keys, and how holds
-//! are found, given back and written.
+//! What the SQL file does to rows: which locks rl_prune takes while it reads, how triggers distinguish keys, and how
+//! holds are found, given back and written.
 
 use postgres::error::SqlState;
 

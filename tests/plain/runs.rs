@@ -79,8 +79,8 @@ fn run_file(database: &Database) -> String {
     run("bash", database, &["-c", &script], "").unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Restores the file in every way, and runs it: it revokes what the restore and default privileges have granted, reports
-/// that, and keeps other grants.
+/// Restores the file in every way, and runs it: it revokes what the restore and default privileges have granted,
+/// reports that, and keeps other grants.
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn a_restored_file_is_closed_by_the_next_run() {

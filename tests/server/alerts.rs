@@ -35,7 +35,7 @@ const SAMPLED: &str = "
     INSERT INTO memory VALUES (latter, since)
     $$;";
 
-/// Returns the alerts, as "alert name detail", after SQL that fills the counters. All of it has one time, and rolls back.
+/// Returns the alerts, as "alert name detail", after SQL that fills the counters, all at one time and rolled back.
 fn alerts(client: &mut Client, counters: &str) -> Vec<String> {
     let mut transaction = client.transaction().unwrap();
     transaction.batch_execute("SET LOCAL timezone = 'UTC'").unwrap();

@@ -1,5 +1,5 @@
-//! `ALTER EXTENSION ratelimit UPDATE` to a version that has more: what sessions that keep 1.0.0's library, users' objects
-//! and rows go through. The later version is written here, among the files of the server that the test runs on.
+//! `ALTER EXTENSION ratelimit UPDATE` to a version that has more: what sessions that keep 1.0.0's library, users'
+//! objects and rows go through. The later version is written here, among the files of the server that the test runs on.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,8 +30,8 @@ const FUNCTIONS: &str = "
     WHERE function.oid = '@extschema@.rl_limit(text, text, float8, boolean, boolean, jsonb)'::pg_catalog.regprocedure;
     DROP FUNCTION @extschema@.rl_limit_later(text, text, float8, boolean, boolean, jsonb, text);";
 
-/// The script of an update to a version, there until this value is dropped. Each test has a version of its own, since one
-/// may be written while another's servers look for paths between versions.
+/// The script of an update to a version, there until this value is dropped. Each test has a version of its own, since
+/// one may be written while another's servers look for paths between versions.
 struct Script {
     path: PathBuf,
     version: &'static str,
@@ -241,8 +241,8 @@ fn calls_that_are_under_way_go_on() {
     }
 }
 
-/// A query that uses the whole row of a call which an update overtakes fails once with PostgreSQL's own error, since the
-/// row has the columns that the query was planned for, and takes nothing.
+/// A query that uses the whole row of a call which an update overtakes fails once with PostgreSQL's own error, since
+/// the row has the columns that the query was planned for, and takes nothing.
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_whole_row_that_an_update_overtakes_fails_once() {

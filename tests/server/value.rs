@@ -1,5 +1,5 @@
-//! What `rl_value` returns is all that `rl_calculate` needs: at any time from then on it answers as `rl_check` does, for
-//! random limits after random calls. SEED is the seed, and TIMES multiplies them.
+//! What `rl_value` returns is all that `rl_calculate` needs: at any time from then on it answers as `rl_check` does,
+//! for random limits after random calls. SEED is the seed, and TIMES multiplies them.
 
 use fastrand::Rng;
 use ratelimit_tests::{seed, times};
@@ -11,9 +11,10 @@ const NAMES: usize = 14;
 const KEYS: [&str; 3] = ["", "a", "b"];
 const SECOND: i64 = 1_000_000;
 
-/// Returns what is wrong with the value of a key, now and at later times, after which the clock is as before. A hold that
-/// expires changes the state, so then it looks no further; and a denial may end sooner than the value shows. What has
-/// expired is in the value, and not in a denial that it can't change. A limit with shards, also of shards that it had, has no more than their total, and exactly that now.
+/// Returns what is wrong with the value of a key, now and at later times, after which the clock is as before. A hold
+/// that expires changes the state, so then it looks no further; and a denial may end sooner than the value shows. What
+/// has expired is in the value, and not in a denial that it can't change. A limit with shards, also of shards that it
+/// had, has no more than their total, and exactly that now.
 const WRONG: &str = r#"
 CREATE FUNCTION public.wrong(name text, key text, now bigint, spans bigint[], config jsonb) RETURNS SETOF text
 LANGUAGE plpgsql AS $$

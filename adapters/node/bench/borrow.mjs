@@ -17,7 +17,7 @@ const LIMITS = {
     tenth: tokenBucket({ rate: 1000, period: SECOND, capacity: 100 }),
 };
 
-/** Of one process: takes for some seconds, as fast as it can or, at random times, as often a second as wanted says. */
+/** One process: takes for some seconds, as fast as it can or, at random times, at the wanted rate per second. */
 async function worker({ name = 'plenty', borrows, wanted, seconds, key, max }) {
     const pool = new pg.Pool({ max: 1 });
     const limiter = new RateLimiter(LIMITS, { db: pool });

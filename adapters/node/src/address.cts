@@ -1,4 +1,4 @@
-// The key of a client's address, as rl_address_key of SQL makes it.
+// The key of a client's address, the same as that of rl_address_key in SQL.
 import { isIP } from 'node:net';
 
 /** The eight groups of an IPv6 address. */
@@ -13,9 +13,9 @@ function groupsOf(address: string): number[] {
 }
 
 /**
- * Makes a key of a client's address. One of IPv4 is its own key, also where IPv6 maps it; of IPv6 it takes the network of
- * the first `masklen` bits, 0 to 128, since a customer usually has all addresses of a network of 64. Throws a TypeError
- * for what is no address.
+ * Makes a key of a client's address. An IPv4 address is its own key, also if it is mapped into IPv6. An IPv6 address is
+ * counted by its network, the first `masklen` bits, 0 to 128, because a customer usually has all addresses of a /64
+ * network. Throws a TypeError if it is not an address.
  */
 export function addressKey(address: string, masklen = 64): string {
     if (!Number.isInteger(masklen) || masklen < 0 || masklen > 128) {

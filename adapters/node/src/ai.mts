@@ -1,5 +1,5 @@
-// A middleware for the AI SDK: each call to a model holds an estimate on all of its limits at once, and settles what the
-// model reports.
+// A middleware for the AI SDK: each call to a model holds an estimate on all of its limits at once, and settles the
+// reported usage.
 import { inspect } from 'node:util';
 
 import { APICallError, type LanguageModelMiddleware } from 'ai';
@@ -23,12 +23,12 @@ export interface Usage {
     outputTokens: number;
     totalTokens: number;
 }
-/** What a call uses of a limit: a number, such as 1 of requests and slots, tokens, or what a function says of them. */
+/** The use of a limit by a call: a number, such as 1 for requests and slots, a kind of tokens, or a function. */
 export type Count = number | keyof Usage | ((usage: Counted) => number);
-/** What a function of `count` gets: an estimate, or what was used, with the model's whole report. */
+/** The argument of a `count` function: an estimate or the usage, with the model's whole report. */
 export type Counted = Usage & { modelId: string; report?: Report | undefined };
 
-/** A limit that a call is to hold. `count` default: 1. */
+/** A limit that a call holds. `count` default: 1. */
 export type BudgetLimit<D> =
     | {
           [N in NameOf<D, HoldKind | 'concurrency'>]: { name: N; config?: undefined } & Counts & Keyed<D[N]>;
@@ -36,7 +36,7 @@ export type BudgetLimit<D> =
     | ({ name: string } & Counts & Inline<HoldKind | 'concurrency'>);
 type Counts = { count?: Count | undefined };
 
-/** A call that ended without a report: what was held, what has streamed, as far as the estimate knows, and why. */
+/** A call that ended without a report: the tokens held, the estimate of those streamed, and the reason. */
 export interface Unreported {
     held: Usage;
     streamed: Usage;
@@ -44,26 +44,26 @@ export interface Unreported {
 }
 
 export interface BudgetOptions<D> {
-    /** The limits of every call, or of this one. A name comes once, or with the same count. */
+    /** The limits of every call, or of this one. The same name may be repeated only with the same count. */
     limits: BudgetLimit<D>[] | ((call: ModelCall) => BudgetLimit<D>[] | PromiseLike<BudgetLimit<D>[]>);
     /**
-     * The most tokens that an answer may have, where the call doesn't say: they are held, and sent to the model. Needed
-     * unless each limit counts a number.
+     * The maximum number of tokens of an answer, if the call has none: they are held, and the maximum is sent to the
+     * model. Required unless each limit counts a number.
      */
     maxOutputTokens?: number | undefined;
-    /** The id of a call's hold: the same again, while that is there, is the same hold. Default: a random one. */
+    /** The id of a call's hold: the id of an existing hold means the same hold. Default: a random one. */
     id?: string | ((call: ModelCall) => string | undefined) | undefined;
     /** The tokens of the prompt. Default: a third of its bytes, 1,600 for a picture, 5,000 for another file. */
     estimate?: ((call: ModelCall) => number | PromiseLike<number>) | undefined;
-    /** Milliseconds until a hold expires whose process has died. One that lives extends it. Default: 120,000. */
+    /** Milliseconds until the hold of a dead process expires. A live process extends it. Default: 120,000. */
     ttl?: number | undefined;
-    /** What becomes of a hold that expires. Default: "refund". */
+    /** What a hold does with its tokens when it expires. Default: "refund". */
     onExpiry?: 'refund' | 'charge' | undefined;
-    /** What counts as used where the model did not report it. Default: all that was held. */
+    /** The usage to settle if the model reported none. Default: everything held. */
     unreported?: ((call: Unreported) => Usage) | undefined;
     /**
-     * Hears of a hold that could not be settled: settleAll(hold, used) can be sent again. Also where a function of `count`
-     * or `unreported` throws: all that was held is settled then. Default: a warning.
+     * Called with a hold that could not be settled: settleAll(hold, used) can be sent again. Also called if a function
+     * of `count` or `unreported` throws: everything held is settled then. Default: a warning.
      */
     onUnsettled?: ((unsettled: Unsettled) => void) | undefined;
 }
@@ -94,7 +94,7 @@ export function budget<D extends Definitions>(
         },
         async wrapStream({ doStream, params, model }) {
             const held = await hold(limiter, options, { params, model }).catch((error) => {
-                // Otherwise promises of streamText say no more than that there is no output.
+                // Otherwise the promises of streamText only say that there is no output.
                 if (APICallError.isInstance(error)) Object.defineProperty(error, NO_OUTPUT, { value: true });
                 throw error;
             });
@@ -110,8 +110,8 @@ export function budget<D extends Definitions>(
 }
 
 /**
- * A result of streamText, once its answer begins. Throws what has ended it before, such as a denial: to answer with
- * another status.
+ * A result of streamText, once its answer begins. Throws the error that ended it before, such as a denial, so that the
+ * caller can answer with another status.
  */
 export async function opened<R extends { stream: AsyncIterable<{ type: string; error?: unknown }> }>(
     result: R,
@@ -123,10 +123,10 @@ export async function opened<R extends { stream: AsyncIterable<{ type: string; e
     return result;
 }
 
-/** What marks an error of which the SDK says that it has ended the call. */
+/** Marks an error that has ended the call, for the SDK. */
 const NO_OUTPUT = Symbol.for('vercel.ai.error.AI_NoOutputGeneratedError');
 
-/** Throws a TypeError where a limit counts tokens, and nothing says how many an answer may have. */
+/** Throws a TypeError if a limit counts tokens and there is no maximum for an answer. */
 function checkedMost(most: number | undefined, limits: Counts[]): void {
     const isNeeded = limits.some(({ count = 1 }) => typeof count !== 'number');
     if (most === undefined ? isNeeded : !(most >= 0)) {
@@ -134,7 +134,7 @@ function checkedMost(most: number | undefined, limits: Counts[]): void {
     }
 }
 
-/** Holds the estimate of a call. Throws a denial as the SDK knows one. */
+/** Holds the estimate of a call. Throws a denial in the form of the SDK. */
 async function hold<D extends Definitions>(limiter: RateLimiter<D>, options: BudgetOptions<D>, call: ModelCall) {
     const { limits, estimate = estimated, ttl = 120_000, onExpiry, id } = options;
     const { params, model } = call;
@@ -158,7 +158,7 @@ async function hold<D extends Definitions>(limiter: RateLimiter<D>, options: Bud
     return new Held(held, ttl, counts, most, model.modelId, options as BudgetOptions<any>);
 }
 
-/** What a call holds, until it is settled. */
+/** The hold of a call, until it is settled. */
 class Held {
     readonly #hold: HoldAll;
     readonly #counts: Map<string, Count>;
@@ -173,7 +173,7 @@ class Held {
     /** The model's API has begun to answer. */
     #answers = false;
     #active = true;
-    /** Bytes of the answer that have come. */
+    /** The bytes of the answer received so far. */
     #streamed = 0;
 
     constructor(
@@ -202,7 +202,7 @@ class Held {
         return result;
     }
 
-    /** The model works, or the answer waits for its reader: one that is not read any more is not extended. */
+    /** Whether the model works, or the answer waits for its reader. An answer not read any more is not extended. */
     set active(active: boolean) {
         this.#active = active;
         if (active && this.#timer === undefined && this.#settled === undefined) {
@@ -220,7 +220,7 @@ class Held {
         this.#timer.unref?.();
     }
     #extendNow() {
-        // One that can't be extended may expire, and is settled all the same.
+        // A hold that can't be extended may expire, and is settled all the same.
         this.#extending = this.#extending.then(() => this.#hold.extend()).catch(() => {});
     }
 
@@ -228,7 +228,7 @@ class Held {
         this.#streamed += bytes;
     }
 
-    /** Settles what the model reports; what it does not, as held. */
+    /** Settles the reported usage, and everything held for kinds of tokens not reported. */
     reported(report: Report | undefined): Promise<void> {
         const { inputTokens, outputTokens } = this.#most;
         const [input, output] = [report?.inputTokens?.total, report?.outputTokens?.total];
@@ -259,8 +259,8 @@ class Held {
     }
 
     /**
-     * Once: what is used, by functions of the application; if they throw, all that is held. Never rejects. After an
-     * extension that is under way: one that comes after the settlement would be a new hold.
+     * Settles once: the usage, by functions of the application, or everything held if they throw. Never rejects. Waits
+     * for a running extension: an extension after the settlement would be a new hold.
      */
     #settle(counts: () => Used | undefined): Promise<void> {
         this.#settled ??= this.#settling(counts);
@@ -287,7 +287,7 @@ class Held {
     }
 }
 
-/** The stream, whose hold is settled before its end is read, and when its reader leaves. */
+/** The stream. Its hold is settled before its end is read, and when its reader leaves. */
 function metered(stream: Stream, held: Held): Stream {
     const reader = stream.getReader();
     let failure: unknown;
@@ -340,7 +340,7 @@ const counted = (count: Count, usage: Usage, modelId: string, report?: Report): 
           ? usage[count]
           : count;
 
-// What the estimate counts, as docs/llm-budgets.md lists it, and the package for Python, too.
+// The numbers of the estimate, as listed in docs/llm-budgets.md, the same in the package for Python.
 const PICTURE = 1600;
 const FILE = 5000;
 const ofText = (text = ''): number => Math.ceil(Buffer.byteLength(text) / 3);
@@ -396,7 +396,7 @@ function ofOutput(output: Output): number {
     }
 }
 
-/** The most tokens of an answer. Anthropic's thinking comes on top of maxOutputTokens, for their provider. */
+/** The maximum number of tokens of an answer. For Anthropic's provider thinking is in addition to maxOutputTokens. */
 function mostOutput({ maxOutputTokens, providerOptions }: ModelCall['params'], most = 0): number {
     const { budgetTokens = 0 } = (providerOptions?.anthropic?.thinking ?? {}) as { budgetTokens?: number };
     return (maxOutputTokens ?? most) + budgetTokens;
@@ -409,11 +409,11 @@ function isUnsent(error: any): boolean {
         if (UNSENT.includes(inner.code)) return true;
     return false;
 }
-/** Its API has answered with an error, other than a time-out. */
+/** The API has answered with an error, other than a time-out. */
 const isRefused = (error: unknown): boolean =>
     APICallError.isInstance(error) && (error.statusCode ?? 0) >= 400 && ![408, 504].includes(error.statusCode!);
 
-/** A denial as the SDK knows one. It heeds waits below a minute; after a longer one it would ask in vain. */
+/** A denial in the form of the SDK. It heeds waits below a minute; after a longer one it would retry in vain. */
 function denied(denial: RateLimitError): APICallError {
     const { message, retryAfter, data } = denial;
     const headers: Record<string, string> = {};

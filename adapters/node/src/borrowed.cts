@@ -1,12 +1,12 @@
-// Tokens that a process has borrowed: it takes a batch of them in one call of the database, and spends it in memory.
+// Tokens that a process has borrowed: it takes a batch of them in one database call, and spends it in memory.
 import type { Keyed } from './limiter.cjs';
 import { ignore } from './failing.cjs';
 import { errorOf, resultOf, type Result } from './results.cjs';
 
 export interface BorrowOptions {
-    /** Milliseconds after which a batch is spent no more, and what is left of it is returned. Default: 1000. */
+    /** Milliseconds after which a batch is not spent any more, and the rest is returned. Default: 1000. */
     borrowFor?: number | undefined;
-    /** The most tokens of a batch, but for a call with a larger count. Default: 100. */
+    /** The maximum number of tokens in a batch, except for a call with a larger count. Default: 100. */
     max?: number | undefined;
 }
 interface Spend {
@@ -23,10 +23,10 @@ interface Asks extends Spend {
 }
 type AnyOptions = Record<string, any>;
 type Given<C, O> = C extends { keyed: true } ? [options: O & Keyed<C>] : [options?: O & Keyed<C>];
-/** What a call that may have asked no database knows. */
+/** The result of a call that may not have asked the database. */
 export type BorrowResult = Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'limitedBy' | 'headers' | 'error'>;
 
-/** What the batches of one limit are taken and returned by. */
+/** The calls by which the batches of one limit are taken and returned. */
 export interface BorrowCalls {
     keyOf(options: object): string;
     take(key: string, atLeast: number, atMost: number): Promise<any>;
@@ -34,14 +34,16 @@ export interface BorrowCalls {
     patiently(options: object, attempt: () => Promise<BorrowResult>): Promise<BorrowResult>;
 }
 
-/** A batch, and when it was asked for: by the monotonic clock, which a suspended machine stops, and by the other. */
+/**
+ * A batch, and the time of its request: by the monotonic clock, which stops on a suspended machine, and by the other.
+ */
 interface Batch {
     taken: number;
     left: number;
     sent: number;
     sentAt: number;
     lasts: number;
-    /** Absent: it was taken of no limit, so that nothing is returned. */
+    /** Absent: taken without a limit, so nothing is returned. */
     takenAt?: Date;
 }
 const passed = ({ sent, sentAt }: Pick<Batch, 'sent' | 'sentAt'>) =>
@@ -49,7 +51,7 @@ const passed = ({ sent, sentAt }: Pick<Batch, 'sent' | 'sentAt'>) =>
 
 const isCount = (count: unknown): boolean => Number.isFinite(count) && (count as number) >= 0;
 
-/** Spends of a batch; false: it has too little, or has ended. */
+/** Spends from a batch; false: it has too few tokens, or has ended. */
 function spends(batch: Batch | undefined, count: number): boolean {
     if (!batch || !isCount(count) || count > batch.left || passed(batch) >= batch.lasts) return false;
     batch.left -= count;
@@ -58,21 +60,21 @@ function spends(batch: Batch | undefined, count: number): boolean {
 
 interface Account {
     batch?: Batch;
-    /** Tokens of the next batch: as many as last between a half and all of its time. 0: none is known to last. */
+    /** Tokens of the next batch, to last between half and all of its time. 0: unknown. */
     size: number;
-    /** The call that is under way, and the tokens for which others wait for it. */
+    /** The running call, and the tokens for which others wait for it. */
     asking?: Promise<Asked>;
     awaited: number;
-    /** What is left of the batch before is on its way. */
+    /** The return of the rest of the batch before. */
     returning?: Promise<unknown>;
     timer?: NodeJS.Timeout;
 }
 interface Asked extends BorrowResult {
-    /** The count that it was about. */
+    /** The count of the call. */
     count: number;
 }
 
-/** Takes of one limit that need no call of the database, as a rule. Left by `await using`, it is closed. */
+/** Takes of one limit that usually need no database call. `await using` closes it. */
 export class Borrowed<C = unknown> {
     #calls: BorrowCalls;
     #borrowFor: number;
@@ -91,14 +93,14 @@ export class Borrowed<C = unknown> {
         this.#max = max;
     }
 
-    /** Spends of what the process has, without a call of the database; false: it has too little, so ask `limit`. */
+    /** Spends borrowed tokens, without a database call; false: there are too few, so ask `limit`. */
     take(...options: Given<C, Spend>): boolean;
     take(options: AnyOptions = {}): boolean {
         const { count = 1 } = options;
         return spends(this.#accounts.get(this.#calls.keyOf(options))?.batch, count);
     }
 
-    /** Spends of what the process has, and else of a new batch. A denial takes nothing. */
+    /** Spends borrowed tokens, or else takes a new batch. A denial takes nothing. */
     limit(...options: Given<C, Asks>): Promise<BorrowResult>;
     async limit(options: AnyOptions = {}): Promise<BorrowResult> {
         if ('db' in options) throw new TypeError('borrowed tokens are spent outside of transactions: pass no db');
@@ -125,7 +127,7 @@ export class Borrowed<C = unknown> {
         }
     }
 
-    /** Asks for what the account lacks of COUNT, and for a batch. */
+    /** Requests the tokens missing for COUNT, and a batch. */
     async #ask(key: string, account: Account, count: number): Promise<Asked> {
         const { batch } = account;
         let had = 0;
@@ -135,7 +137,7 @@ export class Borrowed<C = unknown> {
             batch.left -= had;
         } else if (batch) this.#end(key, account);
         const missing = count - had;
-        // The call may need what is returned. Others may have begun to wait by the next line only.
+        // The call may need the returned tokens. Others can only have begun to wait by the next line.
         await account.returning;
         const wanted = account.size > 0 ? Math.max(account.size, missing + account.awaited) : 0;
         const most = Math.max(missing, Math.min(wanted, this.#max));
@@ -159,9 +161,9 @@ export class Borrowed<C = unknown> {
 
     #batchOf({ taken, reset, value }: any, spent: number, since: Pick<Batch, 'sent' | 'sentAt'>): Batch {
         const { config, now } = JSON.parse(value);
-        // Rounded up: a window may have begun with the call, and rounded down it would be that of another.
+        // Rounded up: a window may have begun with the call, and rounded down this would be in the one before.
         const takenAt = Math.ceil(now);
-        // The rest is of no use where it can't be returned; a dry run has more than there was to take.
+        // The rest is useless if it can't be returned; a dry run has more tokens than there were to take.
         const lasts = {
             'token bucket': this.#borrowFor,
             'unlimited': this.#borrowFor,
@@ -172,7 +174,7 @@ export class Borrowed<C = unknown> {
         return config.kind === 'unlimited' ? batch : { ...batch, takenAt: new Date(takenAt) };
     }
 
-    /** Ends a batch: what is left is returned. Where that fails, it stays taken. */
+    /** Ends a batch and returns the rest. If that fails, the rest stays taken. */
     #end(key: string, account: Account): void {
         const { batch } = account;
         account.batch = undefined;
@@ -185,7 +187,7 @@ export class Borrowed<C = unknown> {
         void returning.then(() => this.#returning.delete(returning));
     }
 
-    /** Ends the batch when its time is up; once nothing was spent for as long, forgets the key. */
+    /** Ends the batch when its time is up. Forgets the key after as long again without use. */
     #await(key: string, account: Account): void {
         account.timer = setTimeout(() => {
             if (account.asking) return this.#await(key, account);
@@ -197,7 +199,7 @@ export class Borrowed<C = unknown> {
         account.timer.unref();
     }
 
-    /** Returns all that is left, and spends no more. Without it, as when a process dies, that stays taken. */
+    /** Returns everything left, and spends no more. Otherwise, for example if a process dies, the rest stays taken. */
     async close(): Promise<void> {
         this.#closed = true;
         for (const { asking } of [...this.#accounts.values()]) await asking?.catch(ignore);

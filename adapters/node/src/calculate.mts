@@ -1,8 +1,8 @@
-// What the limiter answers, computed from what rl_value returns: the formulas of crates/core/src/kinds, in whole
+// Computes the limiter's answers from the result of rl_value: the formulas of crates/core/src/kinds, in whole
 // microseconds.
 import { calendarOf, type Windows } from './calendar.mjs';
 
-/** What rl_value returns, and getValue of the client. */
+/** The result of rl_value, and of getValue of the client. */
 export interface Value {
     config: Record<string, any>;
     /** null: full. */
@@ -16,22 +16,22 @@ export interface Value {
 export interface Status {
     /** Whether the call is admitted. */
     ok: boolean;
-    /** From when on the same call can pass. null: it is admitted, or it never can. */
+    /** The time from which the same call can pass. null: it is admitted, or never can pass. */
     retryAt: number | null;
-    /** Tokens left: of calculate after the call, of a watch before it. Negative: a debt. null: the key is exempt. */
+    /** Tokens left: for calculate after the call, for a watch before it. Negative: a debt. null: the key is exempt. */
     remaining: number | null;
-    /** What denies the call; null: nothing. If `ok` is true, only a dry run admits it. */
+    /** The reason of the denial; null: none. If `ok` is true, only a dry run admits the call. */
     limitedBy: 'block' | 'slots' | 'tokens' | null;
 }
 
-/** When the call passes, in microseconds, and the tokens left. 0: now; infinite: never. */
+/** The time when the call passes, in microseconds, and the tokens left. 0: now; infinite: never. */
 type Answer = [passesAt: number, remaining: number];
 
 const HOUR = 3_600_000_000;
 const TEN_YEARS = 315_576_000_000_000;
 /** The latest time of an answer, in milliseconds: 9999-12-30. */
 const LATEST = 253_402_128_000_000;
-/** Of a span in microseconds, beyond which nothing is computed: half of the largest. */
+/** The span in microseconds beyond which nothing is computed: half of the largest. */
 const LONGEST = 2 ** 62;
 
 const micros = (milliseconds: number) => Math.trunc(milliseconds) * 1000 + Math.round((milliseconds % 1) * 1000);
@@ -39,7 +39,7 @@ const millis = (microseconds: number) => Math.trunc(microseconds / 1000) + (micr
 const above = (number: number, divisor: number) => ((number % divisor) + divisor) % divisor;
 const tolerance = (capacity: number) => 1e-9 * Math.max(capacity, 1);
 
-/** Whole where only float error keeps it from that. */
+/** Rounds a number that differs from a whole one only by float error. */
 function rounded(tokens: number, capacity: number): number {
     const whole = Math.round(tokens);
     const near = Math.abs(tokens - whole) <= Math.min(tolerance(capacity), 1e-6);
@@ -73,13 +73,13 @@ function refill(config: Value['config'], state: Value['state'], now: number, cou
     const windows = config.kind === 'fixed window' ? windowsOf(config) : undefined;
     const period = micros(config.period);
 
-    /** When tokens will have come in, counted from ts. */
+    /** The time when tokens have come in, counted from ts. */
     const due = (ts: number, tokens: number) => {
         if (windows) return windows.after(ts, Math.max(Math.ceil((tokens - slack / 2) / rate), 0));
         const span = Math.ceil((Math.max(tokens, 0) * period) / rate);
         return span < LONGEST ? ts + span : Infinity;
     };
-    /** A debt is at most what comes in within ten years. */
+    /** A debt is at most the tokens of ten years. */
     const bounded = (value: number, ts: number) => {
         if (value >= 0 || overage) return value;
         let most = (TEN_YEARS * rate) / period;
@@ -91,7 +91,9 @@ function refill(config: Value['config'], state: Value['state'], now: number, cou
     };
     const initial = (phase: number) => (windows && config.start !== 'first request' ? windows.start(now, phase) : now);
 
-    /** The tokens at ts, and those that are left when its window ends: others, if its config has changed since. */
+    /**
+     * The tokens at ts, and the tokens left when its window ends, a different number if the config has changed since.
+     */
     let [value, rest, ts] = [capacity, capacity, initial(now)];
     if (state) {
         const stored = micros(state.ts);
@@ -102,7 +104,7 @@ function refill(config: Value['config'], state: Value['state'], now: number, cou
             overage ? Math.max(state.value, 0) : bounded(state.value, stored),
         ];
         const missing = capacity - Math.min(overage ? Math.max(here, 0) : here, rolled);
-        // One that is further ahead comes from a wrong clock.
+        // A state further ahead comes from a wrong clock.
         if (stored <= now + HOUR || stored <= due(now, Math.max(missing, capacity, windows ? rate : 0)))
             [value, rest, ts] = [here, rolled, stored];
         else ts = initial(stored);
@@ -116,24 +118,24 @@ function refill(config: Value['config'], state: Value['state'], now: number, cou
 
     const [since, tokens] = at(now);
     if (passes(tokens)) return [0, rounded(subtract(tokens, count), capacity)];
-    // Until then other tokens are left.
+    // Until then, a different number of tokens is left.
     const from = since === ts && value !== rest ? Math.max(windows!.after(ts, 1), now) : now;
     const [begun, left] = at(from);
     const first = count > capacity + slack ? Infinity : passes(left) ? from : due(begun, count - left);
     return [Math.max(first, from), rounded(tokens, capacity)];
 }
 
-/** Two counters, aligned to the epoch, of which the earlier one fades. */
+/** Two counters, aligned to the epoch; the earlier one fades. */
 function slidingWindow(config: Value['config'], state: Value['state'], now: number, count: number): Answer {
     const { rate } = config;
     const period = micros(config.period);
     const most = rate + tolerance(rate);
     const floor = (time: number) => time - above(time, period);
     let [value, prior, ts] = state ? [state.value, state.prior, micros(state.ts)] : [0, 0, 0];
-    // One that is further ahead comes from a wrong clock.
+    // A state further ahead comes from a wrong clock.
     if (ts > now + Math.max(HOUR, 2 * period)) value = prior = ts = 0;
     ts = floor(ts);
-    /** What fades and what does not, in the window that begins then. */
+    /** The fading and the constant part, in the window that begins then. */
     const at = (time: number): [fades: number, stays: number, begun: number] => {
         const begun = floor(time);
         if (begun <= ts) return [prior, value, ts];
@@ -154,7 +156,7 @@ function slidingWindow(config: Value['config'], state: Value['state'], now: numb
     return [Math.max(first, now), left(0)];
 }
 
-/** Tokens or slots that are taken, each until a time; sorted. */
+/** Taken tokens or slots, each until a time; sorted. */
 function places(most: number, until: number[], now: number, count: number): Answer {
     const taken = until.filter((end) => end > now);
     const left = most - taken.length;
@@ -165,7 +167,7 @@ function places(most: number, until: number[], now: number, count: number): Answ
 function slidingLog(config: Value['config'], state: Value['state'], now: number, count: number): Answer {
     const period = micros(config.period);
     let log: number[] = (state?.log ?? []).map(micros);
-    // One that is further ahead comes from a wrong clock.
+    // A state further ahead comes from a wrong clock.
     if (log.at(-1)! > now + Math.max(HOUR, period)) log = [];
     // A clock behind the newest entry stands still until it has caught up.
     const present = Math.max(log.at(-1) ?? now, now);
@@ -192,9 +194,9 @@ const KINDS: Record<string, typeof refill> = {
 };
 
 /**
- * What rl_check answers at a time, epoch milliseconds by the database's clock, also of blocks and dry runs. A kind that is
- * not known here admits: the server decides. Throws a RangeError for a count that is none, and for a time zone that
- * the browser does not know.
+ * The answer of rl_check at a time, in epoch milliseconds by the database's clock, including blocks and dry runs. A
+ * kind unknown here admits: the server decides. Throws a RangeError for an invalid count, and for a time zone that the
+ * browser does not know.
  */
 export function calculate(value: Value, at: number = value.now, count = 1): Status {
     if (!(count >= 0)) throw new RangeError(`count is ${count}`);

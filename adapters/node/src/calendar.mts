@@ -1,10 +1,10 @@
-// When windows begin: as crates/core/src/kinds/fixed_window.rs and calendar.rs have it, in microseconds. Those of local
-// dates are computed by the time zones of the browser.
+// The times when windows begin, as in crates/core/src/kinds/fixed_window.rs and calendar.rs, in microseconds. Windows
+// of local dates use the time zones of the browser.
 
 export interface Windows {
-    /** The start of the window that a time is in; windows of a fixed length may begin at a phase. */
+    /** The start of the window that contains a time; windows of a fixed length may begin at a phase. */
     start(at: number, phase: number): number;
-    /** How many windows have begun after ts and by a time, and the start of the last of them. */
+    /** The number of windows that have begun after ts and by a time, and the start of the last of them. */
     turns(ts: number, at: number): [windows: number, begun: number];
     /** The start of the window that begins this number of windows after ts; infinite: none does. */
     after(ts: number, windows: number): number;
@@ -24,19 +24,19 @@ export function calendarOf(timeZone: string, period: string, start?: string): Wi
     const inMonths = unit.startsWith('month');
     const [year, month, day] = (start ?? (inMonths ? '1970-01-01' : '1970-01-05')).split('-').map(Number);
 
-    /** What the clocks of the zone show at a time, as if they showed UTC. */
+    /** The local time at an instant, as if it were UTC. */
     const shown = (at: number) => {
         const parts = format.formatToParts(at);
         const [year, month, ...rest] = UNITS.map((unit) => Number(parts.find(({ type }) => type === unit)!.value));
         return Date.UTC(year, month - 1, ...rest);
     };
-    /** Midnight of the date on which a window begins. A day that a month lacks is its last. */
+    /** Midnight of the date on which a window begins: of a month's last day if the month does not have the day. */
     const midnight = (window: number) => {
         if (!inMonths) return Date.UTC(year, month - 1, day + window * every);
         const last = new Date(Date.UTC(year, month + window * every, 0));
         return last.setUTCDate(Math.min(day, last.getUTCDate()));
     };
-    /** The first time at which the clocks show that, or more, if they skip it. */
+    /** The first instant at which the clocks show that time, or a later one if they skip it. */
     const boundary = (window: number) => {
         const local = midnight(window);
         if (!(local < END)) return Infinity;

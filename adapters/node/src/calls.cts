@@ -1,4 +1,4 @@
-// The statements, in the schema that the limiter is in, and what their errors mean to one who has the package.
+// The statements, in the limiter's schema, and their errors, explained for users of the package.
 import { databaseError } from './errors.cjs';
 import { rowsOf } from './query.cjs';
 import { DECIDED, TOKENS } from './results.cjs';
@@ -9,14 +9,14 @@ const TTL = (n: number) => `ttl => coalesce($${n}::text::interval, '10 minutes')
 const ON_EXPIRY = (n: number) => `on_expiry => coalesce($${n}::text, 'refund')`;
 const MANY = 'n, name, key, ok';
 const OF_ONE = `($1::text, $2::text, $3::float8, $4::boolean, ${CONFIG(5)})`;
-// The rows with their configs, which rl_headers_all needs of limits that aren't defined.
+// The rows with their configs, which rl_headers_all needs for limits that aren't defined.
 const ROWS = 'SELECT jsonb_agg(to_jsonb(r) || ($1::text::jsonb -> (n - 1)) ORDER BY n) FROM r';
 
-// $ is where the schema goes. What is a float8, a boolean or a text is so for each driver; all else is sent as a text.
+// $ is the place of the schema. A float8, a boolean or a text has its type for each driver; all else is sent as text.
 const SQL = {
     limit: `SELECT ok, ${DECIDED} FROM $rl_limit${OF_ONE}`,
     check: `SELECT ok, ${DECIDED} FROM $rl_check${OF_ONE}`,
-    // The kind is that of the key: an override may be of another one. Its time is later than that of the take.
+    // The kind of the key, because an override may have another one, at a time after the take.
     take: `SELECT ok, taken, ${DECIDED}, $rl_value($1::text, $2::text, $4::text::jsonb)::text AS value
         FROM $rl_take($1::text, $2::text, at_least => $3::float8, ${CONFIG(4)}, count => $5::float8)`,
     credit: `SELECT ok, ${DECIDED} FROM $rl_credit($1::text, $2::text, $3::float8, $4::text::timestamptz, ${CONFIG(5)})`,
@@ -45,7 +45,7 @@ const ofOne = (call: string) => `SELECT ok, ${DECIDED},
     FROM $rl_${call}${OF_ONE} AS r`;
 const ofAll = (call: string) => `WITH r AS MATERIALIZED (SELECT * FROM $rl_${call}($1::text::jsonb))
     SELECT ${MANY}, ${DECIDED}, $rl_headers_all((${ROWS}), $2::text)::text AS headers FROM r ORDER BY n`;
-/** Those with HTTP headers, whose style is the last value. */
+/** Statements with HTTP headers. Their style is the last value. */
 const WITH_HEADERS: { [C in Call]?: string } = {
     limit: ofOne('limit'),
     check: ofOne('check'),
@@ -54,7 +54,7 @@ const WITH_HEADERS: { [C in Call]?: string } = {
 };
 export type HeaderStyle = 'ietf' | 'github';
 
-/** Where rl_limit is: by the search_path, or where the extension is, or the SQL file by default. */
+/** The schema of rl_limit: found by the search_path, or else that of the extension, or by default of the SQL file. */
 const FIND = `
     SELECT n.nspname::text AS name
     FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
@@ -64,10 +64,12 @@ const FIND = `
 const MISSING = `there are no rate limits in this database. As its owner run CREATE EXTENSION ratelimit; or, where a host does not \
 offer the extension, npx postgres-rate-limit install. If they are in a schema of their own: new RateLimiter(…, { db, schema: 'limits' })`;
 
-/** A schema, as SQL writes it before a name. */
+/** A schema in the form in which SQL writes it before a name. */
 export const prefix = (schema: string) => `"${schema.replaceAll('"', '""')}".`;
 
-/** Runs the statements, in a schema that is given, or that is found: again after an error by which it has moved. */
+/**
+ * Runs the statements in a given schema, or in one that it finds, again after an error that shows that it has moved.
+ */
 export class Calls {
     #prefix: string | undefined;
     readonly #isGiven: boolean;
@@ -77,7 +79,7 @@ export class Calls {
         if (schema !== undefined) this.#prefix = prefix(schema);
     }
 
-    /** With a time-out in milliseconds for each statement, and with headers where the call has them. */
+    /** Runs a statement, with a time-out in milliseconds, and with headers if the call has them. */
     async rows(db: any, call: Call, values: unknown[], timeout?: number, headers?: HeaderStyle): Promise<any[]> {
         const place = (this.#prefix ??= await found(db, timeout));
         const told = headers === undefined ? undefined : WITH_HEADERS[call];
@@ -97,7 +99,7 @@ async function found(db: any, timeout?: number): Promise<string> {
     return prefix(row.name);
 }
 
-/** The error, or one that says what to do in this package. */
+/** The error, or one that explains how to solve it with this package. */
 function explained(error: unknown, call: Call): unknown {
     const its = databaseError(error, '42883', '3F000', '42501', '42704');
     if (!its) return error;

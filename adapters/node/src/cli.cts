@@ -15,7 +15,7 @@ const OPTIONS = {
     help: { type: 'boolean', short: 'h' },
 } as const;
 
-/** What the arguments ask for: { url, schema, print }, or undefined where they can't be read. */
+/** Parses the arguments: { url, schema, print }, or undefined if they are invalid. */
 function asked(): { url?: string; schema?: string; print?: boolean; help?: boolean } | undefined {
     try {
         const { values, positionals } = parseArgs({ options: OPTIONS, allowPositionals: true });

@@ -1,4 +1,4 @@
-// The configs of limits, as rl_define takes them: their types, and a function that makes one of each kind.
+// The configs of limits, in the form of rl_define: their types, and a function that makes one of each kind.
 
 /** Milliseconds, or a text such as "1 minute" or "PT1M". */
 export type Duration = number | string;
@@ -6,7 +6,7 @@ export type Duration = number | string;
 export interface Common {
     /** "memory": in the server's shared memory. Default: "table". */
     store?: 'table' | 'memory' | undefined;
-    /** With "memory", for defined limits: within which time a change is saved to the table. */
+    /** With "memory", for defined limits: the time within which a change is saved to the table. */
     save?: Duration | undefined;
     /** `false`: a dry run, which denies nothing. Default: true. */
     enforce?: boolean | undefined;
@@ -21,11 +21,11 @@ interface Tokens extends Common {
     period: Duration;
 }
 interface Stock extends Tokens {
-    /** The most tokens that it can hold. Default: rate. */
+    /** The maximum number of tokens that it can hold. Default: rate. */
     capacity?: number | undefined;
     /** The largest debt of reservations. Default: no bound. */
     maxReserved?: number | undefined;
-    /** The number of rows that it is spread over. */
+    /** The number of rows over which it is spread. */
     shards?: number | undefined;
 }
 export interface TokenBucket extends Stock {
@@ -34,7 +34,7 @@ export interface TokenBucket extends Stock {
 }
 export interface FixedWindow extends Stock {
     kind: 'fixed window';
-    /** What windows are aligned to: epoch milliseconds, a time, or "first request". With timezone: a date. */
+    /** The alignment of windows: epoch milliseconds, a time, or "first request". With timezone: a date. */
     start?: number | string | undefined;
     /** An IANA time zone, for calendar windows. */
     timezone?: string | undefined;
@@ -50,7 +50,7 @@ export interface SlidingLog extends Tokens {
 export interface Concurrency extends Common {
     kind: 'concurrency';
     slots: number;
-    /** How long a lease lasts unless it is extended. */
+    /** The duration of a lease, unless it is extended. */
     ttl: Duration;
 }
 export interface Unlimited extends Common {

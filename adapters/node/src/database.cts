@@ -1,10 +1,10 @@
-// What a store knows: the connections, the limit's name, where it is kept, how long to wait, and what to do then; its
+// The database of a store: the connections, the limit's name and storage, the time-out and what follows it; and the
 // statements.
 import { Denials, idOf, Question, type RememberDenials } from './denials.cjs';
 import { checkedFailing, isNotNow, isPool, pooled, quietly, type OnError } from './failing.cjs';
 import { inTransaction } from './query.cjs';
 
-/** What a Pool or a Client of pg offers. */
+/** The interface of a Pool or a Client of pg. */
 export interface Queryable {
     query(config: { text: string; values?: any[]; name?: string }): Promise<{ rows: any[] }>;
 }
@@ -21,28 +21,29 @@ export interface RateLimitStoreOptions {
     /** Prepares the statements, which is faster; not for PgBouncer with max_prepared_statements = 0. Default: false. */
     prepare?: boolean | undefined;
     /**
-     * What becomes of a request that can't be counted now: since no server answers, it is full or a standby, or by a
-     * time-out. "open": it passes. Default: "closed", an error. Denials, mistakes and refused logins are errors with both.
+     * What to do if a request can't be counted: no server answers, it is full or a standby, or the call timed out.
+     * "open": the request passes. Default: "closed", an error. Denials, mistakes and refused logins are errors with
+     * both.
      */
     onError?: OnError | undefined;
-    /** Hears of each request that passed unchecked. Default: a line of console.warn. */
+    /** Called with the error of each request that passed unchecked. Default: a line of console.warn. */
     onUnchecked?: ((error: Error) => void) | undefined;
     /**
-     * Answers a key that was denied without the database: until it can pass, and for a second at most, or for `atMost`.
-     * Of the keys `max` are remembered. Default: false.
+     * Answers a denied key without the database: until it can pass, and for at most a second, or `atMost`. Remembers
+     * `max` keys. Default: false.
      */
     rememberDenials?: boolean | RememberDenials | undefined;
 }
 
-/** The limiter's clock in epoch milliseconds: what a test has set (a time, or such milliseconds), or the server's. */
+/** The limiter's clock in epoch milliseconds: set by a test (a time, or such milliseconds), or the server's. */
 const CLOCK = "current_setting('ratelimit.clock', true)";
 const NOW = `
     CASE WHEN coalesce(${CLOCK}, '') = '' THEN date_part('epoch', clock_timestamp()) * 1000
          WHEN ${CLOCK} ~ '^[-+.0-9eE]+$' THEN ${CLOCK}::float8
          ELSE date_part('epoch', ${CLOCK}::timestamptz) * 1000 END`;
 /**
- * Of one row of rl_limit or rl_check. `wait`: the milliseconds until a denied call succeeds, or until the window ends;
- * a span, since the application's clock may show another time. NULL: a block without an end.
+ * The row of one rl_limit or rl_check. `wait`: the milliseconds until a denied call succeeds, or until the window ends.
+ * A span, because the application's clock may show another time. NULL: a block without an end.
  */
 const HITS = `
     ok, capacity - remaining AS hits,
@@ -50,7 +51,7 @@ const HITS = `
 /** The statements, by the names under which they are prepared. */
 const SQL = {
     take: `SELECT ${HITS} FROM rl_limit($1::text, $2::text, $4::float8, config => $3::jsonb)`,
-    // What is left of an open window, since a key in one may have no hits, when all were given back.
+    // The tokens left of an open window: a key in one may have no hits, if all were given back.
     look: `
         SELECT ${HITS}, (value #>> '{state,ts}')::float8 + ($3::jsonb ->> 'period')::float8
             - (value ->> 'now')::float8 AS open
@@ -59,7 +60,7 @@ const SQL = {
     give_back: 'SELECT FROM rl_credit($1::text, $2::text, $4::float8, config => $3::jsonb)',
     reset: 'SELECT rl_reset($1::text, $2::text) AS was',
     reset_keys: 'SELECT rl_reset_keys($1::text)',
-    // Its third is milliseconds; 0: without an end.
+    // The third value is in milliseconds; 0: without an end.
     block: `
         SELECT rl_block($1::text, $2::text, CASE WHEN $3::float8 > 0 THEN $3::float8 * interval '1 millisecond' END,
             CASE WHEN $3::float8 > 0 THEN NULL ELSE timestamptz 'infinity' END)`,
@@ -112,7 +113,7 @@ export class Database {
         this.#denials = Denials.of(`${kind}: `, options.rememberDenials, 1);
     }
 
-    /** The row that a statement of SQL returns, within the time-out. What gives tokens back forgets denials. */
+    /** The row of a statement, within the time-out. A statement that gives tokens back forgets denials. */
     async row(statement: Statement, values: string[]): Promise<any> {
         const run = () => this.#run(statement, values);
         if (!this.#denials || !GIVES_BACK.includes(statement)) return run();
@@ -127,7 +128,7 @@ export class Database {
         return result.rows[0];
     }
 
-    /** The same; undefined where it fails open. */
+    /** The same; undefined if it fails open. */
     async rowIfNow(statement: Statement, values: string[]): Promise<any> {
         try {
             return await this.row(statement, values);
@@ -138,7 +139,7 @@ export class Database {
         }
     }
 
-    /** The row of a take, which may be a denial that is remembered; undefined where it fails open. */
+    /** The row of a take, possibly a remembered denial; undefined if it fails open. */
     async take(name: string, key: string, config: string, count = 1): Promise<any> {
         const denials = inTransaction(this.#pool) ? undefined : this.#denials;
         const asked = new Question(idOf(name, key), config, count);
@@ -147,7 +148,7 @@ export class Database {
         let row = await this.rowIfNow('take', [name, key, config, String(count)]);
         if (row && !row.ok) {
             const { rate, overage, ...rest } = JSON.parse(config);
-            // What a window took beyond the limit, by a config that counts all, ends with the window.
+            // Tokens that a window took beyond the limit, by a config that counts all, end with the window.
             if (!overage && Number(row.hits) > rate) {
                 row = await this.#takeIfLess(rate, count, name, key, JSON.stringify({ rate, overage: true, ...rest }));
             }
@@ -155,7 +156,7 @@ export class Database {
         if (row) denials?.learn(asked, [row]);
         return row;
     }
-    /** Takes where less than the limit is used; otherwise the row of a denial, until the window ends. */
+    /** Takes if less than the limit is used; otherwise returns the row of a denial, until the window ends. */
     async #takeIfLess(limit: number, count: number, name: string, key: string, config: string): Promise<any> {
         const seen = await this.rowIfNow('look', [name, key, config]);
         if (!seen?.ok) return seen;

@@ -1,24 +1,25 @@
-// Denials that a process remembers: until one ends, and at most for a set time, it is answered without the database.
+// Denials that a process remembers: until one ends, and at most for a set time, calls are answered without the
+// database.
 
 import { denyingRows } from './results.cjs';
 
-/** How many, and for how many milliseconds at most. Default: 10,000 denials, 1000 ms. */
+/** The number of denials, and the maximum time in milliseconds. Default: 10,000 denials, 1000 ms. */
 export interface RememberDenials {
     max?: number | undefined;
     atMost?: number | undefined;
 }
 
 interface Denial {
-    /** It is of calls with this config; of the count, or a larger one. */
+    /** The config of the denied calls. Calls with the same count or a larger one are denied. */
     like: string;
     count: number;
-    /** By the monotonic clock: when the call was sent, and for how long nothing else can be answered. */
+    /** By the monotonic clock: the time when the call was sent, and the time for which no other answer is possible. */
     began: number;
     lasts: number;
     rows: any[];
 }
 
-/** A call, as it is remembered; the time at which it is sent. */
+/** A call in the form in which it is remembered, and the time when it is sent. */
 export class Question {
     readonly began = performance.now();
     constructor(
@@ -28,7 +29,7 @@ export class Question {
     ) {}
 }
 
-/** Who a call of one limit counts for. The id of a call of several is the JSON of their list. */
+/** The identity that a call of one limit counts for. For a call of several it is the JSON of their list. */
 export const idOf = (name: string, key: string): string => JSON.stringify([name, key]);
 
 export class Denials {
@@ -36,19 +37,21 @@ export class Denials {
     #atMost: number;
     #unit: number;
     #known = new Map<string, Denial>();
-    /** By the monotonic clock: when ids were forgotten, the latest at the end; all of the others; any of them. */
+    /**
+     * By the monotonic clock: the times when ids were forgotten, the latest at the end; all of the others; any of them.
+     */
     #forgotten = new Map<string, number>();
     #allForgotten = -Infinity;
     #lastForgotten = -Infinity;
 
-    /** UNIT: the milliseconds of one unit of `wait`, 1000 where that is in seconds. */
+    /** UNIT: the milliseconds in one unit of `wait`, 1000 if that is in seconds. */
     private constructor({ max = 10_000, atMost = 1000 }: RememberDenials, unit: number) {
         this.#max = max;
         this.#atMost = atMost;
         this.#unit = unit;
     }
 
-    /** What the option asks for; undefined: nothing. Throws a TypeError where it is no such option. */
+    /** The denials for the option; undefined: none. Throws a TypeError for an invalid option. */
     static of(place: string, option: unknown, unit: number): Denials | undefined {
         if (option === undefined || option === false) return undefined;
         const given = option === true ? {} : (option as RememberDenials);
@@ -60,7 +63,9 @@ export class Denials {
         return new Denials(given, unit);
     }
 
-    /** The rows of a denial that this call would get, too, with what is left of their waits; undefined: ask. */
+    /**
+     * The rows of a denial that applies to this call, too, with the rest of their waits; undefined: ask the database.
+     */
     known({ id, like, count, began }: Question): any[] | undefined {
         const denial = this.#known.get(id);
         if (!denial || denial.like !== like || !(count >= denial.count)) return undefined;
@@ -78,13 +83,13 @@ export class Denials {
         return wait > 0 ? { ...old, wait } : { ...old, limited: null, wait: null, at: null };
     }
 
-    /** When this id was forgotten, at the latest. A list may have any key, so it is forgotten with each. */
+    /** The last time when this id was forgotten. A list may have any key, so it is forgotten with each. */
     #forgottenAt(id: string): number {
         if (id[1] === '{') return this.#lastForgotten;
         return Math.max(this.#allForgotten, this.#forgotten.get(id) ?? -Infinity);
     }
 
-    /** Remembers the rows of a call, if they are a denial. One sent before its id was forgotten answers nothing. */
+    /** Remembers the rows of a call if they are a denial. A call sent before its id was forgotten is not remembered. */
     learn({ id, like, count, began }: Question, rows: any[]): void {
         if (rows.length === 0 || rows.every(({ ok }) => ok)) return;
         const waits = denyingRows(rows).map(({ wait }) => wait ?? Infinity);
@@ -94,7 +99,10 @@ export class Denials {
         if (this.#known.size > this.#max) this.#known.delete(this.#known.keys().next().value!);
     }
 
-    /** Runs what gives tokens back to this id, or to all; forgets before and after: calls meanwhile may be denied by what was. */
+    /**
+     * Runs a call that gives tokens back to this id, or to all. Forgets before and after: calls meanwhile may be denied
+     * by the state before.
+     */
     async forgetting<T>(id: string | undefined, run: () => Promise<T>): Promise<T> {
         this.#forget(id);
         try {

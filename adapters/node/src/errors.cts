@@ -1,16 +1,16 @@
-// A denial as an error: the client's own, and the database's (PT429), whatever driver or ORM wrapped them.
+// A denial as an error: the client's own, and the database's (PT429), inside the error of any driver or ORM.
 
 const MARK = Symbol.for('postgres-rate-limit.RateLimitError');
 
 /** A call was denied. */
 export class RateLimitError extends Error {
-    /** The limit that denies. */
+    /** The denying limit. */
     override readonly name: string;
     /** Milliseconds until the same call can pass; null: it never can. */
     readonly retryAfter: number | null;
-    /** The same as a time, by the database's clock. */
+    /** `retryAfter` as a time, by the database's clock. */
     readonly retryAt: Date | null;
-    /** Those of a response 429 that the call was asked for; else Retry-After, unless it can never pass. */
+    /** The headers of a response 429: the requested ones, or else Retry-After, unless the call can never pass. */
     readonly headers: Record<string, string>;
 
     constructor(
@@ -29,7 +29,7 @@ export class RateLimitError extends Error {
         this.stack = `RateLimitError: ${stack.slice(stack.indexOf(this.message))}`;
     }
 
-    /** What PT429 has as its DETAIL. */
+    /** The DETAIL of PT429. */
     get data(): { kind: 'RateLimited'; name: string; retryAfter: number | null } {
         return { kind: 'RateLimited', name: this.name, retryAfter: this.retryAfter };
     }
@@ -38,7 +38,7 @@ export class RateLimitError extends Error {
         return true;
     }
 
-    /** The denial that this error is, or that it wraps: of a call here, of a trigger, or with throws in SQL. */
+    /** The denial in this error or in one that it wraps: of a call here, of a trigger, or with throws in SQL. */
     static from(error: unknown): RateLimitError | undefined {
         for (const found of causes(error)) {
             if (found[MARK]) return found;
@@ -56,20 +56,20 @@ export const isRateLimitError = (error: unknown): boolean => RateLimitError.from
 export const retryHeader = (retryAfter: number | null): Record<string, string> =>
     retryAfter === null ? {} : { 'Retry-After': String(Math.ceil(retryAfter / 1000)) };
 
-/** The response to a denial: 429, with its headers. undefined: it is none. */
+/** The response to a denial: 429, with its headers. undefined: another error. */
 export function denialResponse(error: unknown): Response | undefined {
     const denial = RateLimitError.from(error);
     return denial && new Response(denial.message, { status: 429, headers: denial.headers });
 }
 
-/** PT429, or what says so in the form of PostgREST (ratelimit.error_style); its DETAIL is `detail` or `details`. */
+/** PT429, or the same in the form of PostgREST (ratelimit.error_style); its DETAIL is `detail` or `details`. */
 function databaseDenial(found: any): { detail?: unknown; details?: unknown } | undefined {
     if (sqlstate(found) === 'PT429') return found;
     const inside = sqlstate(found) === 'PGRST' ? parsed(found.originalMessage ?? found.message) : {};
     return inside.code === 'PT429' ? inside : undefined;
 }
 
-/** The object that JSON has; an empty one where it has none, or was cut. */
+/** The object in JSON; an empty one if there is none, or the JSON was cut. */
 function parsed(text: unknown): any {
     try {
         const value = JSON.parse(String(text));
@@ -79,7 +79,7 @@ function parsed(text: unknown): any {
     }
 }
 
-/** A denial by the database; `retryAt` is by the clock of this process, since the error has a span only. */
+/** A denial by the database; `retryAt` is by the clock of this process, because the error has only a span. */
 function ofDetail(text: unknown, cause: unknown): RateLimitError {
     const detail: { name?: string; retryAfter?: number | null } = parsed(text);
     const retryAfter = detail.retryAfter ?? null;
@@ -87,15 +87,15 @@ function ofDetail(text: unknown, cause: unknown): RateLimitError {
     return new RateLimitError(detail.name ?? 'unknown', retryAfter, retryAt, { cause });
 }
 
-// Where the wrappers have what they wrap: Drizzle and most others, Prisma, TypeORM, Sequelize, PostGraphile; a part of a
-// stream of the AI SDK.
+// The fields in which wrappers have the wrapped error: Drizzle and most others, Prisma, TypeORM, Sequelize,
+// PostGraphile; a part of a stream of the AI SDK.
 const INSIDE = ['error', 'cause', 'meta', 'driverAdapterError', 'driverError', 'parent', 'originalError'];
 
-/** The error, and all that it wraps, from the outside in. */
+/** The error and all errors that it wraps, from the outside in. */
 export function causes(error: unknown): any[] {
     const found: any[] = [error].filter(isObject);
     for (const outer of found) {
-        // Of several tries the last is what ended the call.
+        // With several tries, the last one ended the call.
         const tries = outer.lastError ?? outer.errors;
         const inner = INSIDE.map((name) => outer[name]).concat(Array.isArray(tries) || isObject(tries) ? tries : []);
         found.push(...inner.filter((each) => isObject(each) && !found.includes(each)));

@@ -1,4 +1,4 @@
-// What becomes of a call that can't be decided now: which errors say so, and the time-out.
+// Calls that can't be decided now: the errors that say so, and the time-out.
 import { causes, sqlstate } from './errors.cjs';
 
 /** "open": a call that can't be decided now is allowed. Denials, mistakes and refused logins are errors in any case. */
@@ -6,16 +6,16 @@ export type OnError = 'closed' | 'open';
 
 // A server that is a standby, full, starting or stopping; too many connections; a time-out inside it.
 const NOT_NOW = ['25006', '53100', '53200', '53300', '55P03', '57014', '57P01', '57P02', '57P03'];
-/** 08P01 is also what PgBouncer makes of a refused login. */
+/** PgBouncer uses 08P01 for a refused login, too. */
 const isNotNowState = (code: string) => NOT_NOW.includes(code) || (code.startsWith('08') && code !== '08P01');
-// No server answers, or not any more: of Node, of postgres.js, of Prisma.
+// No server answers, or not any more: errors of Node, of postgres.js, of Prisma.
 const NO_ANSWER = [
     ...['ECONNREFUSED', 'ECONNRESET', 'ECONNABORTED', 'EPIPE', 'ETIMEDOUT', 'EHOSTUNREACH', 'EHOSTDOWN', 'ENETUNREACH'],
     ...['ENOTFOUND', 'EAI_AGAIN', 'CONNECT_TIMEOUT', 'CONNECTION_CLOSED', 'CONNECTION_DESTROYED'],
     ...['P1001', 'P1002', 'P1008', 'P1017', 'P2024'],
     ...['DatabaseNotReachable', 'ConnectionClosed', 'SocketTimeout'],
 ];
-// pg has no code for these.
+// Errors for which pg has no code.
 const LOST = [
     'Connection terminated',
     'Connection terminated unexpectedly',
@@ -26,12 +26,12 @@ const LOST = [
     'Client has encountered a connection error and is not queryable',
 ];
 
-/** There is no socket. Another file that is missing, such as one of a password or a certificate, is a mistake. */
+/** There is no socket. Another missing file, such as a password or a certificate, is a mistake. */
 const hasNoSocket = ({ code, syscall }: any) => code === 'ENOENT' && syscall === 'connect';
 
 /**
- * Whether an error says "not now", as docs/failing.md lists them. What an ORM has wrapped counts: an SQLSTATE before all
- * else, since the server has answered then.
+ * Whether an error says "not now", as listed in docs/failing.md. Errors wrapped by an ORM count, too. An SQLSTATE comes
+ * first, because the server has answered then.
  */
 export function isNotNow(error: unknown): boolean {
     const all = causes(error);
@@ -46,7 +46,7 @@ export function isNotNow(error: unknown): boolean {
 export const late = (what: string, milliseconds: number): Error =>
     Object.assign(new Error(`${what} within ${milliseconds} ms`), { code: 'ETIMEDOUT' });
 
-/** Of a statement, what a Pool of pg takes. */
+/** A statement in the form that a Pool of pg takes. */
 export interface Statement {
     text: string;
     values?: unknown[];
@@ -87,7 +87,7 @@ export function pooled(pool: any, statement: Statement, milliseconds: number): P
     });
 }
 
-/** The same of what can't be stopped: it may go on in the database. */
+/** The same for a call that can't be stopped: it may continue in the database. */
 export function within<T>(running: Promise<T>, milliseconds: number): Promise<T> {
     return new Promise((resolve, reject) => {
         const error = late('there was no answer of the database', milliseconds);
@@ -96,7 +96,7 @@ export function within<T>(running: Promise<T>, milliseconds: number): Promise<T>
     });
 }
 
-/** Throws a TypeError where these are no such options; PLACE says whose they are. */
+/** Throws a TypeError for invalid options; PLACE names their owner. */
 export function checkedFailing(place: string, { onError, timeout }: { onError?: unknown; timeout?: unknown }): void {
     if (onError !== undefined && onError !== 'closed' && onError !== 'open') {
         throw new TypeError(`${place}onError is ${onError}; allowed: "closed", "open"`);
@@ -107,12 +107,12 @@ export function checkedFailing(place: string, { onError, timeout }: { onError?: 
     }
 }
 
-/** Runs what may neither throw nor reject. */
+/** Runs a function, and ignores whatever it throws or rejects with. */
 export function quietly(run: () => unknown): void {
     try {
         Promise.resolve(run()).catch(ignore);
     } catch {
-        // It is for logs.
+        // For logs only.
     }
 }
 

@@ -4,22 +4,22 @@ import { keyOf, takeOne, windowOf } from './window.cjs';
 
 export type { Queryable, RateLimitStoreOptions } from './database.cjs';
 
-/** Gets the requests of a window, and the milliseconds until it ends. */
+/** Receives the requests of a window, and the milliseconds until it ends. */
 export type Counted = (error: Error | null, result?: { current: number; ttl: number }) => void;
 
-/** What the plugin calls. */
+/** The interface that the plugin calls. */
 export interface RateLimitStore {
     /** Takes one; beyond the limit it answers more than that. */
     incr(key: string, counted: Counted, timeWindow: number, max: number): void;
-    /** What a key has used, of `{ increment: false }`. */
+    /** The number that a key has used, for `{ increment: false }`. */
     read(key: string, counted: Counted, timeWindow: number, max: number): void;
-    /** The store of a route with options of its own, which counts apart: by its group, or its method and URL. */
+    /** The store of a route with options of its own, which counts separately: by its group, or its method and URL. */
     child(settings: any): RateLimitStore;
 }
 
 /**
- * Counts as RateLimitStore does for express-rate-limit: the class that is `store` of @fastify/rate-limit. With `ban` each
- * request is counted. Throws a TypeError where continueExceeding or exponentialBackoff is true.
+ * Counts as RateLimitStore does for express-rate-limit: the class to use as `store` of @fastify/rate-limit. With `ban`
+ * each request is counted. Throws a TypeError if continueExceeding or exponentialBackoff is true.
  */
 export function rateLimitStore(options: RateLimitStoreOptions): new (settings?: any) => RateLimitStore {
     const database = new Database('rateLimitStore', options);
@@ -65,7 +65,7 @@ class Store implements RateLimitStore {
 
     child(settings: any): RateLimitStore {
         const { groupId, max, timeWindow, routeInfo: { method, url } = {} as any } = settings;
-        // Of fastify.rateLimit and createRateLimit there is no route.
+        // For fastify.rateLimit and createRateLimit there is no route.
         const part = groupId ?? (url === undefined ? `${max} in ${timeWindow} ms` : `${method} ${url}`);
         return new Store(this.#database, `${this.#database.name}/${keyOf(part, 100)}`, settings);
     }

@@ -1,6 +1,6 @@
 /// <reference lib="esnext.disposable" preserve="true" />
-// What is held for a while: a lease of a concurrency limit, and a hold of tokens. Each ends automatically: where a block
-// ends, with `await using`, or a callback.
+// Held for a while: a lease of a concurrency limit, and a hold of tokens. Each ends automatically, at the end of a
+// block with `await using`, or of a callback.
 import { inspect } from 'node:util';
 
 import { ignore, quietly } from './failing.cjs';
@@ -22,19 +22,19 @@ export interface LeaseRow extends Answer, Decided {
     expiresAt: Date | null;
 }
 
-/** A lease of a concurrency limit, or a denial (`ok` is false). Left by `await using`, it is released. */
+/** A lease of a concurrency limit, or a denial (`ok` is false). `await using` releases it. */
 export class Lease implements LeaseRow {
     readonly ok: boolean;
-    /** For extend and release of another process. null: denied, or exempt. */
+    /** For extend and release in another process. null: denied, or exempt. */
     readonly id: string | null;
-    /** When it expires unless it is extended. */
+    /** The time when it expires, unless it is extended. */
     expiresAt: Date | null;
     readonly retryAfter: number | null;
     readonly retryAt: Date | null;
     /** Free slots after the call. */
     readonly remaining: number | null;
     readonly capacity: number | null;
-    /** When the last lease expires. */
+    /** The time when the last lease expires. */
     readonly resetAt: Date | null;
     /** As of Result. */
     readonly limitedBy: LimitedBy | null;
@@ -83,10 +83,10 @@ export interface LeaseCalls {
     release(lease: string): Promise<boolean>;
 }
 
-/** A hold that was not settled by what was used. */
+/** A hold that was not settled by the actual use. */
 export interface Unsettled {
     hold: string;
-    /** What settle or settleAll can be sent again with, for a day; undefined: all that was held. */
+    /** The `used` with which settle or settleAll can be sent again, for a day; undefined: everything held. */
     used: Used | undefined;
     error: Error;
 }
@@ -96,42 +96,42 @@ export const warnUnsettled = ({ hold, error }: Unsettled): void =>
 /** Whether this can be settled: a number of tokens. */
 export const isCount = (used: unknown): boolean => typeof used === 'number' && used >= 0 && used <= 1e15;
 
-/** What becomes of tokens that are held: they come back, or are taken. */
+/** The end of held tokens: they come back, or stay taken. */
 export type Otherwise = 'refund' | 'charge';
 
-/** How a hold is settled and extended, what hears of one that is not settled, and what an error does to it. */
+/** How to settle and extend a hold, the listener for an unsettled one, and the effect of an error. */
 export interface HoldCalls<U, R, M, A> {
     settle(hold: string, used: U | undefined): Promise<R>;
-    /** Asks for more, or for what it holds, under the same id. */
+    /** Asks for more, or for the tokens held, under the same id. */
     again(hold: string, more: M | undefined): Promise<A>;
     unsettled(unsettled: Unsettled): void;
     onException: Otherwise;
 }
 
-/** The ends of a hold, which this module makes. */
+/** The ends of a hold, defined in this module. */
 let ends: {
-    /** Settles it unless that was done: with what was used, or else with all of it. */
+    /** Settles it unless that was done: with `used`, or else everything held. */
     end(hold: Held<any, any, any, any>): Promise<void>;
-    /** The same where the work may have failed: without `used`, what onException says. */
+    /** The same if the work may have failed: without `used`, as onException says. */
     fail(hold: Held<any, any, any, any>): Promise<void>;
-    /** Reports an error by which it was not settled by what was used. */
+    /** Reports an error because of which the actual use was not settled. */
     unsettled(hold: Held<any, any, any, any>, error: unknown): void;
 };
 
 /**
- * Tokens that are held until they are settled. U is what was used, R the answer when it is settled, M what more is
- * held, A the answer to that.
+ * Tokens that are held until they are settled. U: what was used; R: the answer to a settlement; M: what more to hold;
+ * A: the answer to that.
  */
 abstract class Held<U extends Used, R, M, A extends Answer & { expiresAt: Date | null }> {
     /**
-     * What was used so far, where the application knows it: what is settled when the block or the callback ends. It
-     * counts as all where it is no number of tokens, and onUnsettled hears of that.
+     * The use so far, if the application knows it: settled when the block or the callback ends. If it is not a number
+     * of tokens, everything held is settled, and onUnsettled is called.
      */
     used: U | undefined;
     readonly ok: boolean;
     /** For settle in another process, and as the id of another hold call. null: denied, or exempt. */
     readonly id: string | null;
-    /** When it expires, unless it is settled or extended. */
+    /** The time when it expires, unless it is settled or extended. */
     expiresAt: Date | null;
     readonly retryAfter: number | null;
     readonly retryAt: Date | null;
@@ -150,15 +150,15 @@ abstract class Held<U extends Used, R, M, A extends Answer & { expiresAt: Date |
         this.#calls = calls;
     }
 
-    /** What of it are numbers of tokens; undefined: nothing. */
+    /** The part of it that is numbers of tokens; undefined: none. */
     protected abstract counts(used: U): U | undefined;
-    /** The answer where there is nothing to settle. */
+    /** The answer if there is nothing to settle. */
     protected abstract readonly nothing: R;
     protected abstract holds(answer: A): void;
 
     /**
-     * Gives back what was not used, or takes what was used beyond it. Without `used`: what the field says, or else all.
-     * What is no number of tokens counts as all, and onUnsettled hears of that.
+     * Gives back unused tokens, or takes those used beyond the hold. Without `used`: by the field, or else everything
+     * held. If it is not a number of tokens, everything held is settled, and onUnsettled is called.
      */
     async settle(used: U | undefined = this.used): Promise<R> {
         this.used = used === undefined ? undefined : this.counts(used);
@@ -170,8 +170,8 @@ abstract class Held<U extends Used, R, M, A extends Answer & { expiresAt: Date |
     }
 
     /**
-     * Holds up to MORE, a count or requests, if that is more, and for its ttl from now. false: that is denied, and it
-     * keeps what it has; or it was settled, or denied.
+     * Holds up to MORE, a count or requests, if that is more, and for its ttl from now. false: denied, and the hold
+     * keeps its tokens; or it was settled, or denied before.
      */
     async extend(more?: M): Promise<boolean> {
         if (this.id === null) return this.ok; // it is exempt
@@ -217,9 +217,9 @@ export interface HoldRow extends Answer, Decided {
     expiresAt: Date | null;
 }
 
-/** A hold of one limit, or a denial (`ok` is false). Left by `await using`, it settles `used`, or as onException says. */
+/** A hold of one limit, or a denial (`ok` is false). `await using` settles `used`, or as onException says. */
 export class Hold extends Held<number, Result, number, HoldRow> implements HoldRow {
-    /** Tokens that it holds. */
+    /** The tokens held. */
     held: number | null;
     readonly remaining: number | null;
     readonly capacity: number | null;
@@ -247,10 +247,10 @@ export class Hold extends Held<number, Result, number, HoldRow> implements HoldR
     }
 }
 
-/** What was used of each limit, by its name; a number counts for all. */
+/** The use of each limit, by its name; one number is the use of all. */
 export type Used = number | Record<string, number>;
 export interface HoldRequestResult extends RequestResult {
-    /** Tokens, or slots, that it holds. */
+    /** The tokens or slots held. */
     held: number | null;
 }
 export interface HoldAllRow extends Pick<AllResult, 'ok' | 'retryAfter' | 'retryAt' | 'deniedBy' | 'error'> {
@@ -259,9 +259,9 @@ export interface HoldAllRow extends Pick<AllResult, 'ok' | 'retryAfter' | 'retry
     results: HoldRequestResult[];
 }
 
-/** A hold of several limits, or a denial. Left by `await using`, it settles `used`, or as onException says. */
+/** A hold of several limits, or a denial. `await using` settles `used`, or as onException says. */
 export class HoldAll<M = unknown> extends Held<Used, SettleResult[], M, HoldAllRow> implements HoldAllRow {
-    /** The request that denies with the longest wait; null: all is held. */
+    /** The denying request with the longest wait; null: all are held. */
     readonly deniedBy: RequestResult | null;
     /** In the order of the requests. */
     results: HoldRequestResult[];
@@ -287,7 +287,7 @@ export class HoldAll<M = unknown> extends Held<Used, SettleResult[], M, HoldAllR
     }
 }
 
-/** Runs the callback, then releases the lease. Where that fails with an error that IGNORED takes, the lease expires. */
+/** Runs the callback, then releases the lease. If that fails with an error that IGNORED takes, the lease expires. */
 export async function released<T>(
     lease: Lease,
     run: (lease: Lease) => T | Promise<T>,
@@ -306,7 +306,7 @@ export async function released<T>(
     return value;
 }
 
-/** Runs the callback, then settles the hold: with what was used, or all of it; if it throws, as onException says. */
+/** Runs the callback, then settles the hold: by its use, or everything held; if it throws, as onException says. */
 export async function settled<T, H extends Held<any, any, any, any>>(
     hold: H,
     run: (hold: H) => T | Promise<T>,

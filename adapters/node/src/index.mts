@@ -1,4 +1,4 @@
-// For import; index.cts has it all, so that there is one of each class in a process.
+// For import. Everything is in index.cts, so that each class exists once in a process.
 export type * from './index.cjs';
 export {
     addressKey,

@@ -1,4 +1,4 @@
-// The client: limits by their names, as the compiler knows them, in the caller's own transaction.
+// The client: limits by name, known to the compiler, in the caller's own transaction.
 import { setTimeout as sleep } from 'node:timers/promises';
 
 import { Calls, prefix, type Call, type HeaderStyle } from './calls.cjs';
@@ -49,62 +49,65 @@ import {
 } from './results.cjs';
 import { innermost, type RateLimitError } from './errors.cjs';
 
-/** Who a call counts for. A number stands for its text. */
+/** The identity that a call counts for. A number is the same as its text. */
 export type Key = string | number | bigint;
 
 export interface Decision {
     name: string;
     ok: boolean;
-    /** Milliseconds; null: none, or never. */
+    /** Milliseconds; null: no wait, or never. */
     retryAfter: number | null;
     /** As of Result; null after an error. */
     limitedBy: LimitedBy | null;
-    /** How long the call took. */
+    /** The duration of the call. */
     ms: number;
-    /** It is a denial that this process has remembered. */
+    /** A denial that this process has remembered. */
     remembered?: true;
-    /** There was no decision: the innermost error. `ok` is true where the call failed open. */
+    /** Without a decision: the innermost error. `ok` is true if the call failed open. */
     error?: Error & { code?: string };
 }
 
 export interface RateLimiterOptions {
-    /** What runs SQL: of pg, postgres.js, Drizzle, Kysely, Prisma or PGlite, or `{ query(text, values) }`. */
+    /**
+     * The connections that run SQL: of pg, postgres.js, Drizzle, Kysely, Prisma or PGlite, or `{ query(text, values)
+     * }`.
+     */
     db?: Database | undefined;
-    /** Where the limiter is. By default it is looked for: in the search_path, then where the extension or the file is. */
+    /** The schema of the limiter. Default: looked up in the search_path, or else that of the extension or the file. */
     schema?: string | undefined;
     /** `true`: the names are defined in the database, and calls send no configs: see define and sql. */
     defined?: boolean | undefined;
     /**
-     * What becomes of a call that can't be decided now: since no server answers, it is full or a standby, or by a
-     * time-out. "open": it is allowed, and its result has the error. Default: "closed", the error. Denials, mistakes and
-     * refused logins are errors with both, and so is all in a transaction.
+     * What to do if a call can't be decided: no server answers, it is full or a standby, or the call timed out. "open":
+     * the call is allowed, and its result has the error. Default: "closed", the error. Denials, mistakes and refused
+     * logins are errors with both, and so are all errors in a transaction.
      */
     onError?: OnError | undefined;
     /**
-     * The milliseconds after which a statement ends with an error, outside of transactions: to get a connection, and the
+     * The milliseconds after which a statement ends with an error, outside transactions: to get a connection, and the
      * answer. Default: none; 5000 with onError "open".
      */
     timeout?: number | undefined;
     /**
-     * Answers a key that was denied without the database: until it can pass, and for a second at most, or for `atMost`.
-     * Of limit, check, limitAll and checkAll `max` denials are remembered. Default: false.
+     * Answers a denied key without the database: until it can pass, and for at most a second, or `atMost`. Remembers
+     * `max` denials of limit, check, limitAll and checkAll. Default: false.
      */
     rememberDenials?: boolean | RememberDenials | undefined;
-    /** Hears of each call that takes, or would have: never of a key. What it throws is ignored. */
+    /** Called for each call that takes, or would have; never gets a key. Its errors are ignored. */
     onDecision?: ((decision: Decision) => void) | undefined;
     /**
-     * Hears of a hold that a callback or a block has left, and that was not settled by what was used: since that is no
-     * number of tokens, so that all that was held counts, or since the database could not. Default: a warning.
+     * Called with a hold that a callback or a block has left, and that was not settled by the actual use: either the
+     * use was not a number of tokens, so that everything held counts, or the database failed. Default: a warning.
      */
     onUnsettled?: ((unsettled: Unsettled) => void) | undefined;
 }
 
 interface CallOptions {
-    /** The transaction, or what else is to run this call. */
+    /** The transaction, or another connection, that runs this call. */
     db?: Database | undefined;
 }
 interface Asks extends CallOptions {
-    /** What becomes of this call if it can't be decided now. Not with `db`, whose transaction an error aborts. */
+    /** What to do if this call can't be decided. Not with `db`, because an error aborts its transaction. */
     onError?: OnError | undefined;
 }
 interface Throws {
@@ -112,27 +115,27 @@ interface Throws {
     throws?: boolean | undefined;
     /** Tries again for at most this number of milliseconds. Not in a transaction. */
     wait?: number | undefined;
-    /** Ends the wait, also that for what is reserved. */
+    /** Ends the wait, including that of a reservation. */
     signal?: AbortSignal | undefined;
 }
 export interface CheckAllOptions extends Asks {
     /** `true`: a denial is a RateLimitError. */
     throws?: boolean | undefined;
-    /** The result has these HTTP headers, by rl_headers or rl_headers_all, on which the role needs EXECUTE. */
+    /** Adds these HTTP headers to the result, by rl_headers or rl_headers_all, on which the role needs EXECUTE. */
     headers?: HeaderStyle | undefined;
 }
 export interface LimitAllOptions extends CheckAllOptions, Throws {}
 export interface CheckOptions extends CheckAllOptions {
     /** Tokens. Default: 1. */
     count?: number | undefined;
-    /** May put the limit into debt; retryAt is when the work may begin. */
+    /** May put the limit into debt; retryAt is the time when the work may begin. */
     reserve?: boolean | undefined;
 }
 export interface LimitOptions extends CheckOptions, Throws {}
 export interface CreditOptions extends CallOptions {
     /** Tokens that come back. Default: 1. */
     count?: number | undefined;
-    /** When they were taken: none comes back of a window that has ended since. */
+    /** The time when they were taken: tokens of a window that has ended don't come back. */
     takenAt?: Date | undefined;
 }
 export interface AcquireOptions extends Asks, Throws {
@@ -140,22 +143,22 @@ export interface AcquireOptions extends Asks, Throws {
     count?: number | undefined;
 }
 export interface HoldAllOptions extends Asks, Throws {
-    /** When it expires. Default: 10 minutes. */
+    /** The time until it expires. Default: 10 minutes. */
     ttl?: Duration | undefined;
-    /** The hold's id; the same again is the same hold. Default: a random one. */
+    /** The hold's id; the id of an existing hold means the same hold. Default: a random one. */
     id?: string | undefined;
-    /** What becomes of it if it is not settled. Default: "refund". */
+    /** What to do with its tokens if it is not settled. Default: "refund". */
     onExpiry?: Otherwise | undefined;
     /**
-     * What becomes of it if the callback throws, and where `await using` ends, which can't know: unless it was settled,
-     * or `used` was set. Default: "refund".
+     * What to do with its tokens if the callback throws, and at the end of `await using`, which can't know of an error,
+     * unless it was settled or `used` was set. Default: "refund".
      */
     onException?: Otherwise | undefined;
 }
 export interface HoldOptions extends HoldAllOptions {
-    /** Tokens, estimated. Default: 1. */
+    /** Estimated tokens. Default: 1. */
     count?: number | undefined;
-    /** Holds as many as there are, if at least this number. */
+    /** Holds as many tokens as there are, if at least this number. */
     atLeast?: number | undefined;
     reserve?: boolean | undefined;
 }
@@ -164,14 +167,14 @@ export type Keyed<C> = C extends { keyed: true } ? { key: Key } : { key?: Key };
 type Rest<C, O> = C extends { keyed: true } ? [options: O & { key: Key }] : [options?: O & { key?: Key }];
 export type Inline<K extends Kind> = { key?: Key; config: ConfigOf<K> };
 type Asked = { count?: number | undefined; reserve?: boolean | undefined };
-/** One of several requests: of a limit in the code, or with its config. */
+/** One of several requests: for a limit in the code, or with its config. */
 export type LimitRequest<D, K extends Kind = TokenKind> =
     | { [N in NameOf<D, K>]: { name: N; config?: undefined } & Asked & Keyed<D[N]> }[NameOf<D, K>]
     | ({ name: string } & Asked & Inline<K>);
 
 type HoldRequests<D> = LimitRequest<D, HoldKind | 'concurrency'>[];
 
-/** What a client needs to compute a limit's answers itself. */
+/** The data from which a client computes a limit's answers itself. */
 export interface Value {
     config: Record<string, any>;
     /** null: full. */
@@ -184,7 +187,7 @@ export interface Value {
 const LENDS = ['token bucket', 'fixed window', 'unlimited'];
 
 type AnyOptions = Record<string, any>;
-/** Marks the options of a call that takes no more than it has: onDecision does not hear of it. */
+/** Marks the options of a call that takes no more than it has: onDecision is not called. */
 const EXTENDS = Symbol('extends');
 /** A request of several. */
 interface Sent {
@@ -198,7 +201,7 @@ interface Slots<R> {
     id: string;
     denies(result: R): boolean;
 }
-/** The milliseconds after which a caller that waits for slots looks again. */
+/** The milliseconds after which a caller that waits for slots checks again. */
 const LOOK = 250;
 
 const OPEN_WITH_DB =
@@ -236,7 +239,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         this.#calls = new Calls(schema);
     }
 
-    /** Takes tokens, in the transaction that `db` is, if any. A denial takes nothing. */
+    /** Takes tokens, in the transaction `db` if given. A denial takes nothing. */
     limit<N extends NameOf<D, TokenKind>>(name: N, ...options: Rest<D[N], LimitOptions>): Promise<Result>;
     limit(name: string, options: LimitOptions & Inline<TokenKind>): Promise<Result>;
     async limit(name: string, options: AnyOptions = {}): Promise<Result> {
@@ -244,7 +247,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         return this.#passing(name, options, async () => resultOf(await this.#decided('limit', options, values)));
     }
 
-    /** What limit would return. Takes nothing. */
+    /** The result that limit would return. Takes nothing. */
     check<N extends NameOf<D, Kind>>(name: N, ...options: Rest<D[N], CheckOptions>): Promise<Result>;
     check(name: string, options: CheckOptions & Inline<Kind>): Promise<Result>;
     async check(name: string, options: AnyOptions = {}): Promise<Result> {
@@ -262,7 +265,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         return (await this.#forgetting(idOf(name, keyOf(options)), reset)).ok;
     }
 
-    /** Gives tokens back that were taken and not used. */
+    /** Gives back tokens that were taken and not used. */
     credit<N extends NameOf<D, HoldKind>>(name: N, ...options: Rest<D[N], CreditOptions>): Promise<Result>;
     credit(name: string, options: CreditOptions & Inline<HoldKind>): Promise<Result>;
     async credit(name: string, options: AnyOptions = {}): Promise<Result> {
@@ -272,7 +275,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         return resultOf(await this.#forgetting(idOf(name, keyOf(options)), credit));
     }
 
-    /** The limit's config and the key's state: what rl_calculate, and a client, compute answers from. */
+    /** The limit's config and the key's state: rl_calculate, or a client, computes answers from them. */
     getValue<N extends NameOf<D, Kind>>(name: N, ...options: Rest<D[N], CallOptions>): Promise<Value>;
     getValue(name: string, options: CallOptions & Inline<Kind>): Promise<Value>;
     async getValue(name: string, options: AnyOptions = {}): Promise<Value> {
@@ -286,7 +289,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         return this.#passingAll(options, async () => allOf(await this.#decidedAll('limitAll', list, options)));
     }
 
-    /** What limitAll would return. Takes nothing. */
+    /** The result that limitAll would return. Takes nothing. */
     async checkAll(requests: LimitRequest<D>[], options: CheckAllOptions = {}): Promise<AllResult> {
         const list = this.#listOf(requests);
         const once = { ...options, wait: undefined };
@@ -295,7 +298,7 @@ export class RateLimiter<const D extends Definitions = {}> {
 
     /**
      * Takes of this limit that need no round trip: the process takes batches, and spends them in memory. They are taken
-     * outside of any transaction, which returns nothing if it is rolled back.
+     * outside any transaction, so a rollback returns nothing.
      */
     borrow<N extends NameOf<D, HoldKind>>(name: N, options?: BorrowOptions & Pick<Asks, 'onError'>): Borrowed<D[N]>;
     borrow<C extends ConfigOf<HoldKind>>(
@@ -344,7 +347,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         return this.#passing(name, options, acquire, slots);
     }
 
-    /** Runs the callback while it has a lease, which it then releases. A denial is a RateLimitError. */
+    /** Runs the callback with a lease, and then releases it. A denial is a RateLimitError. */
     withLease<N extends NameOf<D, LeaseKind>, T>(
         name: N,
         options: AcquireOptions & Keyed<D[N]>,
@@ -378,7 +381,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         return (await this.#row('release', options, [lease, this.#configOf(name, options)])).ok;
     }
 
-    /** Takes an estimate now, of which settle gives back what was not used. */
+    /** Takes an estimate now; settle gives back the unused tokens. */
     hold<N extends NameOf<D, HoldKind>>(name: N, ...options: Rest<D[N], HoldOptions>): Promise<Hold>;
     hold(name: string, options: HoldOptions & Inline<HoldKind>): Promise<Hold>;
     async hold(name: string, options: AnyOptions = {}): Promise<Hold> {
@@ -401,15 +404,15 @@ export class RateLimiter<const D extends Definitions = {}> {
         });
     }
 
-    /** Gives back what a hold did not use, or takes what was used beyond it. `ok`: it was not settled before. */
+    /** Gives back the unused tokens of a hold, or takes those used beyond it. `ok`: it was not settled before. */
     async settle(hold: string | null, used?: number, options: CallOptions = {}): Promise<Result> {
         return resultOf(await this.#row('settle', options, [hold, used ?? null]));
     }
 
     /**
-     * Runs the callback while it holds tokens, then settles what it says was used: `hold.used`, or else all. If it
-     * throws: `hold.used`, or else what `onException` says. A denial is a RateLimitError. With `reserve` it waits until
-     * the work may begin; `signal` ends that, and gives the tokens back.
+     * Runs the callback while it holds tokens, then settles `hold.used`, or else everything held. If it throws:
+     * `hold.used`, or else as `onException` says. A denial is a RateLimitError. With `reserve` it waits until the work
+     * may begin; `signal` ends that, and gives the tokens back.
      */
     withHold<N extends NameOf<D, HoldKind>, T>(
         name: N,
@@ -426,7 +429,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         return settled(hold, begun, (error) => this.#opens(options, error));
     }
 
-    /** Holds tokens of several limits: of all of them, or of none. No requests are those of an exempt caller. */
+    /** Holds tokens of several limits: of all of them, or of none. An exempt caller has no requests. */
     async holdAll(
         requests: HoldRequests<D>,
         options: HoldAllOptions = {},
@@ -455,13 +458,13 @@ export class RateLimiter<const D extends Definitions = {}> {
         return this.#passingAll(options, hold, list.some(isOfSlots) ? slots : undefined);
     }
 
-    /** Settles each limit of a hold: with what was used of it, or with all of what `used` does not name. */
+    /** Settles each limit of a hold: by its use, or everything held for limits that `used` does not name. */
     async settleAll(hold: string | null, used?: Used, options: CallOptions = {}): Promise<SettleResult[]> {
         const rows = await this.#rows('settleAll', options, [hold, used === undefined ? null : JSON.stringify(used)]);
         return rows.map((row) => ({ name: row.name, key: row.key, ...tokensOf(row) }));
     }
 
-    /** The same as withHold, of several limits. */
+    /** The same as withHold, for several limits. */
     async withHoldAll<T>(
         requests: HoldRequests<D>,
         options: HoldAllOptions,
@@ -475,7 +478,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         return settled(hold, begun, (error) => this.#opens(options, error));
     }
 
-    /** Defines the limits in the database, where they differ; returns the names of those. Undefines none. */
+    /** Defines the limits in the database that differ; returns their names. Undefines none. */
     async define({ db }: CallOptions = {}): Promise<string[]> {
         const define = () => this.#rows('define', { db }, [JSON.stringify(this.definitions)]);
         return (await this.#forgetting(undefined, define)).map(({ name }) => name);
@@ -490,7 +493,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         return Object.entries(this.definitions).map(line).join('');
     }
 
-    // From here on: what the calls have in common.
+    // From here on: shared parts of the calls.
 
     #of(options: AnyOptions): any {
         if (options.db !== undefined) return checked(options.db);
@@ -500,7 +503,7 @@ export class RateLimiter<const D extends Definitions = {}> {
 
     async #rows(call: Call, options: AnyOptions, values: unknown[]): Promise<any[]> {
         const db = this.#of(options);
-        // In a transaction the statement would go on, and the next one wait for it.
+        // In a transaction the statement would continue, and the next one wait for it.
         const isOwn = options.db === undefined && !inTransaction(db);
         const { onError = this.#onError } = options;
         const timeout = this.#timeout ?? (onError === 'open' ? 5000 : undefined);
@@ -510,17 +513,17 @@ export class RateLimiter<const D extends Definitions = {}> {
         return (await this.#rows(call, options, values))[0];
     }
 
-    /** Runs what makes denials of this id wrong, or of all. */
+    /** Runs a call that makes denials of this id, or of all, obsolete. */
     #forgetting<T>(id: string | undefined, run: () => Promise<T>): Promise<T> {
         return this.#denials ? this.#denials.forgetting(id, run) : run();
     }
 
-    /** Whether a call is allowed that has failed with this error. Not in a transaction, which the error has aborted. */
+    /** Whether a call that failed with this error is allowed. Not in a transaction, which the error has aborted. */
     #opens({ db, onError = this.#onError }: AnyOptions, error: unknown): boolean {
         return db === undefined && onError === 'open' && isNotNow(error) && !inTransaction(this.#db);
     }
 
-    /** The config that a call sends, as JSON; null: none. Throws a TypeError for a name that is nowhere. */
+    /** The config that a call sends, as JSON; null: none. Throws a TypeError for an unknown name. */
     #configOf(name: string, { config }: AnyOptions): string | null {
         if (config !== undefined && config !== null) return JSON.stringify(config);
         if (!Object.hasOwn(this.definitions, name)) {
@@ -532,7 +535,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         return this.#defined ? null : JSON.stringify(this.definitions[name]);
     }
 
-    /** The requests as they are sent. */
+    /** The requests in the form in which they are sent. */
     #listOf(requests: unknown): Sent[] {
         if (!Array.isArray(requests)) throw new TypeError('the requests are a list of { name, key, count }');
         return requests.map((request) => {
@@ -557,8 +560,8 @@ export class RateLimiter<const D extends Definitions = {}> {
     }
 
     /**
-     * The rows of a call that decides; where it fails open, what stands for them. Reports what is decided to onDecision,
-     * unless it is a check. Where several are denied together: those that deny.
+     * The rows of a deciding call; if it fails open, rows in their place. Reports the decision to onDecision, unless it
+     * is a check. If several are denied together: the denying ones.
      */
     async #heard(call: Call, list: Sent[], options: AnyOptions, values: unknown[]): Promise<any[]> {
         checkedFailing('', { onError: options.onError });
@@ -589,7 +592,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         return rows;
     }
 
-    /** A call whose denial may be remembered. In a transaction others don't see what it denies. */
+    /** A call with a denial that may be remembered. In a transaction others don't see its denials. */
     #asking(call: Call, options: AnyOptions, values: unknown[]): Question | undefined {
         if (!this.#denials || options.db !== undefined || inTransaction(this.#of(options))) return undefined;
         const [name, key, count, ...config] = values as [string, string, number, ...unknown[]];
@@ -617,7 +620,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         return this.#patiently(options, attempt, error, slots);
     }
 
-    /** The answer of an attempt; of others after it, as long as that may take; or its denial as an error. */
+    /** The answer of an attempt, or of later ones as long as the wait allows; or its denial as an error. */
     async #patiently<R extends { ok: boolean; retryAfter: number | null }>(
         options: AnyOptions,
         attempt: () => Promise<R>,
@@ -648,13 +651,13 @@ export class RateLimiter<const D extends Definitions = {}> {
     }
 }
 
-/** A wait, and up to a tenth more, so that those who wait for the same moment do not come back at once. */
+/** A wait, and up to a tenth more, so that callers that wait for the same moment do not come back at once. */
 function spread(wait: number, most: number): number {
     const jitter = Math.random() * Math.max(wait / 10, 20);
     return Math.min(wait + jitter, most, 2 ** 31 - 1);
 }
 
-/** Waits until reserved work may begin. If that is ended, the hold is given back. */
+/** Waits until reserved work may begin. If the wait is ended, the hold is given back. */
 async function begins(
     hold: { settle(used: 0): Promise<unknown> },
     results: Pick<Result, 'retryAfter'>[],
@@ -692,7 +695,7 @@ function holdAllOf(rows: any[]): HoldAllRow {
     const held = results.map((result, n) => ({ ...result, held: number(rows[n].held) }));
     return { ...all, id: row.hold ?? null, expiresAt: date(row.expires), results: held };
 }
-/** The options of a call that extends a hold: of one that asks for more onDecision hears. */
+/** The options of a call that extends a hold: onDecision is called if it asks for more. */
 const extending = (options: AnyOptions, more: unknown): AnyOptions =>
     more === undefined ? { ...options, [EXTENDS]: true } : options;
 function checkedOtherwise(onException: unknown): void {

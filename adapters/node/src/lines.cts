@@ -1,4 +1,4 @@
-// Lines of calls of a process that wait for the same slots: the first of each asks for all.
+// Lines of a process's calls that wait for the same slots: the first of each asks for all.
 import { setTimeout as sleep } from 'node:timers/promises';
 
 export class Lines {
@@ -30,7 +30,7 @@ export class Lines {
     }
 }
 
-/** Waits, until END at the latest; SIGNAL is an error. */
+/** Waits, at most until END; SIGNAL is an error. */
 async function pause(milliseconds: number, end: AbortSignal, signal: AbortSignal | undefined): Promise<void> {
     const either = signal ? AbortSignal.any([end, signal]) : end;
     await sleep(Math.min(milliseconds, 2 ** 31 - 1), undefined, { signal: either }).catch((error) => {

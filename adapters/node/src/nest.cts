@@ -13,8 +13,8 @@ export class RateLimitThrottlerStorage {
     }
 
     /**
-     * Takes one; ttl and blockDuration in milliseconds, the times of the answer in seconds. Throws a TypeError where
-     * blockDuration is not ttl.
+     * Takes one; ttl and blockDuration in milliseconds, the times of the answer in seconds. Throws a TypeError if
+     * blockDuration differs from ttl.
      */
     async increment(
         key: string,

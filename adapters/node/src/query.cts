@@ -1,4 +1,5 @@
-// What runs SQL, found by its shape: pg, postgres.js, Drizzle, Kysely, Prisma, PGlite, and what has a query of this form.
+// Connections that run SQL, recognized by their shape: pg, postgres.js, Drizzle, Kysely, Prisma, PGlite, and any object
+// with a query of this form.
 import { isPool, pooled, within } from './failing.cjs';
 
 /** A pool, a client or a transaction. */
@@ -37,7 +38,7 @@ function run(db: any, text: string, values: unknown[]): any {
     return db.query(text, values);
 }
 
-/** As Kysely's CompiledQuery.raw makes it. */
+/** The result of Kysely's CompiledQuery.raw. */
 const compiled = (sql: string, parameters: unknown[]) => ({
     sql,
     parameters,
@@ -45,7 +46,7 @@ const compiled = (sql: string, parameters: unknown[]) => ({
     queryId: { queryId: 'postgres-rate-limit' },
 });
 
-/** Throws a TypeError where this can't run SQL. */
+/** Throws a TypeError if this can't run SQL. */
 export function checked(db: unknown): any {
     const known = (typeof db === 'object' && db !== null) || typeof db === 'function';
     const runs = (methods: string[]) => is(db, ...methods);
@@ -60,8 +61,8 @@ const ALLOWED =
     'a pool, client or transaction of pg, postgres.js, Drizzle, Kysely, Prisma or PGlite, or { query(text, values) }';
 
 /**
- * Whether this is a transaction, as far as its shape shows; of a client of pg, and of what TypeORM calls a runner, whether
- * it is in one. A client that can't say counts as in one, as that of pg before 8.21.
+ * Whether this is a transaction, as far as its shape shows; for a client of pg, and for a runner of TypeORM, whether it
+ * is in one. A client that can't report it counts as in one, such as that of pg before 8.21.
  */
 export function inTransaction(db: any): boolean {
     if (is(db, '$queryRawUnsafe')) return !is(db, '$connect');

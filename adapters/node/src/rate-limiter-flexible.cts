@@ -12,7 +12,7 @@ const Abstract: typeof RateLimiterStoreAbstract = require('rate-limiter-flexible
 
 type Theirs = ConstructorParameters<typeof RateLimiterStoreAbstract>[0];
 type OfTables = 'storeClient' | 'storeType' | 'dbName' | 'tableName' | 'tableCreated';
-/** Those of rate-limiter-flexible, but for tables, and those of our stores. */
+/** The options of rate-limiter-flexible, except those for tables, and the options of our stores. */
 export type RateLimiterStoreOptions = Omit<Theirs, OfTables> & RateLimitStoreOptions;
 
 interface Found {
@@ -26,8 +26,8 @@ const PENALTY = Symbol('penalty');
 const FOREVER = 1e15;
 
 /**
- * A limiter of rate-limiter-flexible that counts in PostgreSQL, with all of its options. A denial takes no points, unless
- * blockDuration, blockOnConsumed or inMemoryBlockOnConsumed count them.
+ * A limiter of rate-limiter-flexible that counts in PostgreSQL, with all of its options. A denial takes no points,
+ * unless blockDuration, blockOnConsumed or inMemoryBlockOnConsumed count them.
  */
 export class RateLimiterStore extends Abstract {
     #database: Database;
@@ -63,13 +63,13 @@ export class RateLimiterStore extends Abstract {
         const taken = await this.#database.take(...this.#values(key, countsAll), points);
         const { ok, hits, wait } = taken ?? { ok: true, hits: points, wait: this.#period };
         const never = !ok && wait === null && (countsAll || points <= this.points);
-        // Where all are counted only a block denies, and that is no crossing of the limit.
+        // If all are counted, only a block denies, which does not count as crossing the limit.
         const least = countsAll ? Math.max(this.points, this.blockOnConsumed ?? 0) + points + 1 : this.points + 1;
         const consumed = ok ? Number(hits) : Math.max(Number(hits) + points, least);
         return { hits: consumed, wait: never ? Infinity : Number(wait ?? this.#period) };
     }
 
-    /** Undefined: there is no window, and no block. */
+    /** Undefined: no window, and no block. */
     async _get(key: string): Promise<Found | undefined> {
         const { ok, hits, wait, open } = await this.#database.row('look', this.#values(key, true));
         if (!ok) return { hits: Math.max(Number(hits), this.points + 1), wait: Number(wait ?? Infinity) };
@@ -111,7 +111,7 @@ export class RateLimiterStore extends Abstract {
         return new Result(0, ms > 0 ? ms : -1, points);
     }
 
-    /** What its insuranceLimiter answers in its place; without one, the error. */
+    /** The answer of its insuranceLimiter in its place; without one, the error. */
     #insured(error: unknown, call: string, given: unknown[]): Promise<RateLimiterRes> {
         return new Promise((resolve, reject) => (this as any)._handleError(error, call, resolve, reject, given));
     }

@@ -1,4 +1,4 @@
-// Hooks of React on a limit that the browser watches; and all of browser.mts.
+// Hooks of React on a limit watched by the browser; and everything of browser.mts.
 import { useCallback, useEffect, useMemo, useRef, useSyncExternalStore } from 'react';
 
 import type { Value } from './calculate.mjs';
@@ -7,8 +7,8 @@ import { watchRateLimit, type RateLimitWatch, type Snapshot, type WatchOptions }
 export * from './browser.mjs';
 
 /**
- * A limit as the browser knows it, which renders again when it changes. `source` is a function that gets the value, of
- * which the latest is called, or what watchRateLimit returned, for components that share it; that has its own options.
+ * A limit as the browser knows it. Renders again when it changes. `source` is a function that gets the value (the
+ * latest one is called), or the result of watchRateLimit, for components that share it; that has its own options.
  */
 export function useRateLimit(source: (() => Promise<Value>) | RateLimitWatch, options?: WatchOptions) {
     const { count, shared } = options ?? {};
@@ -26,8 +26,8 @@ export function useRateLimit(source: (() => Promise<Value>) | RateLimitWatch, op
 }
 
 /**
- * Whole seconds until a time by this browser's clock; renders again with each. 0: it has come, or
- * there is none; also on a server, whose clock is another, and until the page is hydrated.
+ * Whole seconds until a time by this browser's clock; renders again with each. 0: the time has come, or there is none;
+ * also on a server, which has another clock, and until the page is hydrated.
  */
 export function useCountdown(until: number | null | undefined): number {
     const left = useCallback(() => Math.max((until ?? 0) - Date.now(), 0), [until]);

@@ -1,39 +1,42 @@
-// What calls return: rows as JavaScript has them. Waits are milliseconds, times are Dates.
+// The results of calls: rows as JavaScript objects. Waits are milliseconds, times are Dates.
 import { RateLimitError, retryHeader } from './errors.cjs';
 
-/** What a call says of the tokens of a limit. */
+/** The tokens of a limit in a result. */
 interface Tokens {
     /** Denied: milliseconds until the same call can pass, null if it never can. Reserved: until the work may begin. */
     retryAfter: number | null;
-    /** The same as a time, by the database's clock. */
+    /** `retryAfter` as a time, by the database's clock. */
     retryAt: Date | null;
     /** Tokens left after the call; negative: a debt. null: the key is exempt. */
     remaining: number | null;
-    /** The most tokens that it can hold. null: the key is exempt. */
+    /** The maximum number of tokens of the limit. null: the key is exempt. */
     capacity: number | null;
-    /** When it will be full again. */
+    /** The time when it will be full again. */
     resetAt: Date | null;
 }
 
 /** The key is blocked; too few slots are free; too few tokens are left, or there can never be enough. */
 export type LimitedBy = 'block' | 'slots' | 'tokens';
 
-/** What a call that decides says of a limit. */
+/** The decision of a call on a limit. */
 interface Decided extends Tokens {
-    /** What denies it; null: nothing, or only other requests of the call. If `ok` is true, only a dry run admitted it. */
+    /**
+     * The reason of the denial; null: none, or only other requests of the call. If `ok` is true, only a dry run
+     * admitted it.
+     */
     limitedBy: LimitedBy | null;
 }
 
 export interface Result extends Decided {
-    /** Whether the tokens were taken; of check, whether they would be. */
+    /** Whether the tokens were taken; for check, whether they would be. */
     ok: boolean;
-    /** Those of HTTP that the call was asked for; else Retry-After, if it was denied and can pass later. */
+    /** The HTTP headers that the call asked for, or else Retry-After, if it was denied and can pass later. */
     headers: Record<string, string>;
-    /** Where it was allowed unchecked (`onError: 'open'`): the innermost error. */
+    /** If it was allowed unchecked (`onError: 'open'`): the innermost error. */
     error?: Error & { code?: string };
 }
 
-/** Of one request of several. */
+/** The result of one request of several. */
 export interface RequestResult extends Decided {
     name: string;
     key: string;
@@ -41,7 +44,7 @@ export interface RequestResult extends Decided {
     ok: boolean;
 }
 
-/** Of one limit of a hold that is settled. */
+/** The result of one limit of a settled hold. */
 export interface SettleResult extends Tokens {
     name: string;
     key: string;
@@ -53,24 +56,24 @@ export interface AllResult {
     /** Denied: milliseconds until none of them denies, null if one always will. */
     retryAfter: number | null;
     retryAt: Date | null;
-    /** The request that denies with the longest wait; null: all were admitted. */
+    /** The denying request with the longest wait; null: all were admitted. */
     deniedBy: RequestResult | null;
     /** As of Result. */
     headers: Record<string, string>;
-    /** Where they were allowed unchecked. */
+    /** If they were allowed unchecked: the innermost error. */
     error?: Error & { code?: string };
     /** In the order of the requests. */
     results: RequestResult[];
 }
 
-// Rows have one word for each column, which no naming plugin of an ORM changes, and seconds for each time, since drivers
-// read times in many ways.
+// Rows have one word for each column, which no naming plugin of an ORM changes, and seconds for each time, because
+// drivers read times in many ways.
 const TIMES = `retry_after AS wait, date_part('epoch', retry_at) AS at`;
 export const TOKENS = `${TIMES}, remaining, capacity, date_part('epoch', reset_at) AS reset`;
 export const DECIDED = `${TOKENS}, limited_by AS limited`;
 
 export const number = (value: unknown): number | null => (value === null || value === undefined ? null : Number(value));
-/** Rounded up: none may come back too early. Less than a microsecond is noise of the float8. */
+/** Rounded up: no caller may come back too early. Less than a microsecond is float error. */
 const up = (seconds: unknown): number => Math.ceil(Number(seconds) * 1000 - 0.0005);
 export const milliseconds = (seconds: unknown): number | null => (number(seconds) === null ? null : up(seconds));
 /** The time when something can pass, or is full. */
@@ -91,7 +94,7 @@ export function resultOf(row: any): Result {
     const decided = decidedOf(row);
     return { ok: row.ok, ...decided, headers: headersOf(row, row.ok ? null : decided.retryAfter), ...errorOf(row) };
 }
-/** A row's headers; those of a denial that was remembered have fewer seconds by what has passed. */
+/** The headers of a row; of a remembered denial with fewer seconds, by the time that has passed. */
 function headersOf({ headers, passed }: any, retryAfter: number | null): Record<string, string> {
     if (headers === undefined) return retryHeader(retryAfter);
     const told = Object.entries<string>(JSON.parse(headers));
@@ -102,7 +105,7 @@ function headersOf({ headers, passed }: any, retryAfter: number | null): Record<
     const aged = told.map(([name, text]) => [name, isWait(name) ? retryHeader(retryAfter)['Retry-After'] : less(text)]);
     return Object.fromEntries(aged);
 }
-/** Of a row that stands for an answer of the database; absent, as a rule. */
+/** The error of a row that stands for an answer of the database; usually absent. */
 export const errorOf = ({ error }: { error?: Error }) => (error === undefined ? {} : { error });
 
 export const requestOf = (row: any): RequestResult => ({
@@ -122,19 +125,19 @@ export function allOf(rows: any[]): AllResult {
 }
 
 /**
- * The requests that deny. If one can never pass, none has a wait; so if another has one, one without is a dry run,
- * which would deny and doesn't.
+ * The denying requests. If one can never pass, none has a wait; so if another has one, a request without a wait is a
+ * dry run, which would deny and doesn't.
  */
 export function denying<R extends Pick<Decided, 'retryAfter' | 'limitedBy'>>(results: R[]): R[] {
     const deny = results.filter(({ limitedBy }) => limitedBy !== null);
     const waits = deny.filter(({ retryAfter }) => retryAfter !== null);
     return waits.length > 0 ? waits : deny;
 }
-/** The same of rows. One of a store, which has no `limited`, denies. */
+/** The same for rows. A row of a store, which has no `limited`, denies. */
 export const denyingRows = (rows: any[]): any[] =>
     denying(rows.map((row) => ({ row, limitedBy: row.limited, retryAfter: row.wait }))).map(({ row }) => row);
 
-/** Of the requests that deny, the one with the longest wait. */
+/** The denying request with the longest wait. */
 function last(results: RequestResult[]): RequestResult {
     const wait = ({ retryAfter }: RequestResult) => retryAfter ?? Infinity;
     const deny = denying(results);

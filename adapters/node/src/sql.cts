@@ -1,9 +1,9 @@
-// The file of SQL: the functions of the extension, for a database that can't have it.
+// The SQL file: the functions of the extension, for a database that can't have it.
 import { readFileSync } from 'node:fs';
 import path = require('node:path');
 
-// How the file writes its schema, and what follows it, as in scripts/plain. All else that has this name is the extension
-// or a setting.
+// The forms in which the file writes its schema, and what follows them, as in scripts/plain. Elsewhere the name is the
+// extension or a setting.
 const SCHEMA = [
     ['ratelimit.r', '.r'],
     ['ratelimit._', '._'],
@@ -11,7 +11,7 @@ const SCHEMA = [
 ] as const;
 
 export interface InstallOptions {
-    /** The schema that is to hold the functions. Default: "ratelimit". */
+    /** The schema of the functions. Default: "ratelimit". */
     schema?: string | undefined;
 }
 
@@ -22,7 +22,7 @@ export function installSql({ schema = 'ratelimit' }: InstallOptions = {}): strin
         throw new TypeError(`installSql: schema is ${schema}; allowed: ${allowed}`);
     }
     const text = readFileSync(path.join(__dirname, '../ratelimit.sql'), 'utf8');
-    // Quoted, since the name may be a word of SQL.
+    // Quoted, because the name may be a word of SQL.
     if (schema === 'ratelimit') return text;
     return SCHEMA.reduce((file, [written, rest]) => file.replaceAll(written, `"${schema}"${rest}`), text);
 }
@@ -34,7 +34,7 @@ type Installable =
 export async function install(database: Installable, options?: InstallOptions): Promise<void> {
     const text = installSql(options);
     const { raw, exec } = database as any;
-    // Knex makes a parameter of each question mark that has no backslash.
+    // Knex makes a parameter of each question mark without a backslash.
     if (typeof raw === 'function') await (database as any).raw(text.replaceAll('?', '\\?'));
     else await (typeof exec === 'function' ? (database as any).exec(text) : (database as any).query(text));
 }

@@ -1,12 +1,13 @@
-// Fixtures of Vitest for tests of an application whose limits are in PostgreSQL, by the extension or the SQL file.
+// Fixtures of Vitest for tests of an application that has its limits in PostgreSQL, in the extension or the SQL file.
 //
 //     import { test } from 'postgres-rate-limit/testing';
 //
-// A test gets a pool of one connection. All that the application does on it is rolled back after the test, its commits
-// too. Its limits see a clock that stands still until the test moves it, and all that are defined are full when the test
-// begins, in memory too. Tests on one database take turns, whatever worker runs them.
+// A test gets a pool of one connection. Everything that the application does on it is rolled back after the test,
+// including its commits. Its limits see a clock that stands still until the test moves it, and all defined limits are
+// full when the test begins, including those in memory. Tests on one database take turns, in whichever worker they run.
 //
-// The role needs what the application calls, rl_check, rl_reset_keys, SELECT on rl_config, and the right to set the clock.
+// The role needs the functions that the application calls, rl_check, rl_reset_keys, SELECT on rl_config, and the right
+// to set the clock.
 import pg, { type Pool, type PoolConfig } from 'pg';
 import { test as base, type TestAPI } from 'vitest';
 
@@ -14,13 +15,13 @@ const START = Date.UTC(2027, 0, 1, 12);
 const noRight = (user: unknown) => `the role ${user} may not set the limiter's clock, so no test can run.
 With the extension, as a superuser: GRANT SET ON PARAMETER ratelimit.clock TO ${user}
 With the SQL file, connect as the owner of its functions, or a member of it.`;
-// A command on its own, which the application means for its own transaction.
+// A command alone, which the application means for its own transaction.
 const COMMAND = /^\s*(begin|start\s+transaction|commit|end|rollback|abort)\b(?!.*\b(to|prepared)\b)[^;]*;?\s*$/i;
 
 /** The limiter's clock: 2027-01-01 12:00:00 UTC when a test begins. */
 export interface Clock {
     readonly now: Date;
-    /** Sets it: a Date, milliseconds since 1970, or text of a Date. Throws a RangeError where that is no time. */
+    /** Sets it: a Date, milliseconds since 1970, or text of a Date. Throws a RangeError if it is not a time. */
     set(time: Date | number | string): Promise<void>;
     advance(milliseconds: number): Promise<void>;
 }
@@ -33,9 +34,9 @@ export interface Fixtures {
 }
 
 export interface TestOptions {
-    /** The database, for pg. Default: that of PGHOST, PGUSER, PGDATABASE and the others. */
+    /** The database, for pg. Default: by PGHOST, PGUSER, PGDATABASE and the others. */
     connection?: PoolConfig | undefined;
-    /** Names of limits in memory that aren't defined, since calls bring their config: they are reset, too. */
+    /** Names of limits in memory that aren't defined, because calls pass their config: they are reset, too. */
     names?: string[] | undefined;
 }
 
@@ -64,7 +65,7 @@ class TestClock implements Clock {
 }
 
 /** The test's connection: the application's transactions, and its statements outside of one, are savepoints. */
-// Its base's types have overloads for each way to call.
+// The types of the base have overloads for each form of call.
 class Client extends (pg.Client as any) {
     clock: Clock = new TestClock(() => this.#next(() => this.#show()));
     #last: Promise<unknown> = Promise.resolve();
@@ -72,7 +73,7 @@ class Client extends (pg.Client as any) {
     #begun = false;
     #inTransaction = false; // the application has begun one
 
-    // With an error the pool would close it, and so end the test's transaction.
+    // With an error the pool would close the connection, and so end the test's transaction.
     get release(): any {
         return () => this.#release();
     }
@@ -92,12 +93,12 @@ class Client extends (pg.Client as any) {
         );
     }
 
-    /** Of the application's transaction: without one it is idle, in that of the test. */
+    /** The status of the application's transaction: idle without one, inside that of the test. */
     getTransactionStatus(): string {
         return this.#inTransaction ? (super.getTransactionStatus?.() ?? 'T') : 'I'; // pg before 8.21 has none
     }
 
-    /** One at a time, each with its savepoint. */
+    /** Runs one at a time, each with its savepoint. */
     #next<T>(run: () => Promise<T>): Promise<T> {
         const done = this.#last.then(run);
         this.#last = done.catch(() => {});
@@ -184,7 +185,7 @@ class Client extends (pg.Client as any) {
         this.#begun = true;
     }
 
-    /** Rolls back what the test did. Throws if the application has ended the test's transaction. */
+    /** Rolls back the test. Throws if the application has ended the test's transaction. */
     finish() {
         return this.#next(async () => {
             this.#begun = false;

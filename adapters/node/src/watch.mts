@@ -1,11 +1,11 @@
-// A store of a limit's status, for any framework: it asks the application for the value, computes the status of it, and
+// A store of a limit's status, for any framework: asks the application for the value, computes the status from it, and
 // asks again when a denial ends.
 import { calculate, type Status, type Value } from './calculate.mjs';
 
 export interface WatchOptions {
-    /** The tokens that `status` is about. Default: 1. */
+    /** The number of tokens for `status`. Default: 1. */
     count?: number | undefined;
-    /** `true`: many browsers share the key. Each asks again at a moment of its own, up to a tenth of the wait later. */
+    /** `true`: many browsers share the key. Each asks again at a random time, up to a tenth of the wait later. */
     shared?: boolean | undefined;
 }
 
@@ -16,13 +16,13 @@ export interface Snapshot {
     check(at?: number, count?: number): Status | undefined;
     /** Milliseconds by which the database's clock is ahead of this browser's. */
     offset: number | undefined;
-    /** Why the latest value did not come. `status` is that of the one before. */
+    /** The error of the latest request for the value. `status` is then from the value before. */
     error: unknown;
 }
 
-/** A store as frameworks use it. */
+/** A store in the form that frameworks use. */
 export interface RateLimitWatch {
-    /** Calls the listener when the snapshot has changed. Returns what ends that. */
+    /** Calls the listener when the snapshot has changed. Returns a function that ends that. */
     subscribe(listener: () => void): () => void;
     /** The same object until something changes. */
     getSnapshot(): Snapshot;
@@ -30,15 +30,15 @@ export interface RateLimitWatch {
     refresh(): Promise<void>;
 }
 
-/** The least time from one attempt to the next that the watch makes on its own. */
+/** The minimum time between two attempts that the watch makes on its own. */
 const PAUSE = 1000;
-/** The longest, after several that failed. */
+/** The maximum, after several failures. */
 const LONGEST_PAUSE = 60_000;
 const LONGEST_DELAY = 2 ** 31 - 1;
 
 /**
- * Watches a limit. `getValue` is the application's: a fetch of its own route. While there is a listener it is called
- * first, when a denial ends, and when the page is shown again.
+ * Watches a limit. `getValue` is the application's: a fetch of its own route. While there is a listener, it is called
+ * at once, when a denial ends, and when the page is shown again.
  */
 export function watchRateLimit(
     getValue: () => Promise<Value>,
@@ -48,9 +48,9 @@ export function watchRateLimit(
     const listeners = new Set<() => void>();
     let snapshot: Snapshot = { status: undefined, check: () => undefined, offset: undefined, error: undefined };
     let timer: ReturnType<typeof setTimeout> | undefined;
-    /** When the status changes without an answer, and when to ask again. */
+    /** The time when the status changes without an answer, and the time to ask again. */
     let [endsAt, askAt] = [Infinity, Infinity];
-    /** The latest attempt, whether it is under way, and how many failed since a value came. */
+    /** The latest attempt, whether it is running, and the number of failures since a value came. */
     let [latest, isAsking, failures] = [0, false, 0];
 
     function show(changes: Partial<Snapshot>) {
@@ -79,7 +79,7 @@ export function watchRateLimit(
         else schedule();
     }
 
-    /** A value that has just come, after an attempt that began then. */
+    /** Stores a value that has just come, after an attempt that began then. */
     function accept(value: Value, began: number) {
         const now = Date.now();
         // The database's clock showed value.now a moment ago. So no retryAt is too early.
@@ -104,7 +104,7 @@ export function watchRateLimit(
         const attempt = (latest += 1);
         const began = Date.now();
         [isAsking, askAt] = [true, Infinity];
-        // An answer is not used if another attempt has begun since, which knows more.
+        // An answer is not used if another attempt has begun since, which has newer data.
         try {
             const value = await getValue();
             if (attempt !== latest) return;

@@ -91,7 +91,7 @@ function recipe(start, replaced) {
     return code;
 }
 
-/** `onExpiry`: what becomes of the tokens of a worker that dies. */
+/** `onExpiry`: what to do with the tokens of a worker that dies. */
 async function table(context, onExpiry) {
     const { sql, until, user, start, kill, hangs, told, workers } = await queue(context, `table_${onExpiry}`, 'table');
     await sql(

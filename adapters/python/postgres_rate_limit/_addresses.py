@@ -6,11 +6,11 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
 
 def address_key(address: str | IPv4Address | IPv6Address, masklen: int = 64) -> str:
-    """The key by which limits count an address, as SQL's rl_address_key: that of IPv4 itself, in IPv6, too
-    (::ffff:192.0.2.1), and of IPv6 its network, since a client has 2^64 addresses.
+    """The key under which limits count an address, as rl_address_key in SQL: an IPv4 address itself, also in IPv6
+    (::ffff:192.0.2.1), and the network of an IPv6 address, because a client has 2^64 addresses.
 
-    masklen: bits of the network of IPv6, 0 to 128.
-    Raises ValueError for what is no address, such as "" or "unix:".
+    masklen: the bits of the IPv6 network, 0 to 128.
+    Raises ValueError for anything else, such as "" or "unix:".
     """
     if isinstance(masklen, bool) or not isinstance(masklen, int) or not 0 <= masklen <= 128:
         raise ValueError(f"masklen is {masklen!r}; allowed: 0 to 128")
@@ -23,6 +23,6 @@ def address_key(address: str | IPv4Address | IPv6Address, masklen: int = 64) -> 
     if found.ipv4_mapped is not None:
         return str(found.ipv4_mapped)
     network = IPv6Network((int(found), masklen), strict=False).network_address
-    # PostgreSQL writes these as addresses of IPv4.
+    # PostgreSQL writes these as IPv4 addresses.
     text = f"::{IPv4Address(int(network))}" if 0xFFFF < int(network) < 2**32 else str(network)
     return text if masklen == 128 else f"{text}/{masklen}"

@@ -1,5 +1,5 @@
-"""The calls of the client as SQL, and how their rows are read. Knows no driver: parameters are $1, $2, … in order, each
-once, and are texts, floats and booleans; a time is sent as microseconds since 1970."""
+"""The calls of the client as SQL, and the reading of their rows. Knows no driver: parameters are $1, $2, … in order,
+each once, and are texts, floats and booleans; a time is sent as microseconds since 1970."""
 
 from __future__ import annotations
 
@@ -55,36 +55,36 @@ class Request(_Named, total=False):
 @dataclass(frozen=True)
 class Call(Generic[T]):
     sql: str
-    """With @ before the names of functions, for their schema."""
+    """With @ before the names of functions, in place of their schema."""
     values: tuple[Any, ...]
     read: Callable[[Rows], T]
     decides: Callable[[T], Iterable[Verdict]] | None = None
-    """Returns that of each limit, if the call takes tokens."""
+    """Returns the verdict on each limit, if the call takes tokens."""
     names: tuple[str, ...] = ()
-    """The limits that such a call takes from."""
+    """The names of those limits."""
     opened: Callable[[BaseException], T] | None = None
     """Returns the answer if the call goes unchecked because of this error; None: it never does."""
     id: tuple[Any, ...] | None = None
-    """What a denial of the call is remembered by; None: it isn't."""
+    """The id under which a denial of the call is remembered; None: it isn't."""
     count: float = 0
     slots: frozenset[str] = frozenset()
-    """The concurrency limits that the call takes slots of."""
+    """The concurrency limits from which the call takes slots."""
     forgets: tuple[str, ...] | None = None
-    """The name and key whose denials the call makes stale; empty: those of all."""
+    """The name and key for which the call makes denials obsolete; empty: for all."""
 
 
 @dataclass(frozen=True)
 class Taken(Result):
-    """What rl_take answers."""
+    """The result of rl_take."""
 
     taken: float = 0
     value: str = "null"
-    """That of rl_value, after the take."""
+    """The result of rl_value, after the take."""
 
 
 @dataclass(frozen=True)
 class Lent:
-    """What rl_acquire answers, and as those below why it went unchecked."""
+    """The result of rl_acquire, or the error because of which it went unchecked."""
 
     ok: bool
     id: str | None
@@ -100,7 +100,7 @@ class Lent:
 
 @dataclass(frozen=True)
 class Held:
-    """What rl_hold answers."""
+    """The result of rl_hold."""
 
     ok: bool
     id: str | None
@@ -117,7 +117,7 @@ class Held:
 
 @dataclass(frozen=True)
 class HeldAll:
-    """What rl_hold_all answers."""
+    """The result of rl_hold_all."""
 
     ok: bool
     id: str | None
@@ -162,10 +162,10 @@ def _number(sql: str) -> str:
 _TEXT = "CAST(? AS text)"
 _NUMBER = "CAST(? AS float8)"
 _FLAG = "CAST(? AS boolean)"
-# Sent as text, since drivers encode a jsonb in ways of their own.
+# Sent as text, because drivers encode jsonb in different ways.
 _JSON = "CAST(CAST(? AS text) AS jsonb)"
 _WHEN = "CAST(CAST(? AS text) AS timestamptz)"
-# The client throws, since a denial that the database throws aborts the transaction.
+# The client throws, because a denial thrown by the database aborts the transaction.
 _UNTHROWN = ("false", None)
 _SPAN = "make_interval(secs => CAST(? AS float8))"
 _LIMIT = f"r.retry_after, {_time('r.retry_at')}, r.remaining, r.capacity, {_time('r.reset_at')}"
@@ -199,7 +199,7 @@ def _read_all(rows: Rows) -> AllResult:
     return AllResult(ok, results, headers)
 
 
-# The schema of the functions: one that search_path finds, or else that of the SQL file or of the extension.
+# The schema of the functions: found by search_path, or else that of the SQL file or of the extension.
 FIND = """
     SELECT CAST(n.nspname AS text)
     FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
@@ -209,7 +209,7 @@ FIND = """
 
 
 class Calls:
-    """The limits that a client has, and the calls on them."""
+    """The limits of a client, and the calls on them."""
 
     def __init__(self, limits: Mapping[str, Config] | Iterable[str], defined: bool, schema: str | None) -> None:
         if isinstance(limits, str):
@@ -226,11 +226,11 @@ class Calls:
         self._place = None if schema is None else f'"{schema}".'
 
     def place(self) -> str | None:
-        """Returns what stands before the names of functions: the schema. None: it has to be found, by FIND."""
+        """Returns the schema before the names of functions. None: it has to be found, by FIND."""
         return self._place
 
     def found(self, rows: Rows) -> str:
-        """Takes the answer of FIND."""
+        """Takes the result of FIND."""
         if not rows:
             raise SetupError(
                 "the database has no rate limits: run CREATE EXTENSION ratelimit or, where there is no extension, "
@@ -248,7 +248,8 @@ class Calls:
         rest: str = "",
         before: Sequence[Any] = (),
     ) -> Call[T]:
-        """SELECT … FROM function(arguments) AS r; ? stands for a value, @ for the schema. before: values of select."""
+        """SELECT … FROM function(arguments) AS r; ? stands for a value, @ for the schema. before: the values in
+        select."""
         sql = f"SELECT {select} FROM @{function}({', '.join(form for form, _ in arguments)}) AS r{rest}"
         return self._numbered(sql, [*before, *(value for form, value in arguments if "?" in form)], read)
 
@@ -256,7 +257,7 @@ class Calls:
         return Call(_number(sql), tuple(values), read)
 
     def config(self, name: str, config: Config | None) -> str | None:
-        """The config that a call brings."""
+        """The config that a call passes."""
         if config is not None:
             return json_of(config)
         if name not in self.names:
@@ -298,7 +299,7 @@ class Calls:
             *result, taken, value = rows[0]
             return Taken(**vars(_result(*result)), taken=taken, value=value)
 
-        # The kind is that of the key: an override may be of another one. Its time is later than that of the take.
+        # The kind of the key, because an override may have another one, at a time after the take.
         value = f"CAST(@rl_value({_TEXT}, {_TEXT}, {_JSON}) AS text)"
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(at_most)), (_NUMBER, float(at_least))]
         arguments += [_UNTHROWN, (_JSON, own)]
@@ -308,7 +309,7 @@ class Calls:
         return replace(call, decides=lambda result: [_verdict(name, result)])
 
     def kind(self, name: str, config: Config | None) -> str | None:
-        """That of the limit; None: it isn't known here."""
+        """The kind of the limit; None: unknown here."""
         own = self.config(name, config) or self.configs.get(name)
         return None if own is None else str(json.loads(own).get("kind"))
 
@@ -333,7 +334,7 @@ class Calls:
         return self._make("CAST(r AS text)", "rl_value", arguments, lambda rows: cast(Value, json.loads(rows[0][0])))
 
     def _requests(self, requests: Iterable[Request]) -> tuple[str, list[Target]]:
-        """The text of the requests, each with the config that it needs, and what they take."""
+        """The text of the requests, each with the config that it needs, and their targets."""
         texts, targets = [], []
         for request in requests:
             name = request["name"]
@@ -355,7 +356,7 @@ class Calls:
         if headers is None:
             call = self._make(select, function, [(_JSON, text)], _read_all, " ORDER BY r.n")
         else:
-            # The rows with their configs, which rl_headers_all needs of limits that aren't defined.
+            # The rows with their configs, which rl_headers_all needs for limits that aren't defined.
             rows = f"SELECT jsonb_agg(to_jsonb(r) || ({_JSON} -> (r.n - 1)) ORDER BY r.n) FROM r"
             of_headers = f"(SELECT CAST(@rl_headers_all(({rows}), {_TEXT}) AS text))"
             sql = f"WITH r AS MATERIALIZED (SELECT * FROM @{function}({_JSON}))"
@@ -478,7 +479,7 @@ class Calls:
             raise ValueError(f"{call}: the limiter has names without configs")
 
     def explain(self, error: BaseException, name: str | None) -> SetupError | None:
-        """An error that says what to do, for one by which the database shows that it isn't set up for the call."""
+        """An error with instructions, if the database shows that it isn't set up for the call."""
         for each in chain(error):
             state, text = sqlstate(each), str(each)
             if (state == "42883" and "rl_" in text) or state == "3F000":
@@ -523,5 +524,5 @@ def _verdict(name: str, answer: Result | RequestResult | Lent | Held) -> Verdict
 
 
 def _decided(answer: AllResult | HeldAll) -> Iterable[Verdict]:
-    """Denied: those that deny."""
+    """Denied: the denying requests."""
     return [_verdict(each.name, each) for each in (answer.results if answer.ok else denying(answer.results))]

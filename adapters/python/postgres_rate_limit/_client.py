@@ -1,4 +1,4 @@
-"""The clients, synchronous and asynchronous. What they send is in _calls, and how in _databases."""
+"""The clients, synchronous and asynchronous. The calls are in _calls, the drivers in _databases."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from postgres_rate_limit._results import (
 from postgres_rate_limit._steps import drive, drive_async
 
 if TYPE_CHECKING:
-    # Which type checkers have, and Python before 3.13 hasn't.
+    # Type checkers have it; Python has it from 3.13 on.
     from typing_extensions import Self
     from typing_extensions import TypeVar as TypeVarWithDefault
 
@@ -59,7 +59,7 @@ _NOTHING_HELD = HeldAll(True, None, None, [])
 log = logging.getLogger("postgres_rate_limit")
 
 
-# What a call does, step by step, the same in both clients: each step is made in the client's own way.
+# The steps of a call, the same in both clients, each made in the client's own way.
 
 
 class _Query(NamedTuple):
@@ -87,7 +87,7 @@ Steps = Generator[Step, Any, T]
 
 
 class _Limiter(Generic[N]):
-    """What both clients have."""
+    """The shared part of both clients."""
 
     def __init__(
         self,
@@ -103,22 +103,22 @@ class _Limiter(Generic[N]):
         remember_denials: bool | Remembering = False,
     ) -> None:
         """
-        limits: each by its name, as token_bucket and the other builders make it.
-        db: where calls run that aren't given another.
-        defined: calls send names only, since the limits are defined in the database: by define(), or sql() in a
+        limits: each by its name, in the form of token_bucket and the other builders.
+        db: runs the calls without a db of their own.
+        defined: calls send names only, because the limits are defined in the database: by define(), or by sql() in a
             migration. Then limits may be the names alone.
-        schema: of the functions; by default it is found at the first call.
-        on_decision: is called for each limit that a call takes from or is denied by, or that it fails on. What it
-            raises is logged and goes no further.
-        on_unsettled: hears of a hold that a block has left, and that was not settled by what was used: since that is no
-            number of tokens, so that all that was held counts, or since the database could not. Default: a warning.
-        on_error: "open": a call that asks whether work may be done is allowed if the database can't say it now, as
-            docs/failing.md lists these errors, or not in time. Not in a transaction of the caller's.
+        schema: of the functions; default: found at the first call.
+        on_decision: called for each limit that a call takes from, is denied by, or fails on. Its exceptions are logged
+            and go no further.
+        on_unsettled: called with a hold that a block has left, and that was not settled by the actual use: either the
+            use was not a number of tokens, so that everything held counts, or the database failed. Default: a warning.
+        on_error: "open": a call that asks whether work may be done is allowed if the database can't answer now
+            (docs/failing.md lists these errors), or not in time. Not in a transaction of the caller's.
         timeout: seconds after which such a call fails and its connection is closed; None: with "open" 5, or else never.
             Not in a transaction of the caller's.
-        remember_denials: limit, check, limit_all and check_all are denied without a call of the database for as long as
-            one before showed, for a second at most; a dict with max and at_most says how many denials, and for how
-            many seconds at most.
+        remember_denials: limit, check, limit_all and check_all are denied without a database call for the time of an
+            earlier denial, for at most a second; a dict with max and at_most sets the number of denials, and the
+            maximum time in seconds.
         """
         self._calls = Calls(limits, defined, schema)
         self._db, self._on_decision, self._on_unsettled = db, on_decision, on_unsettled
@@ -150,7 +150,7 @@ class _Limiter(Generic[N]):
         wait: timedelta | float | None,
         where: Hashable,
     ) -> Steps[T]:
-        """where: the calls that wait for the same slots there form a line."""
+        """where: calls with the same value that wait for the same slots form a line."""
         if wait is None:
             return (yield from self._once(call, on, on_error))
         self._refuse_wait(on.in_transaction())
@@ -184,7 +184,8 @@ class _Limiter(Generic[N]):
         timeout = self._timeout if self._timeout is not None else 5 if opens else math.inf
         alone = False
         if opens or self._denials or timeout < math.inf:
-            # Its error aborts no transaction of the caller's, and its denial is not due to that one's own takes.
+            # Its error aborts no transaction of the caller's, and its denial is not due to that transaction's own
+            # takes.
             alone = _is_alone(on)
         if on_error == "open" and not alone and (call.id or call.names):
             raise TypeError('on_error is "open" in a transaction, which the error aborts; allowed: a pool or an engine')
@@ -246,7 +247,7 @@ class _Limiter(Generic[N]):
             log.exception("on_unsettled failed")
 
     def _failed(self, call: Call[Any], error: BaseException, began: float) -> None:
-        """Raises the error in the words of the client, if it has any for it."""
+        """Raises the error in the words of the client, if it has any."""
         self._tell(call, None, began, error)
         explained = self._calls.explain(error, call.names[0] if len(call.names) == 1 else None)
         if explained:
@@ -286,12 +287,12 @@ def _forget(failure: BaseException, error: BaseException | None) -> None:
         failure = failure.__context__
 
 
-# The seconds after which a caller that waits for slots looks again.
+# The seconds after which a caller that waits for slots checks again.
 _LOOK = 0.25
 
 
 class _Patience:
-    """How long a call that is denied may go on trying."""
+    """The time for which a denied call may keep trying."""
 
     def __init__(self, wait: timedelta | float) -> None:
         self._end = time.monotonic() + seconds_of(wait)
@@ -301,8 +302,8 @@ class _Patience:
         return self._end - time.monotonic()
 
     def pause(self, ok: bool, retry_after: float | None, looks: bool = False) -> float | None:
-        """The seconds to wait, some of them random, since others may wait for the same key; None: no more. looks: it
-        may pass sooner."""
+        """The seconds to wait, some of them random, because others may wait for the same key; None: no more. looks:
+        the call may pass sooner."""
         left = self.left
         if looks and retry_after is not None and left > 0:
             retry_after = min(retry_after, _LOOK, left)
@@ -312,13 +313,13 @@ class _Patience:
 
 
 class _Taken:
-    """What is taken for a while, and how it ends."""
+    """Taken for a while, and given back at the end."""
 
     _limiter: Any
 
     def __init__(self, limiter: Any, taken: Lent | Held | HeldAll, on_error: OnError | None, db: object) -> None:
         self.ok, self.id, self.expires_at, self.error = taken.ok, taken.id, taken.expires_at, taken.error
-        # There is nothing to end, and no id, if the call was denied or went unchecked, or the key is exempt.
+        # There is no id, and nothing to end, if the call was denied or went unchecked, or the key is exempt.
         self._on_error: OnError | None = on_error
         self._limiter, self._db, self._ended = limiter, db, taken.id is None
 
@@ -333,17 +334,17 @@ class _Taken:
         raise NotImplementedError
 
     def _begins_in(self) -> float:
-        """Seconds until work that is reserved may begin."""
+        """Seconds until reserved work may begin."""
         return 0
 
     def _give_up(self) -> None:
-        """Says that work that is reserved will not begin."""
+        """Notes that reserved work will not begin."""
 
     def _ending(self, failed: bool) -> Call[Any]:
         raise NotImplementedError
 
     def _at_end(self, failed: bool) -> tuple[Call[Any], object, OnError | None]:
-        """What is run at the end of a block. What fails open doesn't fail work that is done."""
+        """The call at the end of a block. If it fails open, finished work doesn't fail."""
         self._ended = True
         return replace(self._ending(failed), opened=lambda error: None), self._db, self._on_error
 
@@ -351,14 +352,14 @@ class _Taken:
         return self._ended
 
     def _end_failed(self, other: Exception, error: BaseException | None) -> None:
-        """other: why the end of a block failed. After an exception in the block that one goes on."""
+        """other: the reason why the end of a block failed. After an exception in the block, that exception goes on."""
         if error is None:
             raise other
         log.warning("the end of a block failed, after an exception in it: %r", innermost(other))
 
 
 class _Lent(_Taken):
-    """A lease of a concurrency limit. It is true if the slots were taken."""
+    """A lease of a concurrency limit. True if the slots were taken."""
 
     def __init__(
         self, limiter: Any, name: str, lent: Lent, config: Config | None, on_error: OnError | None, db: object
@@ -382,23 +383,24 @@ class _Lent(_Taken):
 
 
 class _Holding(_Taken, Generic[U, A, M]):
-    """What is held for work whose use isn't known yet. It is true if it is held. U: what was used; A: the answer of a
-    settlement; M: what more is held."""
+    """Tokens held for work with a use not known yet. True if they are held. U: what was used; A: the answer to a
+    settlement; M: what more to hold."""
 
     used: U | None = None
-    """What the end of the block settles, if settle hasn't: set it to what was used, or has been used so far; of several
-    limits by their names, or a number for all. What is no number from 0 on is settled as all that was held, and
-    on_unsettled hears of that."""
+    """The use to settle at the end of the block, if settle hasn't been called: set it to the use, or to the use so
+    far; for several limits by name, or one number for all. If it is not a number from 0 on, everything held is
+    settled, and on_unsettled is called."""
     _said = False
     """Whether settle was called."""
     _settled_in: object = None
-    """The caller's transaction in which it was."""
+    """The caller's transaction in which it was called."""
     _hears: Callable[[Any, BaseException], object] | None = None
-    """Gets what could not be settled, and why, in place of on_unsettled; None: the end of a block raises."""
+    """Called with the use that could not be settled, and the error, in place of on_unsettled; None: the end of a
+    block raises."""
     _again: Callable[[M | None, str], Call[Any]]
     _on_exception: OnExpiry
     _begins: float
-    """When work that is reserved may begin, by the monotonic clock."""
+    """The time when reserved work may begin, by the monotonic clock."""
 
     def _begins_in(self) -> float:
         return max(0.0, self._begins - time.monotonic())
@@ -409,7 +411,7 @@ class _Holding(_Taken, Generic[U, A, M]):
 
     @property
     def _nothing(self) -> A:
-        """The answer where there is nothing to settle."""
+        """The answer if there is nothing to settle."""
         raise NotImplementedError
 
     def _settlement(self, used: U | None) -> Call[A]:
@@ -427,11 +429,11 @@ class _Holding(_Taken, Generic[U, A, M]):
             hears(used, error)
 
     def _counts(self, used: U) -> U | None:
-        """What of it are numbers of tokens; None: nothing."""
+        """The part of it that is numbers of tokens; None: none."""
         raise NotImplementedError
 
     def _counted(self, used: U | None) -> U | None:
-        """What was used, or all that was held (None) where it is no number from 0 on: the work is done, and is paid."""
+        """The use, or everything held (None) if it is not a number from 0 on: the work is done, and is paid."""
         if used is None:
             return None
         given: Any = used
@@ -455,7 +457,7 @@ class _Holding(_Taken, Generic[U, A, M]):
         self._unsettled(self.used, innermost(other))
 
     def _is_ended(self) -> bool:
-        # In a transaction that goes on, its locks would make the end of the block wait for ever.
+        # In a transaction that continues, its locks would make the end of the block wait forever.
         return super()._is_ended() or (self._settled_in is not None and not is_over(self._settled_in))
 
     def _settles(self, used: U | None) -> Call[A]:
@@ -463,7 +465,8 @@ class _Holding(_Taken, Generic[U, A, M]):
         return self._settlement(self.used)
 
     def _settled(self, db: object) -> None:
-        """What a transaction of the caller's may roll back, the end of the block settles again, which is once."""
+        """The end of the block settles again if a transaction of the caller's may roll the settlement back. It
+        counts once."""
         self._settled_in = None if db is None or is_over(db) else db
         self._ended = self._settled_in is None
 
@@ -471,7 +474,7 @@ class _Holding(_Taken, Generic[U, A, M]):
         return self._ended or self._settled_in is not None
 
     def _extension(self, more: M | None) -> Call[Any]:
-        """Of one that asks for more on_decision hears."""
+        """on_decision is called if it asks for more."""
         assert self.id is not None
         call = self._again(more, self.id)
         return replace(call, decides=None) if more is None else call
@@ -544,7 +547,7 @@ class _HeldAll(_Holding[Used, "list[SettleResult]", Iterable[Request]]):
 
     @property
     def denied_by(self) -> RequestResult | None:
-        """The request that denies with the longest wait; None if all is held."""
+        """The denying request with the longest wait; None if all are held."""
         return denied_by(self.ok, self.results)
 
     @property
@@ -605,11 +608,11 @@ class _Block(_Taken):
 
 class _HoldBlock(_Block, _Holding[U, A, M]):
     def settle(self, used: U | None = None, *, db: object = None) -> A:
-        """Gives back what wasn't used, or takes what was used beyond. Without used it is what .used says, or else all.
-        Of several limits by their names, or a number for all; one that isn't named has used all. db: that of the
-        transaction that stores the answer: if it has rolled back at the end of the block, that settles. What is no
-        number from 0 on is settled as all that was held. The result isn't ok, or the list is empty, if the hold has
-        been settled, or is gone, or was denied."""
+        """Gives back unused tokens, or takes those used beyond the hold. Default of used: .used, or else everything
+        held; for several limits by name, or one number for all; an unnamed limit has used everything. db: of the
+        transaction that stores the answer: if it has rolled back by the end of the block, that settles. If used is
+        not a number from 0 on, everything held is settled. The result isn't ok, or the list is empty, if the hold
+        has been settled, or is gone, or was denied."""
         if self.id is None:
             return self._nothing
         settled: A = self._limiter._run(self._settles(used), self._db if db is None else db)
@@ -617,8 +620,8 @@ class _HoldBlock(_Block, _Holding[U, A, M]):
         return settled
 
     def extend(self, more: M | None = None) -> bool:
-        """Holds up to more, a count or requests, if that is more, and for ttl from now. false: that is denied, and it
-        keeps what it has; or it was settled, or denied."""
+        """Holds up to more, a count or requests, if that is more, and for ttl from now. false: denied, and the hold
+        keeps its tokens; or it was settled, or denied before."""
         if self.id is None:
             return self.ok
         if self._is_settled():
@@ -647,18 +650,18 @@ class Lease(_Lent, _Block):
 
 
 class Hold(_Held, _HoldBlock[float, Result, float]):
-    """Tokens that are held. `with` raises RateLimitExceeded if they aren't, waits until reserved work may begin, and
-    settles at its end if settle hasn't: what .used says or else all that was held; after an exception nothing, unless
-    .used or on_exception says otherwise."""
+    """Held tokens. `with` raises RateLimitExceeded if they aren't held, waits until reserved work may begin, and
+    settles at its end if settle hasn't been called: .used, or else everything held; after an exception nothing,
+    unless .used or on_exception says otherwise."""
 
 
 class HoldAll(_HeldAll, _HoldBlock[Used, "list[SettleResult]", Iterable[Request]]):
-    """Tokens of several limits that are held. `with` does what that of Hold does."""
+    """Held tokens of several limits. `with` works as for Hold."""
 
 
 class RateLimiter(_Limiter[N]):
-    """Limits that are counted in PostgreSQL, in the caller's own transaction if it passes its connection. Threads may
-    share it. RateLimiter[Literal["a", "b"]] lets type checkers refuse other names."""
+    """Limits counted in PostgreSQL, in the caller's own transaction if it passes its connection. Threads may share
+    it. RateLimiter[Literal["a", "b"]] lets type checkers refuse other names."""
 
     _make_event = staticmethod(threading.Event)
 
@@ -678,7 +681,7 @@ class RateLimiter(_Limiter[N]):
     ) -> Result:
         """Takes tokens, if there are enough.
 
-        reserve: the call may put the limit into debt; retry_at is when to start the work.
+        reserve: the call may put the limit into debt; retry_at is the time to start the work.
         wait: seconds for which a denied call waits and tries again, if it can pass by then. Not in a transaction.
         throws: a denial raises RateLimitExceeded, here and not in the database, so it aborts no transaction.
         headers: the result has them, by rl_headers, on which the role needs EXECUTE.
@@ -701,7 +704,7 @@ class RateLimiter(_Limiter[N]):
         on_error: OnError | None = None,
         db: object = None,
     ) -> Result:
-        """What limit would do, which takes nothing."""
+        """The result that limit would return. Takes nothing."""
         call = self._calls.limit("rl_check", name, key, count, reserve, headers, config)
         return _told(name, self._run(call, db, on_error), throws)
 
@@ -719,7 +722,7 @@ class RateLimiter(_Limiter[N]):
         config: Config | None = None,
         db: object = None,
     ) -> Result:
-        """Gives back tokens that weren't used; a negative count takes them, whatever is there."""
+        """Gives back tokens that weren't used; a negative count takes them, however many are left."""
         return self._run(self._calls.credit(name, key, count, taken_at, config), db)
 
     def value(self, name: N, key: Key = "", *, config: Config | None = None, db: object = None) -> Value:
@@ -749,7 +752,7 @@ class RateLimiter(_Limiter[N]):
         on_error: OnError | None = None,
         db: object = None,
     ) -> AllResult:
-        """What limit_all would do, which takes nothing."""
+        """The result that limit_all would return. Takes nothing."""
         return _told_all(self._run(self._calls.limit_all("rl_check_all", requests, headers), db, on_error), throws)
 
     def acquire(
@@ -764,15 +767,15 @@ class RateLimiter(_Limiter[N]):
         on_error: OnError | None = None,
         db: object = None,
     ) -> Lease:
-        """Takes slots of a concurrency limit: `with limiter.acquire(…) as lease:`, or look whether the lease is ok.
+        """Takes slots of a concurrency limit: `with limiter.acquire(…) as lease:`, or check whether the lease is ok.
 
-        wait: seconds; since slots may be released at any time it looks again four times a second.
+        wait: seconds; because slots may be released at any time it checks again four times a second.
         """
         call = self._calls.acquire(name, key, count, config)
         return _granted(Lease(self, name, self._run(call, db, on_error, wait), config, on_error, db), throws)
 
     def extend(self, name: N, lease: str | None, *, config: Config | None = None, db: object = None) -> datetime | None:
-        """Extends a lease that another process acquired; when it ends then, or None if it has."""
+        """Extends a lease that another process acquired; returns the new end, or None if it has ended."""
         return self._run(self._calls.extend(name, lease, config), db)
 
     def release(self, name: N, lease: str | None, *, config: Config | None = None, db: object = None) -> bool:
@@ -797,12 +800,13 @@ class RateLimiter(_Limiter[N]):
         on_error: OnError | None = None,
         db: object = None,
     ) -> Hold:
-        """Holds tokens for work whose use is known later: `with limiter.hold(…) as hold:`, or look whether it is ok.
+        """Holds tokens for work with a use known only later: `with limiter.hold(…) as hold:`, or check whether it is
+        ok.
 
         ttl: until it expires, unless it is settled or extended, as a timedelta or in seconds.
-        id: the same one again is the same hold.
+        id: the id of an existing hold means the same hold.
         at_least: fewer than count are enough; held says how many.
-        on_expiry, on_exception: what becomes of the tokens if the process dies, if the block ends with an exception.
+        on_expiry, on_exception: what to do with the tokens if the process dies, if the block ends with an exception.
         """
 
         _check_otherwise(on_exception)
@@ -815,7 +819,7 @@ class RateLimiter(_Limiter[N]):
         return _granted(Hold(self, name, held, again, on_exception, on_error, db), throws)
 
     def settle(self, hold: str | None, used: float | None = None, *, db: object = None) -> Result:
-        """Settles a hold of one limit by its id, as Hold.settle does."""
+        """Settles a hold of one limit by its id, as Hold.settle."""
         return self._run(self._calls.settle(hold, used), db)
 
     def hold_all(
@@ -831,9 +835,9 @@ class RateLimiter(_Limiter[N]):
         on_error: OnError | None = None,
         db: object = None,
     ) -> HoldAll:
-        """Holds tokens of all of the limits, or of none; as hold. No requests are those of an exempt caller.
+        """Holds tokens of all of the limits, or of none; as hold. An exempt caller has no requests.
 
-        wait: holds nothing meanwhile; where only slots are missing it looks again four times a second.
+        wait: holds nothing meanwhile; if only slots are missing it checks again four times a second.
         """
         _check_otherwise(on_exception)
         requests = list(requests)
@@ -845,7 +849,7 @@ class RateLimiter(_Limiter[N]):
         return _granted(HoldAll(self, held, again, on_exception, on_error, db), throws)
 
     def settle_all(self, hold: str | None, used: Used | None = None, *, db: object = None) -> list[SettleResult]:
-        """Settles a hold of several limits by its id, as HoldAll.settle does."""
+        """Settles a hold of several limits by its id, as HoldAll.settle."""
         return self._run(self._calls.settle_all(hold, used), db)
 
     def borrow(
@@ -858,10 +862,10 @@ class RateLimiter(_Limiter[N]):
         on_error: OnError | None = None,
     ) -> Borrowed:
         """Takes of this limit that need no round trip: the process takes batches on the limiter's db, a pool or an
-        engine, and spends them in memory. No rollback returns what is spent.
+        engine, and spends them in memory. No rollback returns spent tokens.
 
-        borrow_for: seconds, or a timedelta, after which a batch is spent no more, and what is left of it is returned.
-        max: the most tokens of a batch, but for a call with a larger count.
+        borrow_for: seconds, or a timedelta, after which a batch is not spent any more, and the rest is returned.
+        max: the maximum number of tokens in a batch, except for a call with a larger count.
         """
         return Borrowed(self, name, borrow_for, max, config, on_error)
 
@@ -917,7 +921,7 @@ class _AsyncBlock(_Taken):
         if not self._limiter._is_apart(self._db):
             await self._end(error)
             return
-        # On a connection of its own it goes on if the task is cancelled; on the caller's it must not.
+        # On a connection of its own it continues if the task is cancelled; on the caller's it must not.
         task = asyncio.ensure_future(self._end(error))
         _ending.add(task)
         task.add_done_callback(_ending.discard)
@@ -930,13 +934,13 @@ class _AsyncBlock(_Taken):
             self._end_failed(other, error)
 
 
-# Ends of blocks that go on after their task was cancelled: asyncio keeps no task alive.
+# Ends of blocks that continue after their task was cancelled: asyncio keeps no task alive.
 _ending: set[asyncio.Future[None]] = set()
 
 
 class _AsyncHoldBlock(_AsyncBlock, _Holding[U, A, M]):
     async def settle(self, used: U | None = None, *, db: object = None) -> A:
-        """As that of Hold and HoldAll."""
+        """As in Hold and HoldAll."""
         if self.id is None:
             return self._nothing
         settled: A = await self._limiter._run(self._settles(used), self._db if db is None else db)
@@ -944,7 +948,7 @@ class _AsyncHoldBlock(_AsyncBlock, _Holding[U, A, M]):
         return settled
 
     async def extend(self, more: M | None = None) -> bool:
-        """As that of Hold and HoldAll."""
+        """As in Hold and HoldAll."""
         if self.id is None:
             return self.ok
         if self._is_settled():
@@ -979,7 +983,7 @@ class AsyncHoldAll(_HeldAll, _AsyncHoldBlock[Used, "list[SettleResult]", Iterabl
 
 
 class _Enters(Protocol):
-    """What `async with` enters, and leaves."""
+    """A context manager for `async with`."""
 
     async def __aenter__(self) -> object: ...
 
@@ -989,7 +993,7 @@ class _Enters(Protocol):
 
 
 class Pending(Generic[E]):
-    """A call that is awaited, or entered by `async with`."""
+    """A call to await, or to enter by `async with`."""
 
     def __init__(self, start: Callable[[], Awaitable[E]]) -> None:
         self._start = start
@@ -1034,7 +1038,7 @@ class AsyncRateLimiter(_Limiter[N]):
     ) -> Result:
         """Takes tokens, if there are enough.
 
-        reserve: the call may put the limit into debt; retry_at is when to start the work.
+        reserve: the call may put the limit into debt; retry_at is the time to start the work.
         wait: seconds for which a denied call waits and tries again, if it can pass by then. Not in a transaction.
         throws: a denial raises RateLimitExceeded, here and not in the database, so it aborts no transaction.
         headers: the result has them, by rl_headers, on which the role needs EXECUTE.
@@ -1057,7 +1061,7 @@ class AsyncRateLimiter(_Limiter[N]):
         on_error: OnError | None = None,
         db: object = None,
     ) -> Result:
-        """What limit would do, which takes nothing."""
+        """The result that limit would return. Takes nothing."""
         call = self._calls.limit("rl_check", name, key, count, reserve, headers, config)
         return _told(name, await self._run(call, db, on_error), throws)
 
@@ -1075,7 +1079,7 @@ class AsyncRateLimiter(_Limiter[N]):
         config: Config | None = None,
         db: object = None,
     ) -> Result:
-        """Gives back tokens that weren't used; a negative count takes them, whatever is there."""
+        """Gives back tokens that weren't used; a negative count takes them, however many are left."""
         return await self._run(self._calls.credit(name, key, count, taken_at, config), db)
 
     async def value(self, name: N, key: Key = "", *, config: Config | None = None, db: object = None) -> Value:
@@ -1105,7 +1109,7 @@ class AsyncRateLimiter(_Limiter[N]):
         on_error: OnError | None = None,
         db: object = None,
     ) -> AllResult:
-        """What limit_all would do, which takes nothing."""
+        """The result that limit_all would return. Takes nothing."""
         call = self._calls.limit_all("rl_check_all", requests, headers)
         return _told_all(await self._run(call, db, on_error), throws)
 
@@ -1121,10 +1125,10 @@ class AsyncRateLimiter(_Limiter[N]):
         on_error: OnError | None = None,
         db: object = None,
     ) -> Pending[AsyncLease]:
-        """Takes slots of a concurrency limit: `async with limiter.acquire(…) as lease:`, or await it, and look whether
+        """Takes slots of a concurrency limit: `async with limiter.acquire(…) as lease:`, or await it, and check whether
         it is ok.
 
-        wait: seconds; since slots may be released at any time it looks again four times a second.
+        wait: seconds; because slots may be released at any time it checks again four times a second.
         """
         call = self._calls.acquire(name, key, count, config)
 
@@ -1137,7 +1141,7 @@ class AsyncRateLimiter(_Limiter[N]):
     async def extend(
         self, name: N, lease: str | None, *, config: Config | None = None, db: object = None
     ) -> datetime | None:
-        """Extends a lease that another process acquired; when it ends then, or None if it has."""
+        """Extends a lease that another process acquired; returns the new end, or None if it has ended."""
         return await self._run(self._calls.extend(name, lease, config), db)
 
     async def release(self, name: N, lease: str | None, *, config: Config | None = None, db: object = None) -> bool:
@@ -1162,13 +1166,13 @@ class AsyncRateLimiter(_Limiter[N]):
         on_error: OnError | None = None,
         db: object = None,
     ) -> Pending[AsyncHold]:
-        """Holds tokens for work whose use is known later: `async with limiter.hold(…) as hold:`, or await it, and look
-        whether it is ok.
+        """Holds tokens for work with a use known only later: `async with limiter.hold(…) as hold:`, or await it, and
+        check whether it is ok.
 
         ttl: until it expires, unless it is settled or extended, as a timedelta or in seconds.
-        id: the same one again is the same hold.
+        id: the id of an existing hold means the same hold.
         at_least: fewer than count are enough; held says how many.
-        on_expiry, on_exception: what becomes of the tokens if the process dies, if the block ends with an exception.
+        on_expiry, on_exception: what to do with the tokens if the process dies, if the block ends with an exception.
         """
 
         _check_otherwise(on_exception)
@@ -1186,7 +1190,7 @@ class AsyncRateLimiter(_Limiter[N]):
         return Pending(start)
 
     async def settle(self, hold: str | None, used: float | None = None, *, db: object = None) -> Result:
-        """Settles a hold of one limit by its id, as Hold.settle does."""
+        """Settles a hold of one limit by its id, as Hold.settle."""
         return await self._run(self._calls.settle(hold, used), db)
 
     def hold_all(
@@ -1202,9 +1206,9 @@ class AsyncRateLimiter(_Limiter[N]):
         on_error: OnError | None = None,
         db: object = None,
     ) -> Pending[AsyncHoldAll]:
-        """Holds tokens of all of the limits, or of none; as hold. No requests are those of an exempt caller.
+        """Holds tokens of all of the limits, or of none; as hold. An exempt caller has no requests.
 
-        wait: holds nothing meanwhile; where only slots are missing it looks again four times a second.
+        wait: holds nothing meanwhile; if only slots are missing it checks again four times a second.
         """
         _check_otherwise(on_exception)
         requests = list(requests)
@@ -1221,7 +1225,7 @@ class AsyncRateLimiter(_Limiter[N]):
         return Pending(start)
 
     async def settle_all(self, hold: str | None, used: Used | None = None, *, db: object = None) -> list[SettleResult]:
-        """Settles a hold of several limits by its id, as HoldAll.settle does."""
+        """Settles a hold of several limits by its id, as HoldAll.settle."""
         return await self._run(self._calls.settle_all(hold, used), db)
 
     def borrow(
@@ -1233,7 +1237,7 @@ class AsyncRateLimiter(_Limiter[N]):
         config: Config | None = None,
         on_error: OnError | None = None,
     ) -> AsyncBorrowed:
-        """As that of RateLimiter; not awaited."""
+        """As in RateLimiter; not awaited."""
         return AsyncBorrowed(self, name, borrow_for, max, config, on_error)
 
     async def define(self, *, db: object = None) -> list[str]:
@@ -1311,5 +1315,5 @@ async def _waited(event: asyncio.Event, seconds: float) -> None:
 
 
 def _again(count: float, held: Held, more: float | None) -> float:
-    """What a hold that is extended is to hold: what it holds, if it has fewer than it asked for, or more."""
+    """The tokens wanted by an extension: those held if fewer than it asked for, or more."""
     return more if more is not None else count if held.held is None else min(count, held.held)

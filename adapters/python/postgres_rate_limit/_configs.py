@@ -1,4 +1,4 @@
-"""Configs of limits, as the database takes them: jsonb, with spans in milliseconds."""
+"""Configs of limits, in the form of the database: jsonb, with spans in milliseconds."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ DAY = timedelta(days=1)
 WEEK = timedelta(weeks=1)
 
 Config = Mapping[str, Any]
-"""A limit: what token_bucket and the other builders return, or its fields. There a span is a timedelta, a text such as
-"1 minute" or, as in the database, a number of milliseconds."""
+"""A limit: the result of token_bucket or another builder, or its fields. In these a span is a timedelta, a text such
+as "1 minute" or, as in the database, a number of milliseconds."""
 
 Store = Literal["table", "memory"]
-# A text is for calendar windows: "1 month". A number would be milliseconds to some and seconds to others.
+# Text is for calendar windows: "1 month". A number would be milliseconds to some and seconds to others.
 Span = Union[timedelta, str]
 
 
@@ -101,8 +101,8 @@ def unlimited() -> Config:
 
 
 def json_of(config: Config) -> str:
-    """The text of a config, in which spans are milliseconds."""
-    # Not ASCII only: a backslash in a literal of a migration means something else where standard strings are off.
+    """The text of a config, with spans in milliseconds."""
+    # Not ASCII only: a backslash in a literal of a migration means something else if standard strings are off.
     fields = dict(config)
     if fields.get("timezone") is not None and "period" in fields:
         fields["period"] = _days(fields["period"])
@@ -126,7 +126,7 @@ def _span(span: Span) -> float | str:
 
 
 def _days(period: Any) -> Any:
-    """The period of a calendar window, which is a text."""
+    """The period of a calendar window, as text."""
     if isinstance(period, timedelta) and period % DAY == timedelta(0):
         return f"{period // DAY} days"
     return period if isinstance(period, str) else _span(period)

@@ -1,5 +1,5 @@
-"""How each driver runs a statement on what it was given, found by its type. Imports no driver: what isn't imported has
-made nothing that could be given."""
+"""Runs statements on each driver, found by the type of the connection. Imports no driver: a connection can only come
+from a driver that the application has imported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ASYNC_SUPPORTED = (
 )
 
 
-# A time by the monotonic clock, at which a call that isn't answered fails, and its connection is closed.
+# A time by the monotonic clock, at which a call without an answer fails, and its connection is closed.
 Deadline = Union[float, None]
 
 
@@ -35,9 +35,9 @@ class Database(NamedTuple):
     """Whether each call has a connection of its own, so that none is in a transaction of the caller's."""
     in_transaction: Callable[[], bool]
     address: Callable[[], Address] | None = None
-    """The server's, for a ping: that of a pool, whose errors don't show it."""
+    """The server's address, for a ping; of a pool, because its errors don't have it."""
     told: bool = True
-    """Whether in_transaction can know."""
+    """Whether in_transaction can be known."""
 
 
 class AsyncDatabase(NamedTuple):
@@ -78,7 +78,7 @@ def left(deadline: Deadline) -> float | None:
 
 
 def until(deadline: float, connection: Any, steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """What psycopg does on a connection, step by step as the server answers; after the deadline it is closed."""
+    """The steps of psycopg on a connection, one by one as the server answers; after the deadline it is closed."""
     try:
         wanted = next(steps)
         while True:
@@ -94,7 +94,7 @@ def until(deadline: float, connection: Any, steps: Generator[Any, Any, Any]) -> 
 
 @contextmanager
 def _bounded(connection: Any, deadline: Deadline) -> Iterator[None]:
-    """Nothing waits longer on the connection, which is psycopg's or asyncpg's."""
+    """Limits all waits on the connection, psycopg's or asyncpg's, to the deadline."""
     if deadline is None:
         yield
     elif _find(_PSYCOPG, connection):
@@ -118,11 +118,11 @@ def _bounded(connection: Any, deadline: Deadline) -> Iterator[None]:
         raise TypeError(f"timeout can't bound a call on {driver}; allowed: math.inf, and the time-outs of that driver")
 
 
-# psycopg: rows as tuples, whatever the connection's rows are.
+# psycopg: rows as tuples, whatever the row factory of the connection.
 
 
 def _of_cursor(cursor: Any, sql: str) -> str:
-    """The statement as the cursor wants it."""
+    """The statement in the form of the cursor."""
     psycopg: Any = sys.modules["psycopg"]
     return sql if isinstance(cursor, (psycopg.RawCursor, psycopg.AsyncRawCursor)) else _percent(sql)
 
@@ -147,7 +147,7 @@ def _tuples() -> Any:
 
 
 def address_of(pool: Any) -> Address:
-    """That of the server of a pool of psycopg, for a ping."""
+    """The address of the server of a psycopg pool, for a ping."""
     if callable(pool.conninfo) or callable(pool.kwargs):
         return None
     return of_libpq(pool.kwargs or {}, pool.conninfo or "")
@@ -206,7 +206,7 @@ def _asyncpg_pool(pool: Any) -> AsyncDatabase:
     return AsyncDatabase(run, True, _no)
 
 
-# SQLAlchemy, of which a connection or session begins a transaction with its first statement.
+# SQLAlchemy: a connection or session begins a transaction with its first statement.
 
 
 def _sqlalchemy(executes: Any) -> Database:
@@ -297,7 +297,7 @@ _ASYNC: tuple[tuple[str, str, Callable[[Any], AsyncDatabase]], ...] = (
 
 
 def is_over(db: Any) -> bool:
-    """Whether what ran on it has been committed or rolled back; false where that isn't known."""
+    """Whether the transaction on it has been committed or rolled back; false if unknown."""
     if _find(_PSYCOPG, db):
         idle = sys.modules["psycopg"].pq.TransactionStatus.IDLE
         return bool(db.closed or db.info.transaction_status == idle)
@@ -323,7 +323,7 @@ def _find(kinds: Sequence[tuple[str, str, Callable[[Any], Any]]], db: object) ->
 
 
 def database(db: object) -> Database:
-    """Raises TypeError for what nothing here can run a statement on."""
+    """Raises TypeError for anything that can't run a statement here."""
     if make := _find(_SYNC, db):
         found: Database = make(db)
         return found
@@ -338,7 +338,7 @@ def database(db: object) -> Database:
 
 
 def async_database(db: object) -> AsyncDatabase:
-    """Raises TypeError for what nothing here can run a statement on."""
+    """Raises TypeError for anything that can't run a statement here."""
     if make := _find(_ASYNC, db):
         found: AsyncDatabase = make(db)
         return found

@@ -1,4 +1,4 @@
-"""Denials that a process remembers, so that what they deny needs no call of the database until they end."""
+"""Denials that a process remembers, to answer the denied calls without a database call until they end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Remembering(TypedDict, total=False):
-    """How many denials are remembered (10,000), and for how many seconds at most (1)."""
+    """The number of remembered denials (10,000), and the maximum time in seconds (1)."""
 
     max: int
     at_most: float
@@ -24,7 +24,7 @@ class Remembering(TypedDict, total=False):
 class Denial(Generic[T]):
     count: float
     began: float
-    """When the call was sent, by the monotonic clock."""
+    """The time when the call was sent, by the monotonic clock."""
     ends: float
     answer: T
 
@@ -34,7 +34,7 @@ class Denial(Generic[T]):
 
 
 class Denials(Generic[T]):
-    """Threads may share it. An id is that of a call, and begins with whom it counts for; None: several."""
+    """Threads may share it. The id of a call begins with the identity that it counts for; None: several."""
 
     def __init__(self, given: Union[bool, Mapping[str, Any], None]) -> None:
         """given: the option remember_denials."""
@@ -46,7 +46,8 @@ class Denials(Generic[T]):
             raise ValueError(f"remember_denials is {given!r}; allowed: max of at least 1, at_most above 0, in seconds")
         self._on = bool(given)
         self._denials: OrderedDict[tuple[Any, ...], Denial[T]] = OrderedDict()
-        # By the monotonic clock: when which were forgotten, the latest at the end; all of the others; any of them.
+        # By the monotonic clock: the times when ids were forgotten, the latest at the end; all of the others; any of
+        # them.
         self._forgotten: OrderedDict[Hashable, float] = OrderedDict()
         self._all_forgotten = self._last_forgotten = -inf
         self._lock = Lock()
@@ -55,7 +56,7 @@ class Denials(Generic[T]):
         return self._on
 
     def find(self, id: tuple[Any, ...] | None, count: float) -> Denial[T] | None:
-        """The denial that denies this count, too."""
+        """The denial that applies to this count, too."""
         if not self._on or id is None:
             return None
         with self._lock:
@@ -71,7 +72,7 @@ class Denials(Generic[T]):
             return denial
 
     def add(self, id: tuple[Any, ...] | None, count: float, began: float, retry_after: float | None, answer: T) -> None:
-        """began: before the call was sent, so that the denial ends here no later than there."""
+        """began: before the call was sent, so that the denial ends here no later than in the database."""
         if not self._on or id is None:
             return
         seconds = self._at_most if retry_after is None else min(retry_after, self._at_most)
@@ -82,13 +83,13 @@ class Denials(Generic[T]):
                 self._denials.popitem(last=False)
 
     def _forgotten_at(self, whom: Hashable | None) -> float:
-        """Several may be any, so they are forgotten with each."""
+        """Several may include any, so they are forgotten with each."""
         if whom is None:
             return self._last_forgotten
         return max(self._all_forgotten, self._forgotten.get(whom, -inf))
 
     def forget(self, whom: Hashable | None) -> None:
-        """Forgets denials of calls that were sent until now, also those that are still to be answered. None: of all."""
+        """Forgets denials of calls sent until now, including calls not answered yet. None: all."""
         if not self._on:
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""Which errors say "not now", as docs/failing.md lists them: those on which a call may go unchecked."""
+"""Errors that say "not now", as listed in docs/failing.md: after these a call may go unchecked."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from postgres_rate_limit._ping import Server, one_answers
 from postgres_rate_limit._results import chain, sqlstate
 
 OnError = Literal["closed", "open"]
-# A ping, until a time by the monotonic clock at the latest, or for as long as one takes.
+# A ping, with a deadline by the monotonic clock, or without one.
 Question = Callable[[Union[float, None]], bool]
 Address = Union[tuple[Server, ...], None]
 
 _NOT_NOW = {"25006", "53100", "53200", "53300", "55P03", "57014", "57P01", "57P02", "57P03"}
-# Seconds that a ping takes at most, and those that it has even after the call's deadline: less would take a slow answer
-# for none.
+# The maximum seconds of a ping, and the seconds that it has even after the call's deadline: with less, a slow answer
+# would count as none.
 _PING, _LATE_PING = 2.0, 1.0
-# Servers that didn't answer a ping, until when they aren't asked again.
+# Servers that didn't answer a ping, and the times until which they aren't asked again.
 _gone: dict[Address, float] = {}
-# How psycopg lists the servers that it has tried, if there are several.
+# The form in which psycopg lists the servers that it has tried, if there are several.
 _SHARED = (b"service", b"user", b"sslnegotiation")
 _ATTEMPT = re.compile(r"^- host: (.*?), port: (.*?), hostaddr: (None|'[^']*'|b'[^']*'): ", re.MULTILINE)
 
@@ -37,12 +37,12 @@ def checked(on_error: OnError) -> OnError:
 
 
 def not_now(error: BaseException, address: Callable[[], Address] | None = None) -> Union[bool, Question]:
-    """Whether the error says so; a question where only a ping distinguishes an outage from a refused login. address:
-    that of the server, where the error doesn't have it; None if it isn't known."""
+    """Whether the error says so; a question if only a ping distinguishes an outage from a refused login. address:
+    the server's, if the error doesn't have it; None if unknown."""
     errors = list(chain(error))
     states = [state for state in map(sqlstate, errors) if state is not None]
     if states:
-        # 08P01 is also what PgBouncer makes of a refused login.
+        # PgBouncer uses 08P01 for a refused login, too.
         return all(state in _NOT_NOW or (state.startswith("08") and state != "08P01") for state in states)
     found: Union[bool, Question] = False
     for each in errors:
@@ -77,19 +77,19 @@ def _without_state(error: BaseException, address: Callable[[], Address] | None) 
 
 
 def _of_system(error: OSError) -> bool:
-    """Whether a connection has failed, and not a file that it is made with."""
+    """Whether a connection has failed, not a file needed to make one."""
     if isinstance(error, (ssl.SSLError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)):
         return False
     if error.filename is not None:
         return False
     if isinstance(error, FileNotFoundError):
         return _raised_in(error) in ("asyncio", "uvloop")  # a socket; of the files that SSL needs none has its name
-    # asyncpg raises the class itself if the server refuses SSL, and where the connection was lost while it was made.
+    # asyncpg raises the class itself if the server refuses SSL, and if the connection was lost while it was made.
     return type(error) is not ConnectionError or "connection_lost()" in str(error)
 
 
 def _raised_in(error: BaseException) -> str:
-    """The package."""
+    """The package that raised it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -97,7 +97,7 @@ def _raised_in(error: BaseException) -> str:
 
 
 def _class(module: str, name: str) -> Any:
-    """A class, or what nothing is an instance of."""
+    """A class, or one without instances if it is not imported."""
     return getattr(sys.modules.get(module), name, ())
 
 
@@ -105,7 +105,7 @@ def _class(module: str, name: str) -> Any:
 
 
 def of_libpq(given: Mapping[str, Any], conninfo: str = "") -> Address:
-    """That of the servers in what a connection is made by."""
+    """The address of the servers in the arguments of a connection."""
     psycopg: Any = sys.modules["psycopg"]
     known = {**psycopg.conninfo.conninfo_to_dict(conninfo), **given}
     names = ("host", "hostaddr", "port", *map(bytes.decode, _SHARED))
@@ -113,7 +113,7 @@ def of_libpq(given: Mapping[str, Any], conninfo: str = "") -> Address:
 
 
 def _not_connected(options: Mapping[str, Any]) -> Any:
-    """A connection that libpq has read the options of, its variables and its files, and then not begun."""
+    """A connection for which libpq has read options, variables and files, without connecting."""
     psycopg: Any = sys.modules["psycopg"]
     return psycopg.pq.PGconn.connect_start(psycopg.conninfo.make_conninfo("", **options, sslmode="none").encode())
 
@@ -136,12 +136,12 @@ def _of_options(info: Any) -> Address:
 
 
 def _folder() -> str:
-    """Where libpq looks for the server without a host."""
+    """The folder in which libpq looks for a server without a host."""
     return str(_not_connected({"host": ""}).host.decode())
 
 
 def _of_attempts(text: str, attempt: Any) -> Address:
-    """Those that psycopg lists. attempt: the last of them."""
+    """The servers that psycopg lists. attempt: the last one."""
     tried = [tuple(map(literal_eval, found)) for found in _ATTEMPT.findall(text)]
     info = () if attempt is None else attempt.info
     known = [(option.keyword, option.val) for option in info if option.keyword in _SHARED and option.val]
@@ -158,7 +158,8 @@ def _of_attempts(text: str, attempt: Any) -> Address:
 
 
 def _asks(address: Address) -> Union[bool, Question]:
-    """Whether no server answers, or those that do are starting or ending. One that answers has refused the login."""
+    """Whether no server answers, or those that do are starting or stopping. A server that answers has refused the
+    login."""
 
     def gone(deadline: float | None) -> bool:
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""A denial as an answer of HTTP, for any framework."""
+"""A denial as an HTTP response, for any framework."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 
 from postgres_rate_limit._results import RateLimitExceeded, retry_header
 
-# Those that have an item for each limit.
+# The headers with an item for each limit.
 _LISTS = ("RateLimit", "RateLimit-Policy")
 
 
@@ -18,13 +18,13 @@ class TooManyRequests(TypedDict):
 
 
 def too_many_requests(*denials: Any) -> TooManyRequests:
-    """Returns what a route answers to a denial, or to several: status 429, and as headers Retry-After, the longest
-    wait, and those that the calls were asked for. Without Retry-After where one can never pass.
+    """Returns the response of a route to one denial or several: status 429, and as headers Retry-After, the longest
+    wait, and those that the calls asked for. Without Retry-After if one can never pass.
 
         raise HTTPException(**too_many_requests(result))
 
-    denials: answers of calls; errors that are denials, of the client, of a driver or, such as those of a TaskGroup,
-        several. An error that is none is raised.
+    denials: answers of calls; errors that are denials, of the client, of a driver or, for example of a TaskGroup,
+        several. Any other error is raised.
     """
     found = [each for denial in denials for each in _found(denial)]
     if not found:
@@ -39,7 +39,7 @@ def too_many_requests(*denials: Any) -> TooManyRequests:
 
 
 def _found(denial: Any) -> Iterator[tuple[float | None, Mapping[str, str]]]:
-    """The wait and the headers of each."""
+    """The wait and the headers of each denial."""
     if isinstance(denial, BaseException):
         several = getattr(denial, "exceptions", None)
         if isinstance(several, tuple):  # an ExceptionGroup, which Python has from 3.11

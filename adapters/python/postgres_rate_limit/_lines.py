@@ -1,4 +1,4 @@
-"""Lines of calls of a process that wait for the same slots: the first of each asks for all."""
+"""Lines of a process's calls that wait for the same slots: the first of each asks for all."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class Place:
-    """That of a call in its line."""
+    """The place of a call in its line."""
 
     def __init__(self, lines: Lines, id: Hashable, first: Any) -> None:
         self.first = first
-        """An event, which is set when those before it in the line have left."""
+        """An event, set when those before it in the line have left."""
         self._lines, self._id = lines, id
 
     def leave(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether a server answers, whom it would let in or not. PQping knows, but no other thread runs while it waits."""
+"""Whether a server answers, even if it refuses the login. PQping knows, but blocks all other threads while it waits."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Server(NamedTuple):
 
 
 def one_answers(servers: Sequence[Server], seconds: float) -> bool:
-    """Whether one of them does in time, and isn't starting or ending."""
+    """Whether one of them answers in time, and isn't starting or stopping."""
     return _any([partial(_answers, server) for server in servers], time.monotonic() + seconds)
 
 
 def _any(asks: Sequence[Callable[[float], bool]], end: float) -> bool:
-    """Whether one is true by then. Each has a thread of its own, since looking up a name has no time-out."""
+    """Whether one is true by then. Each has a thread of its own, because looking up a name has no time-out."""
     answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def answer(ask: Callable[[float], bool]) -> None:
@@ -85,12 +85,12 @@ def _hears(server: Server, family: int, address: Any, end: float) -> bool:
                         break
                     answer += part
             except OSError:
-                pass  # what has come is an answer
+                pass  # the bytes received are an answer
             return answer != b"" and not (answer[:1] == b"E" and b"\0C" + _STARTING_OR_ENDING + b"\0" in answer)
 
 
 def _is_whole(answer: bytes) -> bool:
-    """Only of an error more than the first byte is needed."""
+    """For an error more than the first byte is needed."""
     if answer[:1] != b"E":
         return answer != b""
     return len(answer) >= 5 and len(answer) > min(struct.unpack("!I", answer[1:5])[0], 8192)

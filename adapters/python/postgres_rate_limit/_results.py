@@ -1,4 +1,4 @@
-"""What calls return, and the errors that they raise."""
+"""The results of calls, and the errors that they raise."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def time_of(microseconds: int | None) -> datetime | None:
-    """A time of the database, which is sent as microseconds since 1970."""
+    """A time of the database, sent as microseconds since 1970."""
     return None if microseconds is None else _EPOCH + timedelta(microseconds=microseconds)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a call on one limit has done. It is true if the call was allowed."""
+    """The result of a call on one limit. True if the call was allowed."""
 
     ok: bool
     """Whether the tokens were taken; for check, whether they would be."""
@@ -32,15 +32,15 @@ class Result:
     """Denied: seconds until the same call succeeds, or None if it never can. Reserved: until the work should start."""
     retry_at: datetime | None
     remaining: float | None
-    """Tokens left; negative in debt. None if the key is exempt, as are capacity and reset_at."""
+    """Tokens left; negative in debt. None if the key is exempt, and so are capacity and reset_at."""
     capacity: float | None
     reset_at: datetime | None
     limited_by: LimitedBy | None = None
-    """What denies it; None: nothing. If ok is true, only a dry run admitted it."""
+    """The reason of the denial; None: none. If ok is true, only a dry run admitted it."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Those that the call was asked for; else Retry-After, if it was denied and can pass later."""
+    """The headers that the call asked for, or else Retry-After, if it was denied and can pass later."""
     error: BaseException | None = None
-    """Why the call went unchecked, with on_error="open": the driver's error."""
+    """The reason why the call went unchecked, with on_error="open": the driver's error."""
 
     def __bool__(self) -> bool:
         return self.ok
@@ -48,7 +48,7 @@ class Result:
 
 @dataclass(frozen=True)
 class RequestResult:
-    """What a call on several limits says of one of its requests."""
+    """The result of one request of a call on several limits."""
 
     name: str
     key: str
@@ -60,20 +60,20 @@ class RequestResult:
     capacity: float | None
     reset_at: datetime | None
     limited_by: LimitedBy | None
-    """As of Result; also None where only other requests deny."""
+    """As in Result; also None if only other requests deny."""
 
 
 @dataclass(frozen=True)
 class HoldRequestResult(RequestResult):
-    """What a hold of several limits says of one of its requests."""
+    """The result of one request of a hold of several limits."""
 
     held: float | None
-    """Tokens, or slots, that it holds."""
+    """The tokens or slots held."""
 
 
 @dataclass(frozen=True)
 class AllResult:
-    """What a call on several limits has done, all or nothing. True if it was allowed; iterates over results."""
+    """The result of a call on several limits, all or nothing. True if it was allowed; iterates over results."""
 
     ok: bool
     results: Sequence[RequestResult]
@@ -91,7 +91,7 @@ class AllResult:
 
     @property
     def denied_by(self) -> RequestResult | None:
-        """The request that denies with the longest wait; None if the call was allowed."""
+        """The denying request with the longest wait; None if the call was allowed."""
         return denied_by(self.ok, self.results)
 
     @property
@@ -106,7 +106,7 @@ class AllResult:
 
 @dataclass(frozen=True)
 class BorrowResult:
-    """What a call that may have asked no database knows. It is true if the call was allowed."""
+    """The result of a call that may not have asked the database. True if the call was allowed."""
 
     ok: bool
     """Whether the tokens were taken."""
@@ -125,7 +125,7 @@ class BorrowResult:
 
 @dataclass(frozen=True)
 class SettleResult:
-    """What the settlement of a hold on several limits says of one of them."""
+    """The result of one limit of a settled hold."""
 
     name: str
     key: str
@@ -137,7 +137,7 @@ class SettleResult:
 
 
 class Value(TypedDict):
-    """A limit for a browser, which computes by it: what rl_value returns, as JSON."""
+    """A limit for a browser, which computes with it: the result of rl_value, as JSON."""
 
     config: dict[str, Any]
     state: dict[str, Any] | None
@@ -147,18 +147,18 @@ class Value(TypedDict):
 
 @dataclass(frozen=True)
 class Unsettled:
-    """What on_unsettled gets: a hold that was not settled by what was used."""
+    """The argument of on_unsettled: a hold that was not settled by the actual use."""
 
     hold: str | None
     """Its id."""
     used: Any
-    """What settle or settle_all can be sent again with, for a day; None: all that was held."""
+    """The used with which settle or settle_all can be sent again, for a day; None: everything held."""
     error: BaseException
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What on_decision gets, for a limit that a call takes tokens from or is denied by, or that it fails on."""
+    """The argument of on_decision, for a limit that a call takes from, is denied by, or fails on."""
 
     name: str
     ok: bool
@@ -166,11 +166,11 @@ class Decision:
     limited_by: LimitedBy | None
     """As of Result; None after an error."""
     seconds: float
-    """How long the call took, with its wait for a connection."""
+    """The duration of the call, including its wait for a connection."""
     error: BaseException | None
-    """There was no decision: that of the driver, which shows no parameters. ok is true where the call failed open."""
+    """Without a decision: the driver's error, which shows no parameters. ok is true if the call failed open."""
     remembered: bool = False
-    """Whether the process denied it without a call of the database, by remember_denials."""
+    """Whether the process denied it without a database call, by remember_denials."""
 
 
 class RateLimitExceeded(Exception):
@@ -189,7 +189,7 @@ class RateLimitExceeded(Exception):
         """Seconds until the same call succeeds; None if it never can."""
         self.retry_at = retry_at
         self.headers: Mapping[str, str] = retry_header(retry_after) if headers is None else headers
-        """Headers of a response 429: those that the call was asked for, or Retry-After."""
+        """Headers of a response 429: those that the call asked for, or Retry-After."""
 
     def __str__(self) -> str:
         wait = "this call can never pass" if self.retry_after is None else f"retry after {self.retry_after:g} s"
@@ -197,7 +197,7 @@ class RateLimitExceeded(Exception):
 
     @classmethod
     def from_error(cls, error: BaseException) -> RateLimitExceeded | None:
-        """The denial that an error of any driver or ORM is, such as one by a trigger; None if it is another error."""
+        """The denial in an error of any driver or ORM, such as one of a trigger; None if it is another error."""
         found = []
         for each in chain(error):
             if isinstance(each, RateLimitExceeded):
@@ -213,11 +213,11 @@ class RateLimitExceeded(Exception):
 
 
 class UnknownLimit(LookupError):
-    """There is no limit of this name, and the call brought no config."""
+    """There is no limit with this name, and the call passed no config."""
 
 
 class SetupError(RuntimeError):
-    """The database isn't set up for the call. The message says what to do; the cause is the driver's error."""
+    """The database isn't set up for the call. The message has instructions; the cause is the driver's error."""
 
 
 def retry_header(retry_after: float | None) -> dict[str, str]:
@@ -235,7 +235,7 @@ def aged(denial: Any, seconds: float) -> Any:
 
 
 def _less(denial: Any, seconds: float) -> Any:
-    """A request of a list whose wait has ended denies nothing any more."""
+    """A request of a list denies nothing any more when its wait has ended."""
     left = max(0.0, denial.retry_after - seconds)
     if left == 0 and isinstance(denial, RequestResult):
         return replace(denial, retry_after=None, retry_at=None, limited_by=None)
@@ -243,21 +243,21 @@ def _less(denial: Any, seconds: float) -> Any:
 
 
 def _aged(name: str, text: str, denial: Any, seconds: float) -> str:
-    """A header: seconds until something are fewer."""
+    """A header with this number of seconds subtracted."""
     if name.lower() == "retry-after" and denial.retry_after is not None:
         return str(ceil(denial.retry_after))
     return re.sub(r"(?<=;t=)\d+", lambda found: str(max(0, int(found[0]) - floor(seconds))), text)
 
 
 def denying(results: Iterable[RequestResult]) -> list[RequestResult]:
-    """The requests that deny. If one can never pass, none has a wait; so if another has one, one without is a dry run,
-    which would deny and doesn't."""
+    """The denying requests. If one can never pass, none has a wait; so if another has one, a request without a wait
+    is a dry run, which would deny and doesn't."""
     deny = [each for each in results if each.limited_by is not None]
     return [each for each in deny if each.retry_after is not None] or deny
 
 
 def denied_by(ok: bool, results: Sequence[RequestResult]) -> RequestResult | None:
-    """The one of the requests that denies with the longest wait."""
+    """The denying request with the longest wait."""
     if ok:
         return None
     return max(denying(results), key=lambda each: inf if each.retry_after is None else each.retry_after, default=None)
@@ -273,23 +273,23 @@ def chain(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.append(each)
         yield each
-        # A CancelledError is how asyncio ends what it timed.
+        # asyncio ends timed work by a CancelledError.
         todo += [getattr(each, "orig", None), None if isinstance(each.__cause__, CancelledError) else each.__cause__]
 
 
 def innermost(error: BaseException) -> BaseException:
-    """The driver's error: one that wraps it may show the parameters of a call, and so its key."""
+    """The driver's error: an error that wraps it may show the parameters of a call, and so its key."""
     return list(chain(error))[-1]
 
 
 def sqlstate(error: BaseException) -> str | None:
-    """That of an error of psycopg, asyncpg and those like them."""
+    """The SQLSTATE of an error of psycopg, asyncpg and similar drivers."""
     found = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     return found if isinstance(found, str) else None
 
 
 def _denial(error: BaseException) -> dict[str, Any] | None:
-    """What an error of a driver says of a denial; None if it isn't one, or doesn't show it."""
+    """The denial in a driver's error; None if it isn't one, or doesn't show it."""
     diag = getattr(error, "diag", None)
     detail = getattr(diag, "message_detail", None) or getattr(error, "detail", None)
     state = sqlstate(error)
@@ -300,7 +300,7 @@ def _denial(error: BaseException) -> dict[str, Any] | None:
 
 
 def _object(text: Any) -> dict[str, Any]:
-    """The object that JSON has; an empty one where it has none, or was cut."""
+    """The object in JSON; an empty one if there is none, or the JSON was cut."""
     try:
         found = json.loads(text)
     except (TypeError, ValueError):

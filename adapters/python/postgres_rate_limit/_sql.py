@@ -6,8 +6,8 @@ import re
 from importlib.resources import files
 from typing import Any
 
-# How the file writes its schema, and what follows it, as in scripts/plain. Elsewhere the name is the extension's or a
-# setting's.
+# The forms in which the file writes its schema, and what follows them, as in scripts/plain. Elsewhere the name is the
+# extension's or a setting's.
 _SCHEMA = (("ratelimit.r", ".r"), ("ratelimit._", "._"), ('"ratelimit"', ""))
 
 
@@ -23,9 +23,9 @@ def install_sql(schema: str = "ratelimit") -> str:
 
 
 def install(connection: Any, schema: str = "ratelimit") -> None:
-    """Runs install_sql on a connection of psycopg, or of another driver that has cursors, in its transaction; also on
-    SQLAlchemy's driver_connection over asyncpg, as Alembic's migrations have it. Of asyncpg itself:
-    `await connection.execute(install_sql())`."""
+    """Runs install_sql on a connection of psycopg, or of another driver with cursors, in its transaction; also on
+    SQLAlchemy's driver_connection over asyncpg, as in Alembic's migrations. With asyncpg itself: `await
+    connection.execute(install_sql())`."""
     text = install_sql(schema)
     cursor = connection.cursor()
     try:

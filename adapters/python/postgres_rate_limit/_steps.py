@@ -1,5 +1,5 @@
-"""Runs what both kinds of client do step by step, each step in the way of the client: a generator yields a step and gets
-what it made, or the error that it raised."""
+"""Runs the steps of both kinds of client, each in the way of the client: a generator yields a step, and gets its
+result, or the error that it raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stores of frameworks share that stand on the client."""
+"""The shared part of the framework stores that use the client."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ OnUnchecked = Callable[[BaseException], object]
 
 
 def stored_key(key: str) -> str:
-    """The key as the extension takes it: one that is too long, or that is no text there, by its hash."""
+    """A key that the extension accepts: a longer one, or one that is not text in the database, becomes its hash."""
     try:
         if len(key.encode()) <= 1024 and "\0" not in key and not key.startswith("sha256:"):
             return key
     except UnicodeEncodeError:
         pass
-    # A key that looks like a hash is hashed, too, so none can collide with that of another key.
+    # A key that looks like a hash is hashed, too, so that it can't collide with another key's.
     return "sha256:" + sha256(key.encode(errors="surrogatepass")).hexdigest()
 
 
@@ -41,7 +41,7 @@ def _heard(on_unchecked: OnUnchecked | None) -> Callable[[Decision], object] | N
 def limiter_of(
     db: object, on_unchecked: OnUnchecked | None = None, limits: Mapping[str, Config] | None = None, **options: Any
 ) -> RateLimiter:
-    """Without limits, calls bring their configs. options: the client's own."""
+    """Without limits, calls pass their configs. options: the client's own."""
     return RateLimiter(limits or {}, db=db, on_decision=_heard(on_unchecked), **options)
 
 

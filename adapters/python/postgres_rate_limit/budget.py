@@ -32,19 +32,19 @@ L = TypeVar("L", RateLimiter[Any], AsyncRateLimiter[Any])
 
 @dataclass(frozen=True)
 class Usage:
-    """What a call is estimated to use, or has used."""
+    """The estimated or actual use of a call."""
 
     input_tokens: int
     output_tokens: int
     model: str = ""
     cached_tokens: int = 0
-    """Those of the input that came from a cache; 0 in an estimate."""
+    """The part of the input that came from a cache; 0 in an estimate."""
     reasoning_tokens: int = 0
-    """Those of the output that were thoughts; 0 in an estimate."""
+    """The part of the output that was reasoning; 0 in an estimate."""
     cost: float | None = None
-    """What the service reports, as OpenRouter does, in its unit; None: it does not, or this is an estimate."""
+    """The cost reported by the service, for example OpenRouter, in its unit; None: not reported, or an estimate."""
     report: Any = None
-    """The report itself, for what else it has; None: this is an estimate."""
+    """The report itself, for its other fields; None: this is an estimate."""
 
     @property
     def tokens(self) -> int:
@@ -53,15 +53,15 @@ class Usage:
 
 @dataclass(frozen=True)
 class Unreported:
-    """What unreported gets: a call whose model has, or may have, worked, and reported no usage."""
+    """The argument of unreported: a call that may have reached the model, without a reported usage."""
 
     held: Usage
     """The estimate."""
     streamed: Usage
-    """The prompt as estimated, and what has come of the answer: a token for three bytes of its text. LiteLLM doesn't
-    say what has come of a stream that broke or was ended: 0."""
+    """The prompt as estimated, and the answer received: a token for three bytes of its text. For a stream that broke
+    or was ended LiteLLM doesn't have the answer: 0."""
     error: BaseException | None
-    """What ended the call: a GeneratorExit or CancelledError, if its user did; None: nothing."""
+    """The error that ended the call: a GeneratorExit or CancelledError, if its user did; None: none."""
 
 
 Count = Union[float, Literal["tokens", "input_tokens", "output_tokens"], Callable[[Usage], float]]
@@ -72,8 +72,8 @@ class _Named(TypedDict):
 
 
 class Limit(_Named, total=False):
-    """A limit that a call takes from. count: 1, such as for requests and slots, tokens, or a price. It is computed
-    twice, of the estimate and of the usage."""
+    """A limit that a call takes from. count: 1, for example for requests and slots, tokens, or a price. It is
+    computed twice, from the estimate and from the usage."""
 
     key: Key
     count: Count
@@ -84,8 +84,8 @@ Limits = Union[Iterable[Limit], Callable[[Mapping[str, Any]], Iterable[Limit]]]
 
 
 def estimate_input(request: Mapping[str, Any]) -> int:
-    """The tokens of what the model reads, as docs/llm-budgets.md says what counts how: the shapes of OpenAI, Anthropic,
-    LangChain and LiteLLM."""
+    """The tokens that the model reads, counted as described in docs/llm-budgets.md: in the shapes of OpenAI,
+    Anthropic, LangChain and LiteLLM."""
     sent = [_pieces(request.get(each)) for each in _SENT]
     sent += [_json(each) for name in _SCHEMAS for each in _listed(request.get(name))]
     if isinstance(text := request.get("text"), Mapping):
@@ -93,7 +93,7 @@ def estimate_input(request: Mapping[str, Any]) -> int:
     return sum(ceil(text / 3) + media for pieces in sent for text, media in pieces)
 
 
-# The fields in which requests have what the model reads, and those whose JSON it reads.
+# The fields of requests that the model reads, and the fields of which it reads the JSON.
 _SENT = ("system", "messages", "instructions", "input", "prompt")
 _SCHEMAS = ("tools", "functions", "response_format", "output_format", "output_config")
 _PICTURE, _FILE = 1600, 5000
@@ -102,9 +102,9 @@ _FILES = {
     "file", "input_file", "document", "input_audio", "audio", "audio_url", "video", "video_url", "input_video", "media",
 }  # fmt: skip
 _TYPES = ("mime_type", "media_type", "mimeType")
-# What the arguments of a call of a tool are, in its shapes; the model reads their JSON.
+# The arguments in a call of a tool, in its shapes; the model reads their JSON.
 _ARGUMENTS = {"arguments", "input", "args"}
-# What isn't text that the model reads.
+# Fields that are not text for the model.
 _AROUND = {
     "type", "role", "id", "call_id", "tool_call_id", "tool_use_id", "item_id", "index", "status", "detail",
     "cache_control", "annotations", "logprobs", "source_type", *_TYPES,
@@ -128,7 +128,7 @@ def _pieces(sent: Any) -> Iterator[tuple[int, int]]:
         for name, each in sent.items():
             if name in _ARGUMENTS and not isinstance(each, str):
                 yield from _json(each)
-            elif name == "audio" and each:  # what the model has said before
+            elif name == "audio" and each:  # an earlier answer of the model
                 yield 0, _FILE
             elif name not in _AROUND:
                 yield from _pieces(each)
@@ -137,7 +137,7 @@ def _pieces(sent: Any) -> Iterator[tuple[int, int]]:
 
 
 def _media(block: Mapping[str, Any]) -> int:
-    """The tokens of a picture or file; 0: it is none, or a file of text, which is read as such."""
+    """The tokens of a picture or file; 0: neither, or a text file, which is read as text."""
     kind, source = block.get("type"), block.get("source")
     if kind in _PICTURES:
         return _PICTURE
@@ -151,13 +151,13 @@ def _media(block: Mapping[str, Any]) -> int:
 
 
 def _json(sent: Any) -> Iterator[tuple[int, int]]:
-    """The text of its JSON, if there is any."""
+    """The text of its JSON, if any."""
     if sent:
         yield from _pieces(json.dumps(sent, ensure_ascii=False, separators=(",", ":"), default=_plain))
 
 
 def _plain(sent: Any) -> Any:
-    """A model of pydantic, or its class, which LiteLLM takes for a schema; or what else JSON has no form for."""
+    """A pydantic model, or its class, which LiteLLM takes for a schema; or another object without a JSON form."""
     if isinstance(sent, type) and hasattr(sent, "model_json_schema"):
         return sent.model_json_schema()
     return sent.model_dump() if hasattr(sent, "model_dump") else str(sent)
@@ -184,18 +184,18 @@ class Budget(Generic[L]):
         on_unsettled: Callable[[Unsettled], object] | None = None,
     ) -> None:
         """
-        limiter: on a pool or an engine, since a hold is committed before the call.
-        limits: or a function that returns them, by what is sent to the model.
-        output_tokens: the estimate where the request has no maximum.
+        limiter: on a pool or an engine, because a hold is committed before the call.
+        limits: or a function that returns them, given the request to the model.
+        output_tokens: the estimate if the request has no maximum.
         estimate: returns the tokens of the prompt.
         ttl: until a hold expires; longer than the longest call, and for streams than the longest pause in one.
-        on_expiry: what becomes of a hold whose process died; "charge": it stays taken.
-        wait: seconds for which a call that is denied waits until all of its limits admit it, if they do by then;
-            nothing is held meanwhile.
-        unreported: returns what counts as used of a call that reported nothing, such as what has streamed until its
-            user ended it; None: all that was held. Default: that.
-        on_unsettled: hears of a hold that could not be settled, and of a count or unreported that failed, so that all
-            that was held is settled; the answer is returned all the same. Default: it is logged, as a warning.
+        on_expiry: what to do with the hold of a dead process; "charge": it stays taken.
+        wait: seconds for which a denied call waits until all of its limits admit it, if they do by then; nothing is
+            held meanwhile.
+        unreported: returns the usage of a call that reported none, such as the part streamed until its user ended it;
+            None: everything held. Default: everything held.
+        on_unsettled: called with a hold that could not be settled, and if a count or unreported failed, so that
+            everything held is settled; the answer is returned all the same. Default: it is logged, as a warning.
         """
         self._unreported, self._on_unsettled = unreported, on_unsettled or _log_unsettled
         self.limiter: L = limiter
@@ -205,9 +205,9 @@ class Budget(Generic[L]):
         self._ttl, self._wait = ttl, wait
 
     def call(self, request: Mapping[str, Any]) -> ModelCall:
-        """What is held for the request: what is sent to the model, by the fields of OpenAI."""
+        """The hold for a request to the model, in the fields of OpenAI."""
         given = self._limits(request) if callable(self._limits) else self._limits
-        # OpenAI has objects that say that a field isn't given.
+        # OpenAI has objects that mark a field as not given.
         most = next((request[each] for each in _MOST if isinstance(request.get(each), int)), self._output_tokens)
         thoughts = _field(request.get("thinking"), ("budget_tokens",))
         if isinstance(thoughts, int) and thoughts > most:  # otherwise they are among them
@@ -216,7 +216,7 @@ class Budget(Generic[L]):
         return ModelCall(list(given), estimate, seconds_of(self._ttl) / 2, self._unreported, self._on_unsettled)
 
     def hold(self, call: ModelCall, id: str | None = None) -> HoldAll:
-        """Takes the estimate; entered, it raises RateLimitExceeded with the wait."""
+        """Takes the estimate; entering it raises RateLimitExceeded with the wait."""
         if not isinstance(self.limiter, RateLimiter):
             raise TypeError("the budget has an AsyncRateLimiter; allowed here: a RateLimiter")
         held = self.limiter.hold_all(
@@ -246,8 +246,8 @@ def _log_unsettled(unsettled: Unsettled) -> None:
 
 
 def read_usage(reports: Iterable[Any], model: str = "") -> Usage | None:
-    """The sum of the reports of models, by the names of OpenAI and LangChain. None: one has no numbers, or only zeros,
-    with which LiteLLM fills in what was not reported."""
+    """The sum of the reports of models, by the names of OpenAI and LangChain. None: one has no numbers, or only
+    zeros, with which LiteLLM fills in a usage that was not reported."""
     found = []
     for report in reports:
         read, written = _field(report, _INPUT), _field(report, _OUTPUT)
@@ -276,7 +276,7 @@ def _field(of: Any, names: Iterable[str]) -> Any:
     return next((each for each in found if each is not None), None)
 
 
-# The fields by which requests bound the tokens of an answer.
+# The fields by which requests limit the tokens of an answer.
 _MOST = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -303,16 +303,16 @@ class ModelCall:
         self._unreported, self._on_unsettled = unreported, on_unsettled
         self._usage: Usage | None = None
         self._came = 0
-        """Bytes of the answer's text."""
+        """The bytes of the answer's text so far."""
         self.id: str | None = None
-        """That of the hold."""
+        """The id of the hold."""
         self.interval, self._next = interval, time.monotonic() + interval
         self.has_begun = False
-        """Whether some of the answer has come, so that the model has worked."""
+        """Whether some of the answer has come: the model has worked."""
 
     @property
     def requests(self) -> list[Request]:
-        """What is held."""
+        """The requests to hold."""
         made: list[Request] = []
         for limit in self._limits:
             request: Any = {**limit, "count": _count(limit, self.estimate)}
@@ -320,8 +320,8 @@ class ModelCall:
         return made
 
     def heard(self, answer: Any, reports: bool = True) -> None:
-        """An answer, a chunk or an event by the fields of OpenAI: some text, a report of the usage, or both. reports:
-        whether it is the model's."""
+        """Takes an answer, a chunk or an event in the fields of OpenAI: some text, a report of the usage, or both.
+        reports: whether it is the model's."""
         choices = getattr(answer, "choices", None) or ()
         parts = [getattr(each, "delta", None) or getattr(each, "message", None) for each in choices]
         self.came([*parts, getattr(answer, "delta", None), getattr(answer, "output", None)])
@@ -331,18 +331,18 @@ class ModelCall:
             self.reported(usage)
 
     def came(self, answer: Any) -> None:
-        """Some of the answer, or all of it, has come."""
+        """Notes that some or all of the answer has come."""
         self.has_begun = True
         self._came += sum(text for text, _ in _pieces(answer))
 
     def reported(self, *reports: Any) -> None:
-        """The model reports this, if it has the numbers."""
+        """Takes reports of the model, if they have the numbers."""
         self._usage = read_usage(reports, self.estimate.model) or self._usage
 
     def ended(self, error: BaseException | None = None) -> Any:
-        """What is settled, by the names of the limits: what was reported; nothing if the call was never sent; what has
-        no tokens if it was refused; or what counts as used without a report. All that was held (None), if a count fails
-        on it: the answer has come, and is paid."""
+        """The use to settle, by the names of the limits: as reported; nothing if the call was never sent; limits
+        without tokens if it was refused; or the estimate of unreported. Everything held (None) if a count fails on
+        it: the answer has come, and is paid."""
         if self._usage is not None:
             return self._counts(self._usage)
         for each in () if error is None or self.has_begun else chain(error):
@@ -379,7 +379,7 @@ class ModelCall:
             return None
 
     def unsettled(self, used: Any, error: BaseException) -> None:
-        """Says that the hold could not be settled by what was used; raises nothing."""
+        """Reports that the hold could not be settled by the actual use; raises nothing."""
         try:
             self._on_unsettled(Unsettled(self.id, used, error))
         except Exception:
@@ -402,7 +402,7 @@ _DAY = 86_400
 
 
 def extend(hold: HoldAll) -> None:
-    """An error is logged only: the answer goes on, and is settled all the same."""
+    """Only logs an error: the answer continues, and is settled all the same."""
     try:
         hold.extend()
     except Exception as failure:

@@ -1,5 +1,5 @@
-"""A cache of Django that counts in PostgreSQL, by the extension ratelimit, for what limits requests by a cache's add,
-incr and get, such as django-ratelimit: each of them is atomic, over all processes.
+"""A Django cache that counts in PostgreSQL, by the extension ratelimit. For packages that limit requests by a cache's
+add, incr and get, such as django-ratelimit: each of them is atomic, over all processes.
 
     CACHES = {"limits": {"BACKEND": "postgres_rate_limit.django_cache.RateLimitCache", "LOCATION": "default"}}
 """
@@ -24,15 +24,15 @@ __all__ = ["RateLimitCache"]
 
 T = TypeVar("T")
 
-# What a key has is kept as the tokens used of a window that begins with its first call and is as long as its time-out:
-# seconds * _STEP + _ZERO + value. So a call that brings no time-out knows it, and one token used is no value.
+# The value of a key is stored as the tokens used in a window that begins with its first call and is as long as its
+# time-out: seconds * _STEP + _ZERO + value. So a call without a time-out knows it, and one token used means no value.
 _ALL, _STEP, _ZERO = 10**15, 10**7, 10**6
 _MOST = _STEP - _ZERO - 1
-# In seconds, and what no time-out is: three years.
+# The maximum in seconds, also used for no time-out: three years.
 _LONGEST = 99_000_000
 
 _WINDOW = {"kind": "fixed window", "start": "first request", "rate": _ALL}
-# The call, and by the seconds that are stored, whatever the call brings, the config of the window that may be there.
+# The call, and the config of the window that may exist, by the stored seconds instead of the call's.
 _WITH = f"""
     WITH a AS (SELECT CAST($1 AS text) AS name, CAST($2 AS text) AS key, CAST($3 AS float8) AS amount,
                       CAST(CAST($4 AS text) AS jsonb) AS config),
@@ -56,7 +56,7 @@ _ADD = f"""{_WITH}
                 THEN (SELECT c.ok FROM @rl_credit(a.name, a.key, {_ALL} - a.amount, config => a.config) AS c)
                 ELSE {_PUT} END
     FROM a CROSS JOIN s CROSS JOIN LATERAL @rl_limit(a.name, a.key, {_ALL}, config => s.config) AS r"""
-# Takes the amount, and returns it where no value was, or where the value would be too large or too small.
+# Takes the amount, and returns it if there was no value, or if the value would be too large or too small.
 _INCR = f"""{_WITH}
     SELECT CASE WHEN r.used < {_STEP} THEN (SELECT CASE WHEN @rl_reset(a.name, a.key) IS NULL THEN 1 ELSE 0 END)
                 WHEN floor(r.used / {_STEP}) <> s.seconds
@@ -82,15 +82,14 @@ def _config(seconds: float) -> str:
 class RateLimitCache(BaseCache):  # type: ignore[misc]
     """Values are whole numbers from -1,000,000 to 8,999,999, and stop there; another cache keeps the rest.
 
-    LOCATION: the alias in DATABASES of the connection that counts. Default: "default". Where ATOMIC_REQUESTS is on, the
-        calls are in the request's transaction, and what a request that fails has counted is lost: name an alias without
-        it.
-    TIMEOUT, KEY_PREFIX, VERSION, KEY_FUNCTION: as of every cache.
+    LOCATION: the alias in DATABASES of the connection that counts. Default: "default". With ATOMIC_REQUESTS the calls
+        are in the request's transaction, and the counts of a request that fails are lost: name an alias without it.
+    TIMEOUT, KEY_PREFIX, VERSION, KEY_FUNCTION: as in every cache.
     In OPTIONS:
     name: of the limits that keep the numbers; caches of the same name share them. Default: "cache".
     on_error: "open": if the database can't answer now, or not in time, a key is new to add, incr and get. Default:
         "closed".
-    on_unchecked: is called with the error of such a call. Default: it is logged, as a warning.
+    on_unchecked: called with the error of such a call. Default: it is logged, as a warning.
     timeout: seconds after which one of these calls fails and its connection is closed. Default: with "open" 5, or none.
     schema: of the functions. Default: it is found.
     """

@@ -5,7 +5,7 @@
     model = ChatModel(rate_limiter=RequestLimiter(limiter, "requests", "acme"))
 
 The handlers deny, by RateLimitExceeded. RequestLimiter waits until a request may be sent; LangChain asks it after the
-handlers, whose holds would wait with it: with a budget, its requests are one of the budget's limits, and the budget
+handlers, and their holds would wait with it: with a budget, its requests are one of the budget's limits, and the budget
 waits.
 """
 
@@ -33,9 +33,9 @@ __all__ = ["AsyncBudgetHandler", "BudgetHandler", "RequestLimiter"]
 
 
 class RequestLimiter(BaseRateLimiter):
-    """Takes a token of a limit for each request: rate_limiter of a chat model. Blocking, it waits until retry_at, again
-    and again; what can never pass raises RateLimitExceeded. With a RateLimiter for both, with an AsyncRateLimiter for
-    the asynchronous methods only."""
+    """Takes a token of a limit for each request: the rate_limiter of a chat model. Blocking, it waits until
+    retry_at, again and again; a request that can never pass raises RateLimitExceeded. With a RateLimiter for both,
+    with an AsyncRateLimiter for the asynchronous methods only."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class RequestLimiter(BaseRateLimiter):
         if isinstance(self._limiter, RateLimiter):
             patience = _Patience(math.inf)
             while True:
-                # No thread waits: it would go on, and take a token, after the task was cancelled.
+                # No thread waits: it would continue, and take a token, after the task was cancelled.
                 asked = await asyncio.to_thread(
                     self._limiter.limit, self._name, self._key, count=self._count, config=self._config
                 )
@@ -82,7 +82,7 @@ H = TypeVar("H", HoldAll, AsyncHoldAll)
 
 
 class _Runs(Generic[H]):
-    """The calls of models that go on, by their runs."""
+    """The running calls of models, by their runs."""
 
     raise_error = True  # otherwise LangChain logs a denial, and goes on
 
@@ -103,7 +103,7 @@ class _Runs(Generic[H]):
             self._runs[run_id] = hold, call
 
     def _due(self, run_id: UUID, token: Any, others: dict[str, Any]) -> H | None:
-        """Some of an answer has come: the hold, if it is to be extended."""
+        """Notes that some of an answer has come; returns the hold if it has to be extended."""
         run = self._runs.get(run_id)
         if run is None:
             return None
@@ -113,7 +113,7 @@ class _Runs(Generic[H]):
         return hold if call.is_due() else None
 
     def _ended(self, run_id: UUID, response: LLMResult | None, error: BaseException | None) -> H | None:
-        """The hold, with what is settled."""
+        """The hold, and the use to settle."""
         with self._lock:
             run = self._runs.pop(run_id, None)
         if run is None:
@@ -127,9 +127,9 @@ class _Runs(Generic[H]):
 
 
 class BudgetHandler(_Runs[HoldAll], BaseCallbackHandler):
-    """Holds the estimate of each call of a model, and settles its usage: one of the callbacks, of a model or of a run.
-    The budget has a RateLimiter; asynchronous calls of the model run it in threads, which a budget that waits would
-    keep. The function of its limits gets the messages, the model's parameters and the run's metadata."""
+    """Holds the estimate of each call of a model, and settles its usage: one of the callbacks, of a model or of a
+    run. The budget has a RateLimiter; asynchronous calls of the model run it in threads, which a waiting budget
+    would block. The function of its limits gets the messages, the model's parameters and the run's metadata."""
 
     def __init__(self, budget: Budget[RateLimiter[Any]]) -> None:
         super().__init__(budget)
@@ -176,8 +176,8 @@ class AsyncBudgetHandler(_Runs[AsyncHoldAll], AsyncCallbackHandler):
         return self._is_awaited()
 
     def _is_awaited(self) -> Literal[False]:
-        """In synchronous calls LangChain would log a denial, and go on. It asks this before each event, and not amid a
-        loop then."""
+        """In synchronous calls LangChain would log a denial, and continue. It asks this before each event, and then
+        not inside a loop."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -216,7 +216,7 @@ class AsyncBudgetHandler(_Runs[AsyncHoldAll], AsyncCallbackHandler):
 
 
 def _ended(call: ModelCall, response: LLMResult | None, error: BaseException | None) -> Any:
-    """What is settled, by what the model reports."""
+    """The use to settle, by the model's report."""
     if response is not None:
         usages = [_metadata(each) for each in _flat(response.generations)]
         reported: list[Any] = [usage for usage in usages if "input_tokens" in usage and "output_tokens" in usage]
@@ -234,7 +234,7 @@ def _is_cached(response: LLMResult) -> bool:
 
 
 def _sent(message: BaseMessage) -> dict[str, Any]:
-    """A message by the fields of OpenAI. The calls of tools that some providers have in the content, too, come once."""
+    """A message in the fields of OpenAI. Calls of tools that some providers repeat in the content are included once."""
     sent: dict[str, Any] = {"role": message.type, "content": message.content}
     blocks = message.content if isinstance(message.content, list) else []
     kinds = {block.get("type") for block in blocks if isinstance(block, dict)}

@@ -36,13 +36,13 @@ __all__ = ["AsyncRateLimitStorage", "RateLimitStorage"]
 
 # The strategies have limits of their own, so that a key may be used with several of them.
 _FIXED, _MOVING, _SLIDING = _STRATEGIES = "fixed-window", "moving-window", "sliding-window-counter"
-# The most entries that a sliding log keeps.
+# The maximum number of entries in a sliding log.
 _MAX_LOG = 10_000
-# The most hits of a window if its key doesn't show the limit: the extension compares with a tolerance of a billionth of
-# it, which is then less than a hit.
+# The maximum number of hits in a window if its key doesn't show the limit: the extension compares with a tolerance of a
+# billionth of it, which is then less than a hit.
 _MAX_UNTOLD = 10**8
 
-# The limiter's clock in epoch seconds: what a test has set (a time, or milliseconds), or the server's.
+# The limiter's clock in epoch seconds: set by a test (a time, or milliseconds), or the server's.
 _CLOCK = "current_setting('ratelimit.clock', true)"
 _NOW = f"""
     CASE WHEN coalesce({_CLOCK}, '') = '' THEN extract(epoch FROM clock_timestamp())::float8
@@ -51,8 +51,8 @@ _NOW = f"""
 _TAKE = """
     SELECT ok, retry_after, capacity - remaining
     FROM rl_limit(%(name)s, %(key)s, %(amount)s, config => %(config)s::jsonb)"""
-# And the seconds until the window ends, or a key that is blocked may call again: a span, since the application's clock
-# may show another time.
+# And the seconds until the window ends, or a blocked key may call again. A span, because the application's clock may
+# show another time.
 _GET = f"""
     SELECT capacity - remaining,
            CASE WHEN NOT ok THEN coalesce(retry_after, (%(config)s::jsonb ->> 'period')::float8 / 1000)
@@ -75,7 +75,7 @@ _KINDS = {
 
 
 def _impatient(connection_class: type[Any], timeout: float) -> type[Any]:
-    """Connections, of either kind, on which nothing waits longer for the server."""
+    """Connections, of either kind, with a limit to all waits for the server."""
 
     class Impatient(connection_class):  # type: ignore[misc]
         def wait(self, steps: Any, *arguments: Any, **others: Any) -> Any:
@@ -117,12 +117,13 @@ def _log_rate(limit: int) -> int:
 
 
 def _counter_rate(limit: int) -> float:
-    """limits rounds down what is used, so a hit passes until that and its cost reach the limit and one."""
+    """limits rounds the use down, so a hit passes until the use and its cost reach the limit plus one."""
     return (limit + 1) * (1 - 2e-9)  # by more than what the extension tolerates
 
 
 def _here(seconds: float) -> float:
-    """Returns the time in this number of seconds by this process's clock, with which limits and frameworks compare it."""
+    """Returns the time in this number of seconds by this process's clock, with which limits and frameworks compare
+    it."""
     return time.time() + seconds
 
 
@@ -132,7 +133,7 @@ def _moving_window(state: dict[str, Any] | None, now: float, expiry: int) -> tup
 
 
 def _sliding_window(state: dict[str, Any] | None, now: float, expiry: int) -> tuple[int, float, int, float]:
-    """The counts of the window before and this one, each with the seconds until it no longer counts."""
+    """The counts of the window before and of this one, each with the seconds until it no longer counts."""
     begin, previous, current = now // expiry * expiry, 0, 0
     if state:
         passed = round((begin - state["ts"] / 1000) / expiry)
@@ -141,12 +142,12 @@ def _sliding_window(state: dict[str, Any] | None, now: float, expiry: int) -> tu
         elif passed == 1:
             previous = int(state["value"])
     left = min(begin + expiry - now, expiry)
-    # Of two whole windows limits would take none to be left.
+    # With two whole windows limits would count none left.
     return previous, left if previous else 0.0, current, min(left, expiry - 1e-6) + expiry
 
 
 def _told(key: str) -> tuple[int, int] | None:
-    """Reads limit and expiry from the end of a key, as RateLimitItem.key_for makes it."""
+    """Reads limit and expiry from the end of a key, as RateLimitItem.key_for writes them."""
     try:
         _, limit, multiples, granularity = key.rsplit("/", 3)
         return int(limit), GRANULARITIES[granularity].GRANULARITY.seconds * int(multiples)
@@ -155,7 +156,7 @@ def _told(key: str) -> tuple[int, int] | None:
 
 
 def _parse(uri: str) -> tuple[str, dict[str, str]]:
-    """The address for libpq, and the options that are ours."""
+    """The address for libpq, and our options."""
     address, _, query = uri.partition("?")
     options, theirs = {}, []
     for field in filter(None, query.split("&")):
@@ -178,15 +179,15 @@ log = logging.getLogger("postgres_rate_limit")
 
 @dataclass(frozen=True)
 class _Call(Generic[T]):
-    """A statement, and what its row means."""
+    """A statement, and the meaning of its row."""
 
     sql: str
     values: dict[str, Any]
     read: Callable[[TupleRow], T]
     opened: T | None = None
-    """The answer if the database can't give it now; None: it is an error."""
+    """The answer if the database can't give one now; None: an error."""
     id: tuple[str, str] | None = None
-    """What a denial of this key is remembered by; None: it isn't."""
+    """The id under which a denial of this key is remembered; None: it isn't."""
 
 
 class _Query(NamedTuple):
@@ -202,22 +203,22 @@ _Steps = Generator[Union[_Query, _Ask], Any, T]
 
 @dataclass
 class _Denied:
-    """A denial: of which config, its row, and the rows that were read since, each with the time."""
+    """A denial: its config, its row, and the rows that were read since, each with the time."""
 
     config: str
     row: TupleRow
     read: dict[str, tuple[TupleRow, float]]
 
 
-# What a row has become some seconds later.
+# The row of each statement some seconds later.
 _AGED: dict[str, Callable[[TupleRow, float], TupleRow]] = {
     _GET: lambda row, seconds: (row[0], row[1] - seconds),
     _READ: lambda row, seconds: (row[0], row[1] + seconds),
 }
 
 
-# A child that is forked has a pool of its own: on its parent's connections it would read the parent's answers. The
-# parent's pool stays referenced, so that none of them is closed here.
+# A forked child has a pool of its own: on its parent's connections it would read the parent's answers. The parent's
+# pool stays referenced, so that none of them is closed here.
 _all: WeakSet[_Shared] = WeakSet()
 _of_parents: list[Any] = []
 
@@ -233,7 +234,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Shared:
-    """What both storages have."""
+    """The shared part of both storages."""
 
     pool: Any
     name: str
@@ -274,12 +275,12 @@ class _Shared:
         if query_timeout is not None and not query_timeout > 0:
             raise ConfigurationError(f"query_timeout is {query_timeout!r}; allowed: seconds, more than 0")
         if pool is None:
-            # For PgBouncer in transaction mode nothing is prepared unasked.
+            # Prepares nothing unless asked, for PgBouncer in transaction mode.
             connection = {"autocommit": True, "prepare_threshold": 0 if prepare else None}
             if "connect_timeout" not in conninfo_to_dict(conninfo) and "PGCONNECT_TIMEOUT" not in os.environ:
                 connection["connect_timeout"] = 5
-            # After reconnect_timeout the pool tries again at the next call, and not after ever longer pauses. A
-            # connection is looked at before it is used, since it may be lost: of a restart no request notices.
+            # After reconnect_timeout the pool tries again at the next call, without ever longer pauses. A connection is
+            # checked before use, because it may be lost: no request notices a restart.
             defaults = {"min_size": 0, "max_size": 10, "timeout": 5.0, "reconnect_timeout": 2.0, "check": check}
             defaults["connection_class"] = _impatient(connection_class, 5.0 if query_timeout is None else query_timeout)
             kwargs = {**connection, **options.pop("kwargs", {})}
@@ -295,7 +296,7 @@ class _Shared:
     if not TYPE_CHECKING:
 
         def __getattribute__(self, attribute: str) -> Any:
-            # limits looks for it before it uses the strategy: the time to say that it can't.
+            # limits looks for it before it uses the strategy: the time to raise that it can't.
             if attribute == "acquire_entry" and self.store == "memory":
                 raise ConfigurationError('store is "memory"; allowed with moving-window: "table"')
             return super().__getattribute__(attribute)
@@ -364,7 +365,7 @@ class _Shared:
         limit, told = _told(key) or (_MAX_UNTOLD, None)
         if told != expiry:
             self._expiries[key] = expiry  # for _window: get() has no expiry
-        # What is denied takes nothing, and answers a count beyond the limit.
+        # A denial takes nothing, and answers a count beyond the limit.
         denied = amount if told else 10**15
         read = lambda row: int(row[2] + (0 if row[0] else denied))  # noqa: E731
         return self._call(_TAKE, read, _FIXED, key, max(limit, 1), expiry, amount, opened=amount)
@@ -419,13 +420,14 @@ class RateLimitStorage(_Shared, Storage, MovingWindowSupport, SlidingWindowCount
 
     name: of the limits; storages with the same name count together. Default: "limits".
     store: "memory": in the server's shared memory, lost when it restarts; not for moving-window. Default: "table".
-    pool: the connections; default: a ConnectionPool of its own, which is opened by the first call. For that:
+    pool: the connections; default: a ConnectionPool of its own, opened by the first call. For that:
     query_timeout: the seconds after which a statement without an answer is an error. Default: 5.
     prepare: prepares the statements, which is faster; not for PgBouncer with max_prepared_statements = 0.
-    on_error: "open" lets a request pass if the database can't answer it now, or not in time. Default: "closed".
-    on_unchecked: is called with the error of such a hit. Default: it is logged, as a warning.
-    remember_denials: what was denied is denied without a call of the database, for a second at most and no longer than
-        the limit does; a dict with max and at_most says how many denials, and for how many seconds. Default: False.
+    on_error: "open" admits a request if the database can't answer it now, or not in time. Default: "closed".
+    on_unchecked: called with the error of such a hit. Default: it is logged, as a warning.
+    remember_denials: a denied hit is denied again without a database call, for at most a second and no longer than the
+        limit does; a dict with max and at_most sets the number of denials, and the maximum time in seconds. Default:
+        False.
     options: of the pool, such as max_size (10) and timeout (5 seconds), in which a call has a connection.
     """
 
@@ -484,7 +486,7 @@ class RateLimitStorage(_Shared, Storage, MovingWindowSupport, SlidingWindowCount
             return False
 
     def reset(self) -> int:
-        """Makes all limits of the name full again; returns how many keys were not."""
+        """Makes all limits of the name full again; returns the number of keys that were not."""
         return self._do(self._reset())
 
     def clear(self, key: str) -> None:
@@ -565,7 +567,7 @@ class AsyncRateLimitStorage(_Shared, aio.Storage, aio.MovingWindowSupport, aio.S
             return False
 
     async def reset(self) -> int:
-        """Makes all limits of the name full again; returns how many keys were not."""
+        """Makes all limits of the name full again; returns the number of keys that were not."""
         return await self._do(self._reset())
 
     async def clear(self, key: str) -> None:

@@ -71,7 +71,7 @@ class BudgetLogger(CustomLogger):
     ) -> None:
         await self._end(request_data, None, exception)
 
-    # These hear of streams.
+    # The callbacks of streams.
 
     async def async_log_success_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
         await self._end(kwargs, response_obj, None)
@@ -93,7 +93,7 @@ class BudgetLogger(CustomLogger):
         await asyncio.shield(running.settles)
 
     async def _settle(self, id: str, call: ModelCall, hold: AsyncHoldAll, ended: Future[BaseException | None]) -> None:
-        """Extends the hold until the call ends, since LiteLLM reports no chunks; then settles it."""
+        """Extends the hold until the call ends, because LiteLLM reports no chunks; then settles it."""
         while not (await asyncio.wait([ended], timeout=call.interval))[0]:
             await extend_async(hold)
         del self._calls[id]
@@ -104,7 +104,7 @@ class BudgetLogger(CustomLogger):
 
 
 def _has_begun(kwargs: Mapping[str, Any], since: datetime) -> bool:
-    """Whether a chunk has come of the attempt that began then."""
+    """Whether a chunk of the attempt that began then has come."""
     first = getattr(kwargs.get("litellm_logging_obj"), "completion_start_time", kwargs.get("completion_start_time"))
     return first is not None and first >= since
 

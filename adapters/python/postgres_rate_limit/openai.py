@@ -25,7 +25,7 @@ C = TypeVar("C", Completions, AsyncCompletions, Responses, AsyncResponses)
 
 
 def budgeted(calls: C, budget: Budget[Any]) -> C:
-    """The same, with create only, which also takes hold_id: a call that is repeated with the id of one that isn't
+    """The same client with only create, which also takes hold_id: repeating a call with the id of one that isn't
     settled yet holds nothing twice. Asynchronous with an AsyncRateLimiter, and only then."""
     is_async = isinstance(calls, (AsyncCompletions, AsyncResponses))
     made: Any = _AsyncBudgeted(calls, budget) if is_async else _Budgeted(calls, budget)
@@ -33,7 +33,7 @@ def budgeted(calls: C, budget: Budget[Any]) -> C:
 
 
 class _Asked:
-    """A request, and what of its answer the caller sees."""
+    """A request, and the part of its answer that the caller sees."""
 
     def __init__(self, budget: Budget[Any], calls: Any, request: dict[str, Any]) -> None:
         self.call: ModelCall = budget.call(request)
@@ -48,7 +48,7 @@ class _Asked:
             self.request = {**request, "stream_options": {**options, "include_usage": True}}
 
     def shows(self, chunk: Any) -> bool:
-        # Azure's first chunk has no choices, and says what it filters.
+        # Azure's first chunk has no choices, only its filter results.
         return not self.hides_usage or bool(chunk.choices) or getattr(chunk, "usage", None) is None
 
 

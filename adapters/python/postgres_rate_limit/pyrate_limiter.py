@@ -2,17 +2,16 @@
 
 Their options:
 
-db: where they count, as of RateLimiter and AsyncRateLimiter: a pool, an engine, or a connection outside of a
-    transaction.
+db: the connections, as for RateLimiter and AsyncRateLimiter: a pool, an engine, or a connection outside a transaction.
 name: of the limits; buckets with the same name, key and rates count together. Default: "pyrate".
 kind: "sliding log", as pyrate-limiter counts, for rates of at most 10,000, or "sliding window", "fixed window".
     Default: "sliding log".
 store: "memory": in the server's shared memory; not for a sliding log. Default: "table".
-on_error: "open" lets an item pass if the database can't answer now, or not in time. Default: "closed".
-on_unchecked: is called with the error of such an item. Default: it is logged, as a warning.
+on_error: "open" admits an item if the database can't answer now, or not in time. Default: "closed".
+on_unchecked: called with the error of such an item. Default: it is logged, as a warning.
 timeout: seconds after which a call fails and its connection is closed. Default: with "open" 5, or else none.
-remember_denials: what was denied is denied without a call of the database, for a second at most; a dict with max and
-    at_most says how many denials, and for how many seconds. Default: False.
+remember_denials: a denied item is denied again without a database call, for at most a second; a dict with max and
+    at_most sets the number of denials, and the maximum time in seconds. Default: False.
 schema: of the functions. Default: it is found.
 """
 
@@ -37,7 +36,8 @@ __all__ = ["AsyncRateLimitBucket", "KeyedBuckets", "RateLimitBucket"]
 
 
 class _Bucket(AbstractBucket):
-    """What both kinds have. Each rate is a limit of its own; they are taken from all at once, or from none."""
+    """The shared part of both kinds. Each rate is a limit of its own; tokens are taken from all at once, or from
+    none."""
 
     _make: Callable[..., Any]
 
@@ -59,14 +59,14 @@ class _Bucket(AbstractBucket):
         self._limiter = self._make(db, limits=dict(zip(self._names, configs)), **options)
 
     def of(self, key: str) -> Self:
-        """A bucket of another key."""
+        """A bucket with another key."""
         bucket = copy(self)
         bucket._key = stored_key(key)
         bucket._flushed()
         return bucket
 
     def here(self) -> int:
-        """The time in milliseconds by the clock of this process that pyrate-limiter goes by."""
+        """The time in milliseconds by this process's clock, which pyrate-limiter uses."""
         now: Any = self.now()  # type: ignore[no-untyped-call]
         return int(now)
 
@@ -100,7 +100,7 @@ class _Bucket(AbstractBucket):
 
 
 class RateLimitBucket(_Bucket):
-    """Threads may share it, through a Limiter. key: buckets of one name, with several keys, count apart."""
+    """Threads may share it, through a Limiter. key: buckets of one name with different keys count separately."""
 
     is_async = False
     _make = staticmethod(limiter_of)
@@ -109,7 +109,7 @@ class RateLimitBucket(_Bucket):
         return self._put(item, self._limiter.limit_all(self._requests(item.weight)) if item.weight else None)
 
     def leak(self, current_timestamp: int | None = None) -> int:
-        """Nothing has to."""
+        """Nothing to do."""
         return 0
 
     def flush(self) -> None:
@@ -121,12 +121,12 @@ class RateLimitBucket(_Bucket):
         return self._count(self._limiter.check(self._names[-1], self._key, count=0))
 
     def peek(self, index: int) -> RateItem | None:
-        """Finds what a sliding log has kept: its time, by the name of the bucket's key."""
+        """Finds an entry of a sliding log: its time, with the name of the bucket's key."""
         return self._peek(index, self._limiter.value(self._names[-1], self._key))
 
 
 class AsyncRateLimitBucket(_Bucket):
-    """The same with await; what db is belongs to one event loop."""
+    """The same with await; db belongs to one event loop."""
 
     is_async = True
     _make = staticmethod(async_limiter_of)
@@ -135,7 +135,7 @@ class AsyncRateLimitBucket(_Bucket):
         return self._put(item, await self._limiter.limit_all(self._requests(item.weight)) if item.weight else None)
 
     async def leak(self, current_timestamp: int | None = None) -> int:
-        """Nothing has to."""
+        """Nothing to do."""
         return 0
 
     async def flush(self) -> None:
@@ -147,12 +147,12 @@ class AsyncRateLimitBucket(_Bucket):
         return self._count(await self._limiter.check(self._names[-1], self._key, count=0))
 
     async def peek(self, index: int) -> RateItem | None:
-        """Finds what a sliding log has kept: its time, by the name of the bucket's key."""
+        """Finds an entry of a sliding log: its time, with the name of the bucket's key."""
         return self._peek(index, await self._limiter.value(self._names[-1], self._key))
 
 
 class KeyedBuckets(BucketFactory):
-    """Has a bucket for each name that a limiter is asked for, such as each client of fastapi-limiter, like this one."""
+    """Has a bucket like this one for each name that a limiter is asked for, such as each client of fastapi-limiter."""
 
     def __init__(self, bucket: RateLimitBucket | AsyncRateLimitBucket) -> None:
         self._bucket = bucket

@@ -1,19 +1,19 @@
 """Throttles of Django REST framework that count in PostgreSQL, by the extension ratelimit: exactly, and with the exact
 time that a denied request has to wait.
 
-The setting POSTGRES_RATE_LIMIT has their options, and a class's attribute options those that differ for it:
+The setting POSTGRES_RATE_LIMIT has their options; a class's attribute options has those that differ for it:
 
-using: the alias in DATABASES of the connection that counts. Default: "default". Where ATOMIC_REQUESTS is on, the calls
-    are in the request's transaction, and a request that fails isn't counted: name an alias without it.
+using: the alias in DATABASES of the connection that counts. Default: "default". With ATOMIC_REQUESTS the calls are in
+    the request's transaction, and a request that fails isn't counted: name an alias without it.
 name: of the limits; throttles with the same name, scope, rate and client count together. Default: "rest_framework".
 kind: "sliding log", as the framework counts, for at most 10,000 requests a period, or "sliding window", "fixed window",
     "token bucket". Default: "sliding log".
 store: "memory": in the server's shared memory; not for a sliding log. Default: "table".
-on_error: "open" lets a request pass if the database can't answer it now, or not in time. Default: "closed".
-on_unchecked: is called with the error of such a request. Default: it is logged, as a warning.
+on_error: "open" admits a request if the database can't answer it now, or not in time. Default: "closed".
+on_unchecked: called with the error of such a request. Default: it is logged, as a warning.
 timeout: seconds after which a call fails and its connection is closed. Default: with "open" 5, or else none.
-remember_denials: what was denied is denied without a call of the database, for a second at most; a dict with max and
-    at_most says how many denials, and for how many seconds. Default: False.
+remember_denials: a denied request is denied again without a database call, for at most a second; a dict with max and
+    at_most sets the number of denials, and the maximum time in seconds. Default: False.
 schema: of the functions. Default: it is found.
 """
 
@@ -41,7 +41,7 @@ class _Made(NamedTuple):
     config: dict[str, Any]
 
 
-# By the class, since a throttle is made for each request.
+# By the class, because a throttle is made for each request.
 _made: dict[type, _Made] = {}
 
 
@@ -67,7 +67,7 @@ def _make(
 
 
 class RateLimitThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]
-    """The base of those below, and of one with a get_cache_key of its own, as SimpleRateThrottle is."""
+    """The base of those below, and of one with its own get_cache_key, like SimpleRateThrottle."""
 
     num_requests: Any
     duration: Any

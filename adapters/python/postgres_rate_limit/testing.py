@@ -1,12 +1,14 @@
-"""Fixtures of pytest for tests of an application whose limits are in PostgreSQL, by the extension or the SQL file.
+"""Fixtures of pytest for tests of an application that has its limits in PostgreSQL, in the extension or the SQL file.
 
     pytest_plugins = ["postgres_rate_limit.testing"]
 
-A test gets one connection, ratelimit_connection. All that the application does on it is rolled back after the test, its
-commits too. Its limits see ratelimit_clock, which stands still until the test moves it, and all that are defined are full
-when the test begins, in memory too. Tests on one database take turns, whatever worker of pytest-xdist runs them.
+A test gets one connection, ratelimit_connection. Everything that the application does on it is rolled back after the
+test, including its commits. Its limits see ratelimit_clock, which stands still until the test moves it, and all defined
+limits are full when the test begins, including those in memory. Tests on one database take turns, in whichever worker
+of pytest-xdist they run.
 
-The role needs what the application calls, rl_check, rl_reset_keys, SELECT on rl_config, and the right to set the clock.
+The role needs the functions that the application calls, rl_check, rl_reset_keys, SELECT on rl_config, and the right to
+set the clock.
 """
 
 from collections.abc import Iterator
@@ -38,19 +40,19 @@ class Clock:
         return self._now
 
     def set(self, time: datetime) -> None:
-        """Sets it to a time, which has an offset: ValueError without."""
+        """Sets it to a time with an offset; without one ValueError."""
         if time.tzinfo is None:
             raise ValueError(f"the time {time} has no offset: give it one, such as timezone.utc")
         self._now = time
         self._connection.show_clock()
 
     def advance(self, **span: float) -> None:
-        """Moves it on by a span, as timedelta takes it: advance(minutes=1)."""
+        """Moves it on by a span, in the arguments of timedelta: advance(minutes=1)."""
         self.set(self._now + timedelta(**span))
 
 
 class Connection(psycopg.Connection[Any]):
-    """A test's connection. It is in the test's transaction, and commits and rolls back to a savepoint of that."""
+    """The connection of a test. Commits and rolls back to a savepoint of the test's transaction."""
 
     clock: Clock
     _begun = False  # the application has begun a transaction
@@ -89,7 +91,7 @@ class Connection(psycopg.Connection[Any]):
             self.show_clock()
 
     def close(self) -> None:
-        """Leaves it open, since the test goes on."""
+        """Leaves it open, because the test continues."""
         if not self.closed:
             self.rollback()
 
@@ -112,7 +114,7 @@ class Connection(psycopg.Connection[Any]):
         cursor.execute("SAVEPOINT application")
 
     def end(self) -> None:
-        """Rolls back what the test did. Fails if the application has ended the test's transaction by a statement."""
+        """Rolls back the test. Fails if the application has ended the test's transaction by a statement."""
         try:
             self.rollback()
         except psycopg.Error as error:
@@ -122,13 +124,14 @@ class Connection(psycopg.Connection[Any]):
 
 @pytest.fixture(scope="session")
 def ratelimit_conninfo() -> str:
-    """The database, for libpq. Empty: that of PGHOST, PGUSER, PGDATABASE and the others. Override it for another."""
+    """The database, for libpq. Empty: by PGHOST, PGUSER, PGDATABASE and the others. Override it for another."""
     return ""
 
 
 @pytest.fixture(scope="session")
 def ratelimit_names() -> tuple[str, ...]:
-    """Names of limits in memory that aren't defined, since calls bring their config: they are reset, too. Override it."""
+    """Names of limits in memory that aren't defined, because calls pass their config: they are reset, too. Override
+    it."""
     return ()
 
 

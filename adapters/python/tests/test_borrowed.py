@@ -1,4 +1,4 @@
-"""Tokens that a process has borrowed: what it asks the database, what it spends, and what becomes of the rest. An oracle
+"""Tokens that a process has borrowed: its requests to the database, its use of the tokens, and the rest. An oracle
 reads what processes have spent that die, are stopped for a while, and have wrong clocks."""
 
 import asyncio

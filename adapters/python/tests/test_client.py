@@ -38,7 +38,7 @@ from postgres_rate_limit import (
     unlimited,
 )
 
-# Whose tokens don't come back one by one meanwhile.
+# A limit with tokens that don't come back one by one meanwhile.
 TWO = fixed_window(2, HOUR, start="first request")
 
 

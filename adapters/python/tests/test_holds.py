@@ -1,4 +1,4 @@
-"""Holds: of one limit and of several, and what becomes of them at the end of a block."""
+"""Holds: of one limit and of several, and their end with a block."""
 
 import asyncio
 import threading

@@ -103,7 +103,7 @@ def test_procrastinate_runs_what_each_window_admits(database):
         start()
 
         until("SELECT remaining, held FROM rl_status('reports', 'initech')", [(ADMITTED, 0)])  # its token is back
-        # As a task of the application does for jobs whose worker has no heartbeat.
+        # As a task of the application does for jobs of a worker without a heartbeat.
         again = "SELECT procrastinate_retry_job_v2(id, now(), NULL, NULL, NULL) FROM procrastinate_jobs"
         rows(f"{again} WHERE args ->> 'body' = 'hang'")
         ran = "SELECT count(*) FILTER (WHERE tenant = 'acme'), count(*) FILTER (WHERE tenant = 'globex') FROM runs"

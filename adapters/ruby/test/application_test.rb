@@ -1,4 +1,4 @@
-# Applications under puma, each with processes of its own: many requests at once, and what becomes of them when the
+# Applications under puma, each with processes of its own: many requests at once, and their answers when the
 # server goes.
 require_relative "common"
 require "tmpdir"

@@ -5,7 +5,7 @@ class ClocksTest < Test
   # The start of a minute, and of an hour.
   TURN = 1_798_804_800
 
-  # A store whose functions read a clock that a test sets, as only a superuser may.
+  # A store with functions that read a clock set by a test, as only a superuser may.
   def setup
     super
     @owner = opened(WAYS["active record"].call(user: "postgres", pool: 1))
@@ -17,7 +17,7 @@ class ClocksTest < Test
     @owner.connection.execute("SELECT set_config('ratelimit.clock', '#{seconds * 1000}', false)")
   end
 
-  # What an application counts by whose clock is this number of seconds ahead of this instant.
+  # The counters of an application with a clock this number of seconds ahead of this instant.
   def application(seconds, ahead)
     Application.stands = seconds + ahead
     Rack::Attack.cache

@@ -1,4 +1,4 @@
-//! What runs the statements.
+//! The connections that run the statements.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::Error;
 
 /// A connection or a transaction that runs a call.
 pub trait Connection: Send {
-    /// Runs a statement whose parameters are texts or NULL, and returns the text in the one column of its one row.
+    /// Runs a statement with parameters that are texts or NULL, and returns the text in the one column of its one row.
     fn text(
         &mut self,
         sql: &str,
@@ -18,13 +18,13 @@ pub trait Connection: Send {
 
 /// A pool of connections, for the layer.
 pub trait Pool: Clone + Send + Sync + 'static {
-    /// What it lends.
+    /// The connection that it lends.
     type Connection: Connection;
 
-    /// Borrows a connection, which goes back when it is dropped.
+    /// Borrows a connection. Dropping it returns it.
     fn get(&self) -> impl Future<Output = Result<Self::Connection, Error>> + Send;
 
-    /// Closes a connection whose statement has not ended: it must not go back to the pool.
+    /// Closes a connection with an unfinished statement: it must not return to the pool.
     fn discard(connection: Self::Connection);
 }
 
@@ -49,7 +49,7 @@ pub(crate) async fn within<P: Pool>(
     result
 }
 
-/// A connection whose statement has not ended. It is closed when it is dropped, also where a request is given up.
+/// A connection with an unfinished statement. Dropping it closes it, for example when a request is given up.
 struct Busy<P: Pool>(Option<P::Connection>);
 
 impl<P: Pool> Drop for Busy<P> {

@@ -1,4 +1,4 @@
-//! Denials that a process remembers, so that what they deny is answered without the database until they end.
+//! Denials that a process remembers, to answer the denied calls without the database until they end.
 
 use std::collections::HashMap;
 use std::mem;
@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use crate::layer::Answer;
 
-/// Remembers denials of one limit, by their keys, by the monotonic clock.
+/// Remembers denials of one limit, by key, on the monotonic clock.
 pub(crate) struct Denials {
     most: usize,
     at_most: Duration,
     known: Mutex<Known>,
 }
 
-/// In two halves: where the younger is full, it takes the place of the older, which is forgotten. A denial that is used
-/// moves to the younger.
+/// In two halves: when the younger is full, it replaces the older, which is forgotten. A denial that is used moves to
+/// the younger.
 #[derive(Default)]
 struct Known {
     younger: HashMap<String, Denial>,
@@ -23,7 +23,7 @@ struct Known {
 }
 
 struct Denial {
-    /// When the call was sent, and for how long nothing else can be answered.
+    /// The time when the call was sent, and the time for which no other answer is possible.
     began: Instant,
     lasts: Duration,
     answer: Answer,
@@ -34,7 +34,7 @@ impl Denials {
         Self { most, at_most, known: Mutex::default() }
     }
 
-    /// The denial that a call of this key would get, too, with what is left of its waits.
+    /// The denial that a call of this key would get, too, with the rest of its waits.
     pub fn known(&self, key: &str) -> Option<Answer> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let denial = known.younger.remove(key).or_else(|| known.older.remove(key))?;
@@ -47,8 +47,8 @@ impl Denials {
         Some(answer)
     }
 
-    /// Remembers an answer, if it is a denial. `began`: before the call was sent, so that it ends here no later than
-    /// there.
+    /// Remembers an answer if it is a denial. `began`: before the call was sent, so that the denial ends here no later
+    /// than in the database.
     pub fn learn(&self, key: &str, began: Instant, answer: &Answer) {
         if answer.decision.ok {
             return;

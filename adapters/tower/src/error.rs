@@ -1,4 +1,4 @@
-//! The errors, and which of them say "not now".
+//! The errors, and whether each says "not now".
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -18,11 +18,11 @@ const NOT_NOW: [&str; 9] =
     ["25006", "53100", "53200", "53300", "55P03", "57014", "57P01", "57P02", "57P03"];
 
 impl Error {
-    /// The error of a driver, with the SQLSTATE that it has if the server has answered.
+    /// The error of a driver, with its SQLSTATE if the server has answered.
     pub fn new(source: impl Into<Box<dyn StdError + Send + Sync>>, code: Option<&str>) -> Self {
         let source: Arc<dyn StdError + Send + Sync> = source.into().into();
         let is_not_now = match code {
-            // 08P01 is also what PgBouncer makes of a refused login.
+            // PgBouncer uses 08P01 for a refused login, too.
             Some("08P01") => false,
             Some(code) => code.starts_with("08") || NOT_NOW.contains(&code),
             None => no_answer(&*source),
@@ -30,7 +30,7 @@ impl Error {
         Self { source, code: code.map(str::to_owned), is_not_now }
     }
 
-    /// One that says "not now", without an SQLSTATE, such as a pool that has no connection left.
+    /// An error that says "not now" without an SQLSTATE, such as a pool with no connection left.
     pub fn unavailable(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self { is_not_now: true, ..Self::new(source, None) }
     }
@@ -41,20 +41,20 @@ impl Error {
     }
 
     /// Whether the call can't be decided now: no server answers, or it is full, starting, stopping or a standby; or
-    /// there was a timeout. On such an error, work may go on unchecked; not after a mistake or a refused login.
+    /// there was a timeout. After such an error, work may continue unchecked; not after a mistake or a refused login.
     pub fn is_not_now(&self) -> bool {
         self.is_not_now
     }
 }
 
-/// Whether no server answers, or not any more. A file that is missing or not readable is a mistake, but for a socket.
+/// Whether no server answers, or not any more. A missing or unreadable file is a mistake, unless it is a socket.
 fn no_answer(error: &(dyn StdError + 'static)) -> bool {
     let mut causes =
         std::iter::successors(Some(error), |error: &&(dyn StdError + 'static)| (*error).source());
     causes.any(|cause| {
         use io::ErrorKind::*;
         let Some(error) = cause.downcast_ref::<io::Error>() else { return false };
-        // The kind of a name that can't be resolved has no public name.
+        // The error kind of a name that can't be resolved has no public name.
         let is_unresolved =
             || error.to_string().starts_with("failed to lookup address information");
         match error.kind() {

@@ -1,4 +1,4 @@
-//! The layer, and the service that it makes.
+//! The layer and its service.
 
 use std::mem;
 use std::net::IpAddr;
@@ -21,22 +21,22 @@ use crate::{Error, Pool};
 /// The answer to a request that can't be decided now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnError {
-    /// It is answered with 503.
+    /// It gets 503.
     #[default]
     Closed,
-    /// It passes, if [the error says "not now"](Error::is_not_now), with a [`Decision`] as of an exempt key. Mistakes
-    /// and refused logins are answered with 500.
+    /// It passes if [the error says "not now"](Error::is_not_now), with a [`Decision`] as for an exempt key. Mistakes
+    /// and refused logins get 500.
     Open,
 }
 
-/// Limits the requests of a service: one that is denied is answered with 429 and `Retry-After`.
+/// Limits the requests of a service: a denied one gets 429 and `Retry-After`.
 ///
-/// Every response of a request that was decided has the headers `RateLimit` and `RateLimit-Policy`. The service finds
-/// the [`Decision`] in the extensions of the request; what wraps this layer finds it in those of a response 429, and
-/// the [`Error`] in those of a response 503 or 500. The bodies of these are short texts.
+/// Every response of a decided request has the headers `RateLimit` and `RateLimit-Policy`. The service finds the
+/// [`Decision`] in the extensions of the request; layers around this one find it in those of a response 429, and the
+/// [`Error`] in those of a response 503 or 500. The bodies of these are short texts.
 ///
-/// Layers that every response needs, such as CORS, go outside: `.layer(limited).layer(cors)` in axum. Otherwise a page of
-/// another origin can't read a 429, and preflight requests take tokens.
+/// Layers that every response needs, such as CORS, go outside: `.layer(limited).layer(cors)` in axum. Otherwise a page
+/// of another origin can't read a 429, and preflight requests take tokens.
 ///
 /// A layer takes its tokens before the service runs, in a transaction of its own. To take them in yours, call
 /// [`Limit::take`].
@@ -52,8 +52,8 @@ pub struct RateLimitLayer<P, K> {
 }
 
 impl<P: Pool, K: Fn(&Parts) -> String> RateLimitLayer<P, K> {
-    /// Takes the tokens of a limit for the key that a request has: of a user who is authenticated, say, or of
-    /// [an address](address_key).
+    /// Takes the tokens of a limit for the key of a request: of an authenticated user, say, or of [an
+    /// address](address_key).
     pub fn new(pool: P, limit: Limit, key: K) -> Self {
         let on_unchecked = |error: &Error| tracing::warn!(%error, "a request passes unchecked");
         Self {
@@ -67,9 +67,9 @@ impl<P: Pool, K: Fn(&Parts) -> String> RateLimitLayer<P, K> {
         }
     }
 
-    /// How long a call may take to get a connection and its result. By default 5 seconds. A connection whose statement
-    /// is late is closed, as is that of a request that is given up meanwhile; in the server the statement may run on,
-    /// and take its tokens: set `statement_timeout` for the role.
+    /// The maximum time of a call, to get a connection and its result. Default: 5 seconds. A connection with a late
+    /// statement is closed, as is that of a request given up meanwhile. In the server the statement may run on, and
+    /// take its tokens: set `statement_timeout` for the role.
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
@@ -79,14 +79,13 @@ impl<P: Pool, K: Fn(&Parts) -> String> RateLimitLayer<P, K> {
         Self { on_error, ..self }
     }
 
-    /// Is called with the error of each request that passes unchecked. By default it is a warning of `tracing`.
+    /// Called with the error of each request that passes unchecked. Default: a warning of `tracing`.
     pub fn on_unchecked(self, hears: impl Fn(&Error) + Send + Sync + 'static) -> Self {
         Self { on_unchecked: Arc::new(hears), ..self }
     }
 
-    /// Answers a key that was denied without the database: until it can pass, and for `at_most`. The denials of `max`
-    /// keys are remembered, or fewer: of those used last. What ends a denial early, such as a reset, is not noticed
-    /// meanwhile.
+    /// Answers a denied key without the database, until it can pass, and for `at_most`. Remembers the denials of at
+    /// most `max` keys: those used last. Does not notice changes that end a denial early, such as a reset.
     pub fn remember_denials(self, max: usize, at_most: Duration) -> Self {
         Self { denials: Some(Arc::new(Denials::new(max, at_most))), ..self }
     }
@@ -96,7 +95,7 @@ impl<P: Pool, K: Fn(&Parts) -> String> RateLimitLayer<P, K> {
             return Ok(known);
         }
         let began = Instant::now();
-        // A text of PostgreSQL has no NUL.
+        // A PostgreSQL text has no NUL.
         let sent = key.replace('\0', "\u{fffd}");
         let count = self.limit.count_text();
         let (sql, values) = (self.limit.sql(true), self.limit.values(&sent, &count));
@@ -107,7 +106,7 @@ impl<P: Pool, K: Fn(&Parts) -> String> RateLimitLayer<P, K> {
         Ok(answer)
     }
 
-    /// The response of a request that must not pass; None: it passes. What is known of it goes to its extensions.
+    /// The response to a request that must not pass; None: it passes. Adds the decision to the request's extensions.
     fn refusal<B, R: From<&'static str>>(
         &self,
         result: &Result<Answer, Error>,
@@ -151,8 +150,8 @@ fn short<R: From<&'static str>>(status: StatusCode, body: &'static str) -> Respo
     response
 }
 
-/// The key of a client's address: one of IPv4 as it is, of IPv6 the network of 64 bits, since a client has all of its
-/// addresses. Behind a proxy the address is that of the proxy: take the header that it sets.
+/// The key of a client's address: an IPv4 address as it is, or the /64 network of an IPv6 address, because a client has
+/// all of its addresses. Behind a proxy the address is that of the proxy: take the header that it sets.
 pub fn address_key(address: IpAddr) -> String {
     match address.to_canonical() {
         IpAddr::V4(address) => address.to_string(),
@@ -208,7 +207,7 @@ impl<S, P: Clone, K: Clone> Layer<S> for RateLimitLayer<P, K> {
     }
 }
 
-/// The service that [`RateLimitLayer`] makes of another.
+/// The service that [`RateLimitLayer`] makes from another.
 #[derive(Clone)]
 pub struct RateLimit<S, P, K> {
     inner: S,
@@ -233,7 +232,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The clone need not be ready: this one is.
+        // The clone may not be ready: this one is.
         let next = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, next);
         let layer = self.layer.clone();
@@ -247,7 +246,7 @@ where
                 None => inner.call(request).await?,
             };
             if let Ok(answer) = result {
-                // Next to those of another layer, since they are lists.
+                // In addition to those of another layer: they are lists.
                 for (name, value) in &answer.headers {
                     response.headers_mut().append(name, value.clone());
                 }

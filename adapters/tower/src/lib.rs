@@ -1,8 +1,8 @@
 //! Rate limits in PostgreSQL, by the extension or the SQL file `ratelimit`: [`Limit::take`] takes tokens in your own
 //! transaction, [`RateLimitLayer`] limits the requests of a service of tower, such as a router of axum.
 //!
-//! The features `sqlx` and `tokio-postgres` implement [`Connection`] and [`Pool`] for what these crates have; without
-//! them, implement both for yours.
+//! The features `sqlx` and `tokio-postgres` implement [`Connection`] and [`Pool`] for the types of these crates;
+//! without them, implement both for yours.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

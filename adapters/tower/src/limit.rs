@@ -1,4 +1,4 @@
-//! A limit, its statements, and what they return.
+//! A limit, its statements, and their results.
 
 use std::time::{Duration, SystemTime};
 
@@ -18,13 +18,13 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// The limit of this name, which `rl_define` has defined in the database. A call takes 1 token.
+    /// The limit with this name, defined in the database by `rl_define`. A call takes 1 token.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), config: None, count: 1.0, schema: String::new() }
     }
 
-    /// Passes this config with each call, so that the name need not be defined: the JSON that `rl_define` takes. If the
-    /// name is defined, calls fail with 42501, unless the role may define limits.
+    /// Passes this config with each call, so that the name need not be defined: the same JSON as for `rl_define`. If
+    /// the name is defined, calls fail with 42501, unless the role may define limits.
     pub fn config(self, config: Value) -> Self {
         Self { config: Some(config.to_string()), ..self }
     }
@@ -35,7 +35,7 @@ impl Limit {
         Self { count, ..self }
     }
 
-    /// The schema of the functions. By default they are found by the `search_path`.
+    /// The schema of the functions. Default: found by the `search_path`.
     pub fn schema(self, schema: &str) -> Self {
         Self { schema: format!("\"{}\".", schema.replace('"', "\"\"")), ..self }
     }
@@ -44,15 +44,15 @@ impl Limit {
     /// if, it commits; an error aborts it. A denial takes nothing, and is not an error.
     ///
     /// # Errors
-    /// What the database raises: 42704 if the name is not defined and there is no config; 22023 if an argument is
-    /// refused, such as a key of more than 1,024 bytes; a serialization failure. And what the driver raises.
+    /// Errors of the database: 42704 if the name is not defined and there is no config; 22023 if an argument is
+    /// refused, such as a key of more than 1,024 bytes; a serialization failure. And errors of the driver.
     pub async fn take(&self, db: &mut impl Connection, key: &str) -> Result<Decision, Error> {
         let text = db.text(&self.sql(false), &self.values(key, &self.count_text())).await?;
         Ok(Decision::of(&parsed(&text)?))
     }
 
-    /// The statement, with the values of [`values`](Self::values); `headers` asks for those of `rl_headers`, and hashes
-    /// what is no key as the extension takes it, as the package for Node does.
+    /// The statement, for the values of [`values`](Self::values). With `headers` it also returns those of `rl_headers`.
+    /// It hashes an invalid key in the same way as the package for Node.
     pub(crate) fn sql(&self, headers: bool) -> String {
         let schema = &self.schema;
         let (key, headers) = if headers {
@@ -73,18 +73,18 @@ impl Limit {
         )
     }
 
-    /// The values of the statement. `count`: that of [`count_text`](Self::count_text).
+    /// The values of the statement. `count`: the result of [`count_text`](Self::count_text).
     pub(crate) fn values<'a>(&'a self, key: &'a str, count: &'a str) -> [Option<&'a str>; 4] {
         [Some(&self.name), Some(key), Some(count), self.config.as_deref()]
     }
 
-    /// The text of the tokens.
+    /// The number of tokens as text.
     pub(crate) fn count_text(&self) -> String {
         self.count.to_string()
     }
 }
 
-/// What a statement has returned.
+/// Parses the result of a statement.
 pub(crate) fn parsed(text: &str) -> Result<Value, Error> {
     serde_json::from_str(text).map_err(|error| Error::new(error, None))
 }
@@ -95,20 +95,20 @@ pub(crate) fn parsed(text: &str) -> Result<Value, Error> {
 pub struct Decision {
     /// Whether the tokens were taken.
     pub ok: bool,
-    /// Denied: how long until the same call can pass; None if it never can.
+    /// Denied: the time until the same call can pass; None if it never can.
     pub retry_after: Option<Duration>,
-    /// The same as a time, by the database's clock.
+    /// `retry_after` as a time, by the database's clock.
     pub retry_at: Option<SystemTime>,
     /// Tokens left after the call; negative: a debt. None: the key is exempt.
     pub remaining: Option<f64>,
-    /// The most tokens that it can hold. None: the key is exempt.
+    /// The maximum number of tokens of the limit. None: the key is exempt.
     pub capacity: Option<f64>,
-    /// When it will be full again, by the database's clock.
+    /// The time when it will be full again, by the database's clock.
     pub reset_at: Option<SystemTime>,
 }
 
 impl Decision {
-    /// That of a request which passes although it can't be decided.
+    /// The decision for a request that passes although it can't be decided.
     pub(crate) fn unchecked() -> Self {
         Self::of(&json!({ "ok": true }))
     }
@@ -134,7 +134,7 @@ impl Decision {
     }
 }
 
-/// Seconds that are whole milliseconds, but for the noise of a float.
+/// Converts seconds to whole milliseconds, ignoring float error.
 fn milliseconds(seconds: f64) -> Duration {
     Duration::from_millis((seconds * 1000.0).round() as u64)
 }

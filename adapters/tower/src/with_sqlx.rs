@@ -19,7 +19,7 @@ impl From<sqlx::Error> for Error {
 
 impl Connection for PgConnection {
     async fn text(&mut self, sql: &str, values: &[Option<&str>]) -> Result<String, Error> {
-        // Made of constants and a schema that is quoted.
+        // Made of constants and a quoted schema.
         let mut query = sqlx::query_scalar(AssertSqlSafe(sql));
         for value in values {
             query = query.bind(value);

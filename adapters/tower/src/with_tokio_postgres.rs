@@ -26,7 +26,7 @@ impl From<PoolError> for Error {
     }
 }
 
-/// Runs it in one round trip, and without a prepared statement, as PgBouncer likes it.
+/// Runs it in one round trip, and without a prepared statement, which suits PgBouncer.
 async fn text(
     client: &impl GenericClient,
     sql: &str,

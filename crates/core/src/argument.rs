@@ -1,4 +1,4 @@
-//! An argument that a call can't be made with.
+//! Errors for invalid arguments of a call.
 
 /// An invalid argument. Its text ends before the allowed values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -6,7 +6,7 @@ pub enum ArgumentError {
     /// It is null or missing.
     #[error("{0} must not be NULL")]
     Null(&'static str),
-    /// It is a text without a byte, where one stands for something else.
+    /// An empty text, which would stand for something else.
     #[error("{0} must not be empty")]
     Empty(&'static str),
     /// It has a value that is not allowed.
@@ -14,7 +14,7 @@ pub enum ArgumentError {
     Invalid {
         /// Its name.
         argument: &'static str,
-        /// The value, or a description of it, cut to what fits a message.
+        /// The value, or a description of it, shortened to fit a message.
         value: String,
         /// The allowed values.
         allowed: String,

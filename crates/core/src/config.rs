@@ -24,13 +24,13 @@
 //! - `store` (all) — `"table"`, or `"memory"`, which can't have sliding logs and shards; default: `"table"`
 //! - `save` (all, in memory) — how long a change stays in memory only: 100 ms to 1 h, as `period`; default: for ever
 //! - `enforce` (all) — `false`: a dry run, which admits what would be denied; default: `true`
-//! - `keyed` (all) — `true`: the empty key, which all calls without a key share, is refused; `false`: any other key is;
-//!   default: neither
-//! - `applyUpdates` (all) — `"transactionally"`: as without it; `"asynchronously"`: in memory with a `save` of a second,
-//!   or without `save` where the config is passed with a call. `start` of a token bucket can be null. Both are those of
-//!   the Convex rate limiter
+//! - `keyed` (all) — `true`: the empty key, which all calls without a key share, is refused; `false`: any other key
+//!   is; default: neither
+//! - `applyUpdates` (all) — `"transactionally"`: as without it; `"asynchronously"`: in memory with a `save` of a
+//!   second, or without `save` where the config is passed with a call. `start` of a token bucket can be null. Both are
+//!   for configs of the Convex rate limiter
 //!
-//! The config of one key may name a [`plan`] instead: the limit whose definition the key has.
+//! The config of one key may name a [`plan`] instead: a limit with a definition that the key shares.
 //!
 //! An unknown, missing or repeated field, a wrong type and a number out of range are a
 //! [`ConfigError`]. Nothing here depends on settings of the process or the machine.
@@ -51,10 +51,10 @@ mod build;
 mod in_call;
 pub(crate) mod times;
 
-/// The fields of every kind, after `kind` and those of its own.
+/// The fields of every kind, after `kind` and the kind's own.
 const COMMON_FIELDS: &[&str] = &["store", "save", "enforce", "keyed", "applyUpdates"];
 
-/// The longest config, in bytes of JSON; a sensible one has some 200.
+/// The maximum length of a config, in bytes of JSON; a sensible one has about 200.
 pub const MAX_BYTES: usize = 10_000;
 
 /// An invalid config: the field, its value and the allowed values.
@@ -66,7 +66,7 @@ pub struct ConfigError {
     pub problem: String,
     /// The allowed values: `a number greater than 0, at most 1e15`.
     pub allowed: String,
-    /// The kind of the config, where it has one.
+    /// The kind of the config, if it has one.
     pub kind: Option<Kind>,
     /// Whether the config has a `timezone`.
     pub calendar: bool,
@@ -75,14 +75,14 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// Refuses a config whose JSON has more than [`MAX_BYTES`].
+    /// Refuses a config of more than [`MAX_BYTES`] bytes of JSON.
     pub fn too_long(bytes: usize) -> ConfigError {
         let allowed = format!("at most {MAX_BYTES} bytes");
         let problem = format!("it is {bytes} bytes long");
         ConfigError { problem, allowed, kind: None, calendar: false, plan: false }
     }
 
-    /// Words the error of a field; `kind` is the config's, if it has one.
+    /// Makes the error of a field; `kind` is the config's, if it has one.
     fn from_field(error: FieldError, kind: Option<Kind>) -> ConfigError {
         let (problem, allowed) = match error {
             FieldError::Unknown { field, value, fields } => {
@@ -107,28 +107,29 @@ impl ConfigError {
     }
 }
 
-/// A parsed config: a limit, and how the caller uses it. The other fields don't change the [`Limit`]'s decisions.
+/// A parsed config: a limit and its use by the caller. Fields other than `limit` don't change the
+/// [`Limit`]'s decisions.
 #[derive(Clone, Debug)]
 pub struct Definition {
     /// The limit.
     pub limit: Limit,
-    /// Where its states are kept.
+    /// The store of its states.
     pub store: StoreKind,
-    /// Whether the config names the store; otherwise it is the default.
+    /// Whether the config names the store, or has the default.
     pub names_store: bool,
-    /// In memory: how long a change stays there before it is written to the table; `None`: it never is.
+    /// In memory: the time after which a change is written to the table; `None`: never.
     pub save: Option<Micros>,
-    /// Whether the config names `save`; otherwise `applyUpdates` implies it.
+    /// Whether the config names `save`, or `applyUpdates` implies it.
     pub names_save: bool,
-    /// Whether calls are denied; otherwise this is a dry run: a call that would be denied is admitted, and changes
-    /// nothing.
+    /// Whether calls are denied. Otherwise a dry run: a call that would be denied is admitted, and changes nothing.
     pub enforce: bool,
-    /// Whether the caller has to refuse calls without a key, or with one; `None`: neither.
+    /// Whether the caller has to refuse calls without a key (`Some(true)`) or with one (`Some(false)`);
+    /// `None`: neither.
     pub keyed: Option<bool>,
 }
 
 impl PartialEq for Definition {
-    /// A store or save that is implied equals the same that is named.
+    /// An implied store or save equals the same one given by name.
     fn eq(&self, other: &Definition) -> bool {
         let Definition { limit, store, names_store: _, save, names_save: _, enforce, keyed } = self;
         (limit, store, save, enforce, keyed)
@@ -136,7 +137,7 @@ impl PartialEq for Definition {
     }
 }
 
-/// Where the states of a limit are kept.
+/// The store of a limit's states.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StoreKind {
     /// In a table, with the caller's transaction.
@@ -159,14 +160,14 @@ impl<'de> Deserialize<'de> for StoreKind {
     }
 }
 
-/// The `save` of a limit whose `applyUpdates` is "asynchronously".
+/// The `save` implied by `applyUpdates` "asynchronously".
 const SAVE_LATER: Micros = Micros(1_000_000);
 
-/// When a change of a limit is written to the table, as configs of the Convex rate limiter say it.
+/// The time at which a change of a limit is written to the table, in the words of the Convex rate limiter.
 enum Updates {
     /// With the caller's transaction, as a limit in the table.
     Transactionally,
-    /// Later, as a limit in memory that is saved; passed with a call, as one in memory.
+    /// Later, like a limit in memory that is saved; if passed with a call, like one in memory.
     Asynchronously,
 }
 
@@ -235,8 +236,8 @@ pub fn definition(json: &str) -> Result<Definition, ConfigError> {
     })
 }
 
-/// Reads the name of the plan from the config of a key: the limit whose definition the key has. `None`: it is a
-/// config of its own, for [`definition`]. `bytes` counts those of a name in the encoding of the database.
+/// Reads the name of the plan from the config of a key: the key has the definition of that limit. `None`: an ordinary
+/// config, for [`definition`]. `bytes` counts the bytes of a name in the encoding of the database.
 ///
 /// ```
 /// use ratelimit_core::config;
@@ -271,8 +272,9 @@ pub fn plan(json: &str, bytes: impl FnOnce(&str) -> usize) -> Result<Option<Stri
 }
 
 /// Writes a config as JSON with its defaults resolved, so that nothing else is needed to decide calls on a state: with
-/// the `capacity`, the number of `shards`, and the `start` of windows, derived from `phase` where it names none. Periods
-/// are in milliseconds, or for a calendar in days or months; other fields are left out where they have their default.
+/// the `capacity`, the number of `shards`, and the `start` of windows, derived from `phase` where it names none.
+/// Periods are in milliseconds, or for a calendar in days or months; other fields are left out where they have their
+/// default.
 ///
 /// ```
 /// use ratelimit_core::{Micros, config};
@@ -313,7 +315,7 @@ fn read_definition(mut fields: Fields) -> Result<Definition, ConfigError> {
     let keyed = fields.take::<Option<Flag>>("keyed");
     let updates = fields.take::<Option<Updates>>("applyUpdates");
     let kind = kind.map_err(|error| {
-        // A field that no kind has is reported first, as where there is a kind.
+        // Reports a field unknown to every kind first, as for a config with a kind.
         ConfigError::from_field(fields.unknown(Kind::all_fields()).unwrap_or(error), None)
     })?;
     let from_field = |error| ConfigError::from_field(error, Some(kind));

@@ -1,10 +1,10 @@
 //! Reads the fields of an object into a struct. An error has the field's name, its value as it was written, and the
 //! allowed values.
 //!
-//! An error of serde_json is one line of text, from which the three can no longer be separated. [`Fields::read`] reads
-//! a struct from a list of fields instead: what a type's `Visitor` is `expecting` becomes the "allowed" of a
-//! [`FieldError`], to which the list adds the rest. Fields are read in the order in which the struct declares them, so
-//! that of several invalid ones always the same is reported; unknown ones come first.
+//! An error of serde_json is one line of text; the three can't be separated any more. [`Fields::read`] reads a struct
+//! from a list of fields instead: the text that a type's `Visitor` is `expecting` becomes the "allowed" of a
+//! [`FieldError`], and the list adds the rest. Fields are read in the order of their declaration in the struct, so the
+//! same one of several invalid fields is always reported; unknown ones come first.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -31,13 +31,13 @@ pub(crate) enum FieldError {
     /// It is required.
     #[error("{field:?} is missing")]
     Missing { field: &'static str, allowed: String },
-    /// Its value, as it was written and cut to what fits a message, is not allowed.
+    /// Its value, as it was written and shortened to fit a message, is not allowed.
     #[error("{field:?} is {value}")]
     Invalid { field: &'static str, value: String, allowed: String },
 }
 
 impl FieldError {
-    /// Adds a field and its value to the error of the value's type.
+    /// Adds a field and its value to an error about the value's type.
     fn at(self, field: &'static str, value: Option<Value>) -> FieldError {
         match (self, value) {
             (FieldError::Invalid { allowed, .. }, Some(value)) => {
@@ -50,7 +50,7 @@ impl FieldError {
 }
 
 impl de::Error for FieldError {
-    /// A type knows only which values it allows; [`FieldError::at`] adds the field.
+    /// A type knows only its allowed values; [`FieldError::at`] adds the field.
     fn custom<T: fmt::Display>(allowed: T) -> FieldError {
         FieldError::Invalid { field: "", value: String::new(), allowed: allowed.to_string() }
     }
@@ -167,7 +167,7 @@ impl<'a> Fields<'a> {
         self.0.iter().find(|(name, _)| name == field).map(|&(_, value)| value)
     }
 
-    /// Takes a field out and reads it separately, before a struct of the rest.
+    /// Removes a field and reads it separately, before the rest is read into a struct.
     pub(crate) fn take<T: DeserializeOwned>(
         &mut self,
         field: &'static str,
@@ -180,13 +180,13 @@ impl<'a> Fields<'a> {
         T::deserialize(Field { field, value })
     }
 
-    /// Keeps only these fields, without those that are null.
+    /// Keeps only these fields, and drops nulls.
     pub(crate) fn keep(&mut self, fields: &[&str]) {
         let is_null = |value: &Value| matches!(value, Value::Json(json) if json.get() == "null");
         self.0.retain(|(name, value)| fields.contains(&&**name) && !is_null(value));
     }
 
-    /// The first field, as they were written, that is none of these.
+    /// The first field, in the order of writing, that is none of these.
     pub(crate) fn unknown(&self, fields: &'static [&'static str]) -> Option<FieldError> {
         let (field, value) = self.0.iter().find(|(name, _)| !fields.contains(&&**name))?;
         Some(FieldError::Unknown { field: field.to_string(), value: value.to_string(), fields })
@@ -285,7 +285,7 @@ impl<'de> Deserializer<'de> for Name<'de> {
     }
 }
 
-/// The value of a field, `None` where the field is left out; or an element of an array.
+/// The value of a field, `None` if it is left out; or an element of an array.
 struct Field<'a> {
     field: &'static str,
     value: Option<Value<'a>>,
@@ -310,7 +310,7 @@ impl<'de> Deserializer<'de> for Field<'de> {
         .map_err(|error| error.at(self.field, self.value))
     }
 
-    /// A field that is left out is `None`; null is a value like any other.
+    /// A missing field is `None`; null is a value like any other.
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, FieldError> {
         match self.value {
             Some(_) => visitor.visit_some(self),
@@ -318,7 +318,7 @@ impl<'de> Deserializer<'de> for Field<'de> {
         }
     }
 
-    /// The JSON itself, for [`RawValue`], which asks for it by a name of its own.
+    /// The JSON itself, for [`RawValue`], which requests it by a name of its own.
     fn deserialize_newtype_struct<V: Visitor<'de>>(
         self,
         name: &'static str,
@@ -338,7 +338,7 @@ impl<'de> Deserializer<'de> for Field<'de> {
     }
 }
 
-/// Reads a number that `fits`.
+/// Reads a number for which `fits` is true.
 pub(crate) struct Number {
     /// The condition in words.
     pub allowed: &'static str,

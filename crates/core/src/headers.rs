@@ -31,14 +31,14 @@ use serde_json::{Value, json};
 use crate::config::MAX_TOKENS;
 use crate::{Limit, Micros};
 
-/// Which headers, and in what JSON.
+/// A set of headers, and its form in JSON.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Style {
     /// `RateLimit-Policy` and `RateLimit` of the IETF's [draft], and `Retry-After`, as an object.
     ///
     /// [draft]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/
     Ietf,
-    /// `x-ratelimit-*` and `retry-after` as [GitHub's API] has them, as an object.
+    /// `x-ratelimit-*` and `retry-after`, as in [GitHub's API], as an object.
     ///
     /// [GitHub's API]: https://docs.github.com/en/rest/using-the-rest-api/rate-limits-for-the-rest-api
     Github,
@@ -52,7 +52,7 @@ impl Style {
     /// The names that [`Style::parse`] reads, for messages.
     pub const ALLOWED: &str = "'ietf', 'github' or 'postgrest'";
 
-    /// Reads a style's name; `None` where there is none of that name.
+    /// Reads the name of a style; `None` if there is no such style.
     pub fn parse(style: &str) -> Option<Style> {
         match style {
             "ietf" => Some(Style::Ietf),
@@ -63,31 +63,31 @@ impl Style {
     }
 }
 
-/// The outcome of a call, as headers need it.
+/// The outcome of a call, with the values that headers show.
 #[derive(Clone, Copy, Debug)]
 pub struct CallOutcome {
     /// Whether the tokens were taken.
     pub ok: bool,
-    /// Denied: the time until the same call can succeed, `None` if it never can. Allowed: the time until
-    /// reserved work may start, which no header shows.
+    /// Denied: the time until the same call can succeed, `None` if it never can. Allowed: the time until reserved work
+    /// may start, which no header shows.
     pub retry_after: Option<Micros>,
     /// Tokens left; negative: debt; infinite for an unlimited key.
     pub remaining: f64,
-    /// The most tokens that the limit can have; infinite for an unlimited key.
+    /// The maximum number of tokens of the limit; infinite for an unlimited key.
     pub capacity: f64,
-    /// When the limit is full again, or its window ends; `None`: unknown.
+    /// The time when the limit is full again, or its window ends; `None`: unknown.
     pub reset_at: Option<Micros>,
 }
 
 impl CallOutcome {
-    /// The time until the same call can succeed. `None` if it did, or never can: the wait of a reservation
-    /// is for the work, not for another call.
+    /// The time until the same call can succeed. `None` if it did, or never can: the wait of a reservation is for the
+    /// work, not for another call.
     pub(crate) fn wait(&self) -> Option<Micros> {
         self.retry_after.filter(|_| !self.ok)
     }
 
-    /// From `now` to the reset, or to the retry of a denial if that is earlier: the draft wants no Retry-After that is
-    /// earlier than it. `None`: unknown.
+    /// The time from `now` to the reset, or to the retry of a denial if that is earlier, because the draft forbids a
+    /// Retry-After before the reset. `None`: unknown.
     pub(crate) fn until_reset(&self, now: Micros) -> Option<Micros> {
         let reset = self.reset_at?.minus(now);
         Some(self.wait().map_or(reset, |wait| wait.min(reset)))
@@ -99,10 +99,10 @@ impl CallOutcome {
     }
 }
 
-/// Writes the outcome of a call at `now` as headers. The limit's name may be any bytes; those that are not
-/// visible ASCII are percent-encoded.
+/// Writes the outcome of a call at `now` as headers. The name of the limit may be any bytes; bytes other than visible
+/// ASCII are percent-encoded.
 ///
-/// For an unlimited key, whose capacity is infinite, there is only the retry header, if the key is blocked.
+/// For an unlimited key, with infinite capacity, there is only the retry header, if the key is blocked.
 pub fn headers(
     style: Style,
     name: &[u8],
@@ -120,12 +120,12 @@ pub struct Item<'a> {
     pub name: &'a [u8],
     /// The limit.
     pub limit: &'a Limit,
-    /// Its outcome; in a denied call `ok` is false for every request, and `retry_after` is `None` where the request's own
-    /// limit does not deny it.
+    /// Its outcome. In a denied call `ok` is false for every request, and `retry_after` is `None` for requests that
+    /// their own limit does not deny.
     pub outcome: CallOutcome,
     /// Whether its own limit denies it.
     pub denies: bool,
-    /// When the call was made.
+    /// The time of the call.
     pub now: Micros,
 }
 
@@ -136,11 +136,11 @@ impl Item<'_> {
     }
 }
 
-/// Writes the outcomes of a call for several limits as headers, each as [`headers`] does: in the IETF's style a list with
-/// an item for each request, in their order, without unlimited keys. GitHub's style has one limit: of those that deny that
-/// with the longest wait, or else the one with the smallest share left.
+/// Writes the outcomes of a call for several limits as headers, each as [`headers`] does. The IETF's style has a list
+/// with an item for each request, in their order, without unlimited keys. GitHub's style shows one limit: the denying
+/// one with the longest wait, or else the one with the smallest share left.
 ///
-/// The retry header has the longest wait; there is none if a request can never succeed, when no request has a wait.
+/// The retry header has the longest wait. It is absent if a request can never succeed: then no request has a wait.
 pub fn headers_all(style: Style, items: &[Item]) -> Value {
     let wait = items.iter().filter_map(|item| item.outcome.wait()).max();
     let limited: Vec<&Item> =
@@ -159,7 +159,7 @@ pub fn headers_all(style: Style, items: &[Item]) -> Value {
     }
 }
 
-/// The one limit that GitHub's style shows.
+/// The limit that GitHub's style shows.
 fn shown<'a>(limited: &[&'a Item<'a>]) -> Option<&'a Item<'a>> {
     let longest = limited.iter().filter_map(|item| item.outcome.wait()).max();
     let denies = |item: &Item| match longest {
@@ -180,7 +180,7 @@ fn ietf(items: &[&Item]) -> Headers {
     vec![("RateLimit-Policy", policies.join(", ")), ("RateLimit", currents.join(", "))]
 }
 
-/// A limit's policy, and what is left of it.
+/// The policy of a limit, and the tokens left.
 fn ietf_item(&Item { name, limit, ref outcome, now, .. }: &Item) -> (String, String) {
     let name = structured_string(name);
     let (quota, window) = match limit.capacity().is_finite() {
@@ -214,8 +214,8 @@ fn github(Item { name, outcome, .. }: &Item) -> Headers {
     headers
 }
 
-/// The rate of a limit in whole tokens and whole seconds: the period, rounded up, and the tokens that come in
-/// meanwhile, rounded down. Where that is less than one token it is one, for as much longer.
+/// The rate of a limit in whole tokens and whole seconds: the period, rounded up, and the tokens added in it, rounded
+/// down. If that is less than one token: one token, in a correspondingly longer period.
 fn policy(limit: &Limit) -> (i64, Option<i64>) {
     let (rate, period) = limit.policy();
     let Some(period) = period else { return (tokens(rate).max(1), None) };
@@ -227,7 +227,7 @@ fn policy(limit: &Limit) -> (i64, Option<i64>) {
     if quota >= 1.0 {
         return (tokens(quota), Some(window));
     }
-    // In whole microseconds first: 604,800 s / 0.072, as floats, is more than the 8,400,000 it is.
+    // Rounded to microseconds first: 604,800 s / 0.072 as floats is slightly more than 8,400,000.
     (1, Some(whole(((period.0 as f64 / rate).round() / 1e6).ceil())))
 }
 
@@ -253,8 +253,8 @@ fn structured_string(name: &[u8]) -> String {
     format!("\"{}\"", name.replace('\\', r"\\").replace('"', r#"\""#))
 }
 
-/// The bytes of a name that are percent-encoded: all but visible ASCII and blanks, so that no line can end in a
-/// header, and `%`, so that decoding returns the same bytes.
+/// The bytes of a name that are percent-encoded: all except visible ASCII and blanks, so that a name can't end a header
+/// line; and `%`, so that decoding returns the same bytes.
 const ENCODED: &AsciiSet = &CONTROLS.add(b'%');
 /// These, and blanks.
 const ENCODED_AS_WORD: &AsciiSet = &ENCODED.add(b' ');
@@ -436,7 +436,7 @@ mod tests {
         assert_eq!(shown(&[left("a", 1.0, 10.0), left("b", 0.0, 0.0), left("c", -1.0, 10.0)]), "c");
     }
 
-    /// The RateLimit of a bucket of 10 a minute with so much left.
+    /// The RateLimit of a bucket of 10 a minute with these tokens left.
     fn with_left(remaining: f64, ok: bool) -> Value {
         let to_full = seconds((10.0 - remaining) * 6.0);
         let retry_after = (!ok).then(|| seconds((1.0 - remaining) * 6.0));
@@ -475,7 +475,7 @@ mod tests {
         assert_eq!(ietf(&window, &deep)["RateLimit"], r#""api";r=0"#);
         let denied = CallOutcome { ok: false, retry_after: Some(seconds(90.0)), ..deep };
         assert_eq!(ietf(&window, &denied)["RateLimit"], r#""api";r=0;t=90"#);
-        // The reset is rounded up to a millisecond: of that no second may come.
+        // The reset is rounded up to a millisecond, which must not add a second.
         let remaining = 1.0 - 2.0 / 6.0;
         let reset_at = Some(NOW.plus(seconds((10.0 - remaining) * 6.0)).plus(Micros(999)));
         let outcome = CallOutcome { ok: true, remaining, reset_at, ..DENIED };
@@ -573,8 +573,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
 
-        /// Whatever the name and the numbers, the fields parse, say what they were made from, and
-        /// are plain visible text.
+        /// For any name and numbers, the fields parse, have the values that they were made from, and are plain
+        /// visible text.
         #[test]
         fn every_outcome_makes_valid_headers(
             name in proptest::collection::vec(any::<u8>(), 1..200),

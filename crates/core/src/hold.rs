@@ -1,15 +1,16 @@
-//! Holds: tokens that are taken before it is known how many are used, with the right to give back the others.
+//! Holds: tokens taken before it is known how many will be used, with the right to give back the rest.
 //!
-//! A hold is an ordinary take. It is settled once, with what was used, or it expires: then what can come back does, at
-//! that instant, whichever call notices it, and when. So answers don't depend on earlier looks.
+//! A hold is an ordinary take. It is either settled once, by the actual use, or it expires: then all tokens that can
+//! come back do so at the instant of the expiry, no matter which call notices it, and when. So answers don't depend on
+//! earlier looks.
 
 use crate::kinds::{Decision, credit, reserved_last, returnable};
 use crate::{Limit, Micros, State};
 
-/// After how many expiries a denied call is tried, to find when it passes.
+/// The maximum number of expiries after which a denied call is tried, to find when it passes.
 pub const MAX_EXPIRIES: usize = 1_000;
 
-/// How long a settlement counts after the expiry.
+/// The time after the expiry during which a settlement still counts.
 pub const SETTLED_LATE: Micros = Micros::DAY;
 
 /// Tokens that a hold has of a limit.
@@ -32,29 +33,29 @@ pub const SETTLED_LATE: Micros = Micros::DAY;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hold {
-    /// Tokens that it has taken and not given back.
+    /// Tokens taken and not given back.
     pub count: f64,
-    /// Those of `count` that can't come back: of windows that have ended, or after its expiry; slots, which come back
-    /// with their lease.
+    /// The part of `count` that can't come back: tokens of windows that have ended, or all after the expiry; also
+    /// slots, which come back with their lease.
     pub spent: f64,
     /// Tokens that came back when it expired.
     pub returned: f64,
-    /// When those beyond `spent` were taken; of a reservation, when all are there.
+    /// The time when the tokens beyond `spent` were taken; for a reservation, when all tokens are there.
     pub taken_at: Micros,
-    /// When it expires.
+    /// The time of the expiry.
     pub expires_at: Micros,
-    /// Whether its tokens stay taken when it expires.
+    /// Whether the tokens stay taken after the expiry.
     pub charge: bool,
-    /// Of slots the id of their lease, which expires in the state of the limit.
+    /// For slots, the id of their lease, which expires in the state of the limit.
     pub lease: Option<Micros>,
 }
 
 /// Tokens that a hold takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Took {
-    /// How many.
+    /// The number of tokens.
     pub tokens: f64,
-    /// The wait until they are there, of a reservation; `None`: they are.
+    /// For a reservation, the wait until the tokens are there; `None`: they are there.
     pub wait: Option<Micros>,
 }
 
@@ -66,8 +67,8 @@ impl Took {
 }
 
 impl Hold {
-    /// The hold after a take at `now`, which left `after`; `before` is what the same hold had. It expires at
-    /// `expires_at`, or when it would have, if that is later.
+    /// The hold after a take at `now` that left `after`; `before` is the same hold before it. It expires at
+    /// `expires_at`, or at its previous expiry if that is later.
     pub fn of(
         before: Option<&Hold>,
         limit: &Limit,
@@ -80,8 +81,8 @@ impl Hold {
         // The clock may be behind the state.
         let present = limit.present(after, now);
         let taken_at = took.wait.map_or(present, |wait| present.max(now.plus(wait)));
-        // Those of windows before that of its start: others move up in these once an earlier reservation is given back, so
-        // it isn't known which are left of them.
+        // Tokens of windows before the one that begins at `taken_at`. When an earlier reservation is given back, others
+        // move up into those windows, so it isn't known which of the tokens remain.
         let early = match taken_at > present {
             true => took.tokens - reserved_last(limit, after, taken_at).min(took.tokens),
             false => 0.0,
@@ -94,7 +95,7 @@ impl Hold {
         let mut hold = Hold { returned: 0.0, expires_at, ..before };
         if took.tokens > 0.0 {
             let since = returnable(limit, after, taken_at).map(|returnable| returnable.since);
-            // What is of an ended window returns nothing.
+            // Tokens of a window that has ended don't come back.
             if since.is_none_or(|since| before.taken_at < since) {
                 hold.spent = before.count;
             }
@@ -107,7 +108,7 @@ impl Hold {
         hold
     }
 
-    /// The wait from `now` until the tokens of a reservation are there; `None`: they are.
+    /// The wait from `now` until the tokens of a reservation are there; `None`: they are there.
     pub fn wait(&self, limit: &Limit, state: &State, now: Micros) -> Option<Micros> {
         (self.taken_at > limit.present(state, now)).then(|| self.taken_at.minus(now))
     }
@@ -123,7 +124,7 @@ impl Hold {
         !self.charge && self.count > self.spent
     }
 
-    /// The first expiry of holds that give tokens back: of this one and others, of which the first is known.
+    /// The first expiry of holds that give tokens back: of this one and of others, given by their first.
     pub fn first_expiry(&self, others: Option<Micros>) -> Option<Micros> {
         match self.returns() {
             true => Some(others.map_or(self.expires_at, |first| first.min(self.expires_at))),
@@ -131,13 +132,13 @@ impl Hold {
         }
     }
 
-    /// The same hold, which gives nothing back any more.
+    /// The same hold, giving nothing back any more.
     pub fn lost(self) -> Hold {
         Hold { spent: self.count, ..self }
     }
 
-    /// The hold after its expiry, which gives back what there is room for at that instant; and the state after it,
-    /// `None`: unchanged.
+    /// The hold after its expiry, which gives back as many tokens as there is room for at that instant; and the state
+    /// after it, `None`: unchanged.
     pub fn expired(self, limit: &Limit, state: &State) -> (Hold, Option<State>) {
         let at = self.expires_at;
         let room = returnable(limit, state, at)
@@ -154,8 +155,8 @@ impl Hold {
         (hold, after.and_then(|decision| decision.state))
     }
 
-    /// The credit that settles it: the tokens, negative where more was used than it has; and when they were taken.
-    /// `used` in tokens; `None`: all that it held.
+    /// The credit that settles the hold: the tokens, negative if more were used than it has, and the time when they
+    /// were taken. `used` is in tokens; `None`: all held tokens.
     pub fn credit(&self, used: Option<f64>) -> (f64, Option<Micros>) {
         let used = used.unwrap_or(self.count + self.returned);
         match used > self.count {
@@ -164,8 +165,8 @@ impl Hold {
         }
     }
 
-    /// Settles it at `now`, with `used` as in [`credit`](Hold::credit): gives back what was not used, or takes what was
-    /// used beyond it. `None` for a limit that can't be credited.
+    /// Settles the hold at `now`, with `used` as in [`credit`](Hold::credit): gives back unused tokens, or takes those
+    /// used beyond the hold. `None` for a limit that can't be credited.
     pub fn settle(
         &self,
         limit: &Limit,
@@ -178,11 +179,11 @@ impl Hold {
     }
 }
 
-/// Applies the expiry of a hold to a state; its limit is that of the name and key, or else of its own config.
+/// A hold to expire, with its limit: that of the name and key, or else of the hold's own config.
 pub type Expiry<'l> = (&'l Limit, Hold);
 
-/// The state after those of these holds that expire by `until`, which are in the order of their expiry; and how many
-/// these are. `None`: unchanged.
+/// Applies the holds that expire by `until` to a state. The holds are in the order of their expiry. Returns the state
+/// after them, `None`: unchanged, and the number of expired holds.
 pub fn after_expiries(state: &State, holds: &[Expiry], until: Micros) -> (Option<State>, usize) {
     let (mut after, mut applied) = (None, 0);
     for (limit, hold) in holds.iter().take_while(|(_, hold)| hold.expires_at <= until) {
@@ -192,9 +193,9 @@ pub fn after_expiries(state: &State, holds: &[Expiry], until: Micros) -> (Option
     (after, applied)
 }
 
-/// The wait from `now` until a call passes that is denied then, if no other call takes, settles or extends: after one of these
-/// holds has expired, which are in the order of their expiry, or without that. `decide` says of a state and an instant
-/// whether it passes, and otherwise after which wait; `denied` is that on the state now.
+/// The wait from `now` until a denied call passes, if no other call takes, settles or extends: after one of these holds
+/// has expired, or without that. The holds are in the order of their expiry. `decide` returns whether the call passes
+/// on a state at an instant, or else its wait; `denied` is the wait on the present state.
 pub fn retry_after(
     state: &State,
     now: Micros,

@@ -1,11 +1,11 @@
-//! The text that stands for a lease of a concurrency limit: `name/key/id`.
+//! The text form of a lease of a concurrency limit: `name/key/id`.
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode, percent_encode};
 
 use crate::Micros;
 use crate::requests::{MAX_KEY, MAX_NAME};
 
-/// The bytes that are percent-encoded: all but visible ASCII, and the separators.
+/// The bytes that are percent-encoded: all except visible ASCII, and the separators.
 const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'%').add(b'/');
 
 /// A lease's limit, key and id.
@@ -33,7 +33,7 @@ pub fn to_text(name: &[u8], key: &[u8], id: Micros) -> String {
     format!("{}/{}/{}", encoded(name), encoded(key), id.0)
 }
 
-/// Reads what [`to_text`] writes; `None` for anything else.
+/// Reads a text written by [`to_text`]; `None` for any other.
 pub fn parse(text: &[u8]) -> Option<LeaseName> {
     let mut parts = text.split(|&byte| byte == b'/');
     let mut decoded = || Some(percent_decode(parts.next()?).collect::<Vec<u8>>());
@@ -41,7 +41,7 @@ pub fn parse(text: &[u8]) -> Option<LeaseName> {
     let id = str::from_utf8(parts.next()?).ok()?.parse().ok()?;
     let read = LeaseName { name, key, id: Micros(id) };
     let lengths = (1..=MAX_NAME).contains(&read.name.len()) && read.key.len() <= MAX_KEY;
-    // Only as `to_text` writes it: `%61`, `+1` and a zero byte are in no lease.
+    // Only the exact form of `to_text`: `%61`, `+1` and a zero byte are in no lease.
     let same = to_text(&read.name, &read.key, read.id).as_bytes() == text;
     (lengths && same && !read.name.contains(&0) && !read.key.contains(&0)).then_some(read)
 }

@@ -28,9 +28,9 @@ impl Micros {
     /// The longest wait that a reservation may run up: 10 years of 365.25 days.
     pub const TEN_YEARS: Micros = Micros(315_576_000 * 1_000_000);
 
-    /// The nearest microsecond to a number of milliseconds; saturates, and NaN is 0.
+    /// The nearest microsecond to a number of milliseconds. Saturates; NaN becomes 0.
     pub fn from_millis(millis: f64) -> Micros {
-        // Apart, since a product beyond 2^53 (the year 2255) has no room for the last digits.
+        // Computed separately: a product beyond 2^53 (the year 2255) has no room for the last digits.
         let whole = (millis.trunc() as i64).saturating_mul(1_000);
         Micros(whole.saturating_add((millis.fract() * 1e3).round() as i64))
     }
@@ -60,7 +60,7 @@ impl Micros {
         Micros(self.0.saturating_sub(other.0))
     }
 
-    /// This span, repeated or shortened by a factor, and cut to a microsecond.
+    /// This span multiplied by a factor, and truncated to a microsecond.
     pub(crate) fn times(self, factor: f64) -> Micros {
         Micros((factor * self.0 as f64) as i64)
     }
@@ -71,8 +71,8 @@ impl Micros {
         if rest == 0 { self } else { Micros(self.0.saturating_add(Self::MILLISECOND.0 - rest)) }
     }
 
-    /// The latest time in results, which stands for all later ones and for infinity: drivers have no times after the
-    /// year 9999, and in a zone east of Greenwich its last day begins before. 9999-12-30 00:00:00 UTC.
+    /// The latest time in results, which stands for all later ones and for infinity: 9999-12-30 00:00:00 UTC. Drivers
+    /// have no times after the year 9999, and in a zone east of Greenwich its last day begins earlier.
     pub const LATEST_SHOWN: Micros = Micros(253_402_128_000_000_000);
 
     /// In whole seconds, rounded up.
@@ -97,8 +97,8 @@ pub(crate) const MAX_EPOCH: f64 = 8.64e15;
 /// The earliest instant in epoch milliseconds: 4714 BC, where PostgreSQL's timestamptz begins.
 const FIRST_CLOCK: f64 = -210_866_803_200_000.0;
 
-/// Reads an instant, as the setting `ratelimit.clock` has it: a time with its offset, or epoch
-/// milliseconds, from 4714 BC on. `None` for anything else.
+/// Reads an instant in the form of the setting `ratelimit.clock`: a time with its offset, or epoch milliseconds, from
+/// 4714 BC on. `None` for anything else.
 pub fn parse_instant(text: &str) -> Option<Micros> {
     match text.parse::<f64>() {
         Ok(millis) if (FIRST_CLOCK..=MAX_EPOCH).contains(&millis) => {
@@ -109,8 +109,7 @@ pub fn parse_instant(text: &str) -> Option<Micros> {
     }
 }
 
-/// An RFC 3339 time, or the same with a space or a short offset as Postgres prints it:
-/// `2027-01-01 00:00:00+00`.
+/// An RFC 3339 time, or the same with a space or a short offset, as Postgres prints it: `2027-01-01 00:00:00+00`.
 pub(crate) fn time_with_offset(text: &str) -> Option<Micros> {
     text.parse::<jiff::Timestamp>().ok().map(|time| Micros(time.as_microsecond()))
 }

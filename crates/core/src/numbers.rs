@@ -8,13 +8,13 @@ use crate::text::JsonNumber;
 
 /// The largest rate, capacity, maxReserved and count, in tokens.
 pub const MAX_TOKENS: f64 = 1e15;
-/// The largest rate of a sliding log, which keeps an entry a token.
+/// The largest rate of a sliding log, which keeps one entry per token.
 pub const MAX_LOG: f64 = 10_000.0;
-/// The most slots of a concurrency limit, which keeps a lease for each.
+/// The maximum number of slots of a concurrency limit, which keeps one lease for each.
 pub const MAX_SLOTS: u32 = 1000;
-/// The most slots of a limit in memory, which are locked together.
+/// The maximum number of slots of a limit in memory, which are locked together.
 pub const MAX_SLOTS_IN_MEMORY: u32 = 100;
-/// The most shards that a limit is divided into.
+/// The maximum number of shards of a limit.
 pub const MAX_SHARDS: u32 = 1024;
 
 /// Declares a number by its allowed values, in words and as a condition.
@@ -76,7 +76,7 @@ number!(
     |amount| amount.is_finite()
 );
 number!(
-    /// A stored time: any [`Micros`], a wider range than a config's `start` has, since windows are counted up to the
+    /// A stored time: any [`Micros`], a wider range than for a config's `start`, because windows are counted up to the
     /// last timestamp.
     EpochMillis,
     "epoch milliseconds",

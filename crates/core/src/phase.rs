@@ -4,10 +4,9 @@ use xxhash_rust::xxh64::xxh64;
 
 use crate::Micros;
 
-/// The phase of a fixed window without a `start`, for
-/// [`Limit::initial_state`](crate::Limit::initial_state): a hash of the limit's name and the key, both
-/// in UTF-8, the same on every machine and in every version, so that the windows of different keys
-/// don't all turn at once.
+/// The phase of a fixed window without a `start`, for [`Limit::initial_state`](crate::Limit::initial_state): a hash of
+/// the limit's name and the key, both in UTF-8. It is the same on every machine and in every version, and spreads the
+/// ends of different keys' windows.
 ///
 /// It is [XXH64] with seed 0 of name, a zero byte and key, shifted right by one bit, in microseconds.
 ///

@@ -1,4 +1,4 @@
-//! A list of requests, as `rl_limit_all` takes it, from JSON.
+//! A list of requests, as an argument of `rl_limit_all`, from JSON.
 
 use std::fmt;
 
@@ -14,35 +14,35 @@ use crate::fields::{FieldError, Fields, Flag, Number, TextField};
 use crate::micros::time_with_offset;
 use crate::text::shortened;
 
-/// The longest name, in bytes. The shortest has one.
+/// The maximum length of a name, in bytes; the minimum is one.
 pub const MAX_NAME: usize = 200;
 /// The allowed lengths of a name, in words.
 pub const NAME_LENGTH: &str = "1 to 200 bytes";
-/// The longest key, in bytes.
+/// The maximum length of a key, in bytes.
 pub const MAX_KEY: usize = 1024;
 /// The allowed lengths of a key, in words.
 pub const KEY_LENGTH: &str = "at most 1024 bytes; pass a hash of a longer key";
-/// The most requests of a list.
+/// The maximum number of requests in a list.
 pub const MAX_REQUESTS: usize = 10_000;
-/// The longest list, in bytes of JSON: 200 for each of [`MAX_REQUESTS`].
+/// The maximum length of a list, in bytes of JSON: 200 for each of [`MAX_REQUESTS`].
 pub const MAX_BYTES: usize = 2_000_000;
 
-/// A request as it was written; only its types are checked.
+/// A request as it was written; only the types are checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RawRequest {
     /// The limit's name.
     pub name: String,
-    /// The key; empty where it is left out.
+    /// The key; empty if left out.
     pub key: String,
-    /// Tokens; 1 where it is left out.
+    /// Tokens; 1 if left out.
     pub count: f64,
-    /// Whether the limit may go into debt; false where it is left out.
+    /// Whether the limit may go into debt; false if left out.
     pub reserve: bool,
     /// The limit's own config, as JSON.
     pub config: Option<String>,
 }
 
-/// An invalid list, or one of its requests. The error never carries a key, which may be personal, only its type.
+/// An invalid list, or one of its requests. The error never contains a key, which may be personal, only its type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestError {
     /// The number of the request, from 1; 0: the list.
@@ -156,8 +156,8 @@ impl Visitor<'_> for Bounded {
 /// ```
 ///
 /// # Errors
-/// [`RequestError`] for JSON that is no list or an empty one, and for the first request that has a field
-/// that is unknown, repeated or of a wrong type, or no name.
+/// [`RequestError`] for JSON other than a list with items, and for the first request with a field that is unknown,
+/// repeated or of a wrong type, or without a name.
 pub fn parse(json: &str) -> Result<Vec<RawRequest>, RequestError> {
     let list: Option<Vec<&RawValue>> = serde_json::from_str(json).ok();
     let list = list.filter(|list| !list.is_empty()).ok_or_else(|| RequestError {
@@ -200,7 +200,7 @@ fn parse_one(json: &str) -> Result<RawRequest, ArgumentError> {
 pub struct RawOutcome {
     /// The limit's name.
     pub name: String,
-    /// The key; empty where it is left out.
+    /// The key; empty if left out.
     pub key: String,
     /// Whether the whole call succeeded.
     pub ok: bool,
@@ -212,20 +212,20 @@ pub struct RawOutcome {
     pub retry_at: Option<Micros>,
     /// Tokens left and capacity; `None` for an unlimited key.
     pub level: Option<(f64, f64)>,
-    /// When the limit is full, or its window ends.
+    /// The time when the limit is full, or its window ends.
     pub reset_at: Option<Micros>,
     /// The limit's own config, as JSON.
     pub config: Option<String>,
 }
 
-/// The longest list of outcomes, in bytes of JSON: 500 for each of [`MAX_REQUESTS`].
+/// The maximum length of a list of outcomes, in bytes of JSON: 500 for each of [`MAX_REQUESTS`].
 pub const MAX_OUTCOMES_BYTES: usize = 5_000_000;
 
-/// What is allowed of an outcome's numbers, in words.
+/// The allowed values of an outcome's `retry_after`, in words.
 pub const RETRY_AFTER: &str = "a number of seconds from 0 to 1e13, or NULL";
-/// Likewise.
+/// The allowed values of `remaining`.
 pub const REMAINING: &str = "a finite number";
-/// Likewise.
+/// The allowed values of `capacity`.
 pub const CAPACITY: &str = "a number from 0 to 1e15";
 const TIME: &str = "a time with its offset";
 const LIMITED_BY: &str = "block, slots or tokens, or NULL";
@@ -260,7 +260,7 @@ const OUTCOME_FIELDS: [&str; 10] = [
     "config",
 ];
 
-/// Declares a number of an outcome, with what is allowed.
+/// Declares a number of an outcome, with its allowed values.
 macro_rules! outcome_number {
     ($type:ident, $allowed:expr, $range:expr) => {
         struct $type(f64);
@@ -286,7 +286,7 @@ impl<'de> Deserialize<'de> for Time {
     }
 }
 
-/// What denies a request.
+/// The reason why a request is denied.
 struct Word;
 
 impl<'de> Deserialize<'de> for Word {
@@ -300,8 +300,8 @@ impl<'de> Deserialize<'de> for Word {
 /// caller checks its length.
 ///
 /// # Errors
-/// [`RequestError`] for JSON that is no list or an empty one, and for the first outcome with a field that is missing, or
-/// of a wrong type or range.
+/// [`RequestError`] for JSON other than a list with items, and for the first outcome with a field that is missing,
+/// or of a wrong type or range.
 pub fn parse_outcomes(json: &str) -> Result<Vec<RawOutcome>, RequestError> {
     let list: Option<Vec<&RawValue>> = serde_json::from_str(json).ok();
     let list = list.filter(|list| !list.is_empty()).ok_or_else(|| RequestError {
@@ -479,7 +479,7 @@ mod tests {
         );
         let config = RawOutcome { config: Some(r#"{"rate":1}"#.into()), ..outcome.clone() };
         assert_eq!(parse_outcomes(&row("config", r#"{"rate":1}"#)).unwrap(), [config]);
-        // As Date.toISOString writes it.
+        // In the form of Date.toISOString.
         let zulu = row("reset_at", r#""2027-01-01T12:00:10.000Z""#);
         assert_eq!(parse_outcomes(&zulu).unwrap(), std::slice::from_ref(&outcome));
         let nulls = RawOutcome { retry_after: None, ..outcome };

@@ -1,6 +1,6 @@
-//! The state of a limit as JSON: `{"value": 3, "ts": <epoch ms>}`, with `prior` for a sliding window, `log` (epoch ms,
-//! oldest first) for a sliding log, `added` for a fixed window whose config has changed, and `leases` for a concurrency limit: for each slot that is taken the id of its
-//! [`Lease`], in thousandths, and when it expires (epoch ms).
+//! The state of a limit as JSON: `{"value": 3, "ts": <epoch ms>}`; with `prior` for a sliding window, `log` (epoch ms,
+//! oldest first) for a sliding log, `added` for a fixed window with a changed config, and `leases` for a concurrency
+//! limit: for each taken slot the id of its [`Lease`], in thousandths, and the time when it expires (epoch ms).
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use crate::numbers::{Amount, EpochMillis, MAX_LOG, MAX_SLOTS};
 use crate::text::{quoted, shortened};
 use crate::{Limit, Micros, State};
 
-/// The longest state, in bytes of JSON: a log has 10,000 entries of up to 20 digits.
+/// The maximum length of a state, in bytes of JSON: a log has 10,000 entries of up to 20 digits.
 pub const MAX_BYTES: usize = 1_000_000;
 
 /// An invalid state: the field, its value and the allowed values.
@@ -33,7 +33,7 @@ impl StateError {
         StateError { problem, allowed: allowed.into() }
     }
 
-    /// Refuses a state whose JSON has more than [`MAX_BYTES`].
+    /// Refuses a state of more than [`MAX_BYTES`] bytes of JSON.
     pub fn too_long(bytes: usize) -> StateError {
         StateError::new(format!("it is {bytes} bytes long"), format!("at most {MAX_BYTES} bytes"))
     }
@@ -66,7 +66,7 @@ struct TokensState {
     ts: EpochMillis,
 }
 
-/// The state of a fixed window, and the tokens that its window added, if that is known.
+/// The state of a fixed window, and the tokens that its window added, if known.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WindowState {
@@ -92,7 +92,7 @@ struct LogState {
     log: Log,
 }
 
-/// The state of no limit.
+/// The state of an unlimited key.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NoState {}
@@ -105,7 +105,7 @@ struct LeasesState {
     leases: Leases,
 }
 
-/// For each slot the id of its lease, and when that expires.
+/// For each slot the id of its lease, and the time when it expires.
 #[derive(Serialize)]
 struct Leases(Vec<[EpochMillis; 2]>);
 
@@ -167,7 +167,7 @@ impl<'de> Deserialize<'de> for Pair {
     }
 }
 
-/// One entry a token, oldest first.
+/// One entry per token, oldest first.
 #[derive(Serialize)]
 struct Log(Vec<EpochMillis>);
 
@@ -254,8 +254,8 @@ pub fn parse(json: &str, limit: &Limit) -> Result<State, StateError> {
     })
 }
 
-/// Writes a state as JSON, as [`reported`](Limit::reported): with the tokens that a fixed window added, where it has
-/// them.
+/// Writes a state as JSON, as [`reported`](Limit::reported): with the tokens that a fixed window added, if the
+/// state has them.
 pub fn reported(state: &State) -> Value {
     match state {
         &State::Tokens(Tokens { value, ts, added: Some(added) }) => {
@@ -266,8 +266,8 @@ pub fn reported(state: &State) -> Value {
     }
 }
 
-/// Writes a state as JSON, as [`parse`] reads it, without the tokens that a fixed window added: its JSON is the
-/// Convex component's.
+/// Writes a state as JSON, in the form that [`parse`] reads, without the tokens that a fixed window added: the JSON of
+/// the Convex component.
 pub fn to_json(state: &State) -> Value {
     let (value, ts) = (Amount(state.value()), EpochMillis::from(state.ts()));
     let json = match state {

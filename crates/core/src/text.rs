@@ -1,4 +1,4 @@
-//! Values as messages and JSON write them.
+//! Values as they are written in messages and JSON.
 
 use std::borrow::Cow;
 
@@ -58,7 +58,7 @@ pub fn json_array(texts: &[&[u8]], most: usize) -> Result<Vec<u8>, usize> {
     Ok(array)
 }
 
-/// The escape sequence that JSON writes for a byte.
+/// The escape sequence of a byte in JSON.
 fn escaped(byte: u8) -> Option<Cow<'static, str>> {
     Some(match byte {
         b'"' => "\\\"".into(),
@@ -79,8 +79,8 @@ pub(crate) fn quoted<'a>(fields: impl IntoIterator<Item = &'a &'a str>) -> Strin
     fields.join(", ")
 }
 
-/// Writes a float as a JSON number, a whole one without a fraction; a number that JSON doesn't have as [`float_text`]
-/// does.
+/// Writes a float as a JSON number, a whole one without a fraction; a number that JSON doesn't have as
+/// [`float_text`] does.
 pub(crate) fn json_number(number: f64) -> String {
     match serde_json::to_value(JsonNumber(number)) {
         Ok(serde_json::Value::Number(number)) => number.to_string(),

@@ -64,7 +64,7 @@ struct Config {
     capacity: f64,
     max_reserved: Option<f64>,
     start: Option<i64>,
-    /// Of calendar windows, whose `period` is a typical length.
+    /// For calendar windows; `period` is then a typical length.
     dates: Option<Dates>,
 }
 
@@ -345,7 +345,7 @@ const ALL: &[Kind] =
     &[Kind::TokenBucket, Kind::FixedWindow, Kind::Calendar, Kind::SlidingWindow, Kind::SlidingLog];
 const WINDOWS: &[Kind] = &[Kind::FixedWindow, Kind::Calendar];
 
-/// A state of tokens at an instant, without those that a window added.
+/// A state of tokens at an instant, without the number that a window added.
 fn tokens_at(value: f64, ts: i64) -> State {
     State::Tokens(Tokens { value, ts: Micros(ts), added: None })
 }

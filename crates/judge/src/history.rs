@@ -1,4 +1,4 @@
-//! Histories: what sessions asked, the answers, and the ends of transactions. Instants are microseconds; those of
+//! Histories: the calls of sessions, the answers, and the ends of transactions. Instants are microseconds; those of
 //! clients are on one timeline, which never steps.
 
 use std::fs::File;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// Where the state of a limit is, which decides the rule.
+/// The storage of a limit's state, which determines the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Storage {
     /// In one row, which stays locked from its change to the end of the transaction.
@@ -18,7 +18,7 @@ pub enum Storage {
     Memory,
 }
 
-/// A limit and a key of it.
+/// A limit and one of its keys.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limited {
     /// The limit's name.
@@ -27,32 +27,32 @@ pub struct Limited {
     pub key: String,
     /// The limit's config, in JSON.
     pub config: String,
-    /// Where its state is.
+    /// The storage of its state.
     pub storage: Storage,
 }
 
 /// The end of a transaction, or the rollback to a savepoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
-    /// When the client asked for it.
+    /// The time of the client's request.
     pub invoked: i64,
-    /// When it was answered; `i64::MAX`: never.
+    /// The time of the answer; `i64::MAX`: never.
     pub answered: i64,
-    /// Whether the changes are kept; `None`: not known, since the answer was lost.
+    /// Whether the changes are kept; `None`: unknown, because the answer was lost.
     pub kept: Option<bool>,
 }
 
 /// A call's arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Asked {
-    /// `rl_limit`, or a request of `rl_limit_all` where all were allowed.
+    /// `rl_limit`, or a request of `rl_limit_all` if all were allowed.
     Limit {
         /// Tokens.
         count: f64,
         /// Whether it may go into debt.
         reserve: bool,
     },
-    /// `rl_check`, or a request of `rl_limit_all` where not all were allowed: it takes nothing.
+    /// `rl_check`, or a request of `rl_limit_all` if not all were allowed: it takes nothing.
     Check {
         /// Tokens.
         count: f64,
@@ -70,39 +70,39 @@ pub enum Asked {
         hold: u64,
         /// Tokens.
         count: f64,
-        /// The fewest that do; `count` where as many as there are don't.
+        /// The fewest tokens that suffice; equal to `count` if a part does not.
         at_least: f64,
-        /// How long it lasts, in microseconds.
+        /// Its duration in microseconds.
         ttl: i64,
         /// Whether its tokens stay taken when it expires.
         charge: bool,
-        /// The answer: the tokens that it has.
+        /// The answer: the tokens held.
         held: f64,
-        /// The answer: when it expires; `i64::MAX` where that is not known.
+        /// The answer: the time when it expires; `i64::MAX`: unknown.
         expires_at: i64,
     },
-    /// `rl_settle`, or a limit of `rl_settle_all`; its `ok` is whether there was the hold.
+    /// `rl_settle`, or a limit of `rl_settle_all`; `ok`: whether the hold existed.
     Settle {
         /// The hold's id, as a number.
         hold: u64,
-        /// What was used; `None`: all.
+        /// The tokens used; `None`: all.
         used: Option<f64>,
     },
-    /// `rl_reset`; its `ok` is whether there was a state.
+    /// `rl_reset`; `ok`: whether there was a state.
     Reset,
     /// `rl_acquire`.
     Acquire {
         /// Slots.
         count: f64,
-        /// The id of the lease that was given; 0: none.
+        /// The id of the lease; 0: none.
         lease: i64,
     },
-    /// `rl_extend`; its `ok` is whether the lease was live.
+    /// `rl_extend`; `ok`: whether the lease was live.
     Extend {
         /// The lease's id.
         lease: i64,
     },
-    /// `rl_release`; its `ok` is whether the lease was live.
+    /// `rl_release`; `ok`: whether the lease was live.
     Release {
         /// The lease's id.
         lease: i64,
@@ -121,15 +121,15 @@ pub fn hold_number(id: &str) -> u64 {
 pub struct Reply {
     /// Whether the call was allowed.
     pub ok: bool,
-    /// Tokens left after it; of a check, before what it would take.
+    /// Tokens left after it; for a check, before it would take any.
     pub remaining: Option<f64>,
-    /// When a call that was denied can pass, in whole milliseconds; `Some(None)`: never.
+    /// The time when a denied call can pass, in whole milliseconds; `Some(None)`: never.
     pub retry_at: Option<Option<i64>>,
 }
 
-/// A call and its answer. A call that fails takes nothing and is not recorded, but for the end of its transaction. If
-/// it was a transaction of its own, or on a limit in memory, and its answer was lost, it is `unanswered`: it may have
-/// taken.
+/// A call and its answer. A call that fails takes nothing and is not recorded, except for the end of its transaction.
+/// If it was a transaction of its own, or on a limit in memory, and its answer was lost, it is `unanswered`: it may
+/// have taken.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Invocation {
     /// The session's number.
@@ -140,11 +140,11 @@ pub struct Invocation {
     pub key: u32,
     /// Its arguments.
     pub asked: Asked,
-    /// When the client called.
+    /// The time of the client's call.
     pub invoked: i64,
-    /// When the client had the answer, or gave up: the call was decided by then, if ever.
+    /// The time when the client had the answer, or gave up: the call was decided by then, if ever.
     pub answered: i64,
-    /// The server's clock at the decision, where that is known.
+    /// The server's clock at the decision, if known.
     pub now: Option<i64>,
     /// The answer.
     pub reply: Reply,
@@ -162,7 +162,7 @@ pub struct ShardSeen {
     pub transaction: u32,
     /// The call's key.
     pub key: u32,
-    /// When the client called.
+    /// The time of the client's call.
     pub invoked: i64,
     /// The number of the row's shard.
     pub shard: i32,
@@ -175,7 +175,7 @@ pub struct ShardSeen {
 /// The calls of concurrent sessions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
-    /// The most by which the server's clock differs from the clients' timeline; `None`: a test has set that clock, and
+    /// The maximum difference of the server's clock from the clients' timeline; `None`: a test has set that clock, and
     /// each call has its `now`.
     pub skew: Option<i64>,
     /// Limits and keys.
@@ -184,7 +184,7 @@ pub struct History {
     pub ends: Vec<End>,
     /// The calls, those of a transaction in their order.
     pub calls: Vec<Invocation>,
-    /// The rows of limits with shards after calls, where they are known.
+    /// The rows of limits with shards after calls, if known.
     pub rows: Vec<ShardSeen>,
 }
 
@@ -200,8 +200,8 @@ enum Line {
 }
 
 impl History {
-    /// The history with one answer changed: the take from a row or from memory that left most becomes a denial, which a
-    /// judge must refuse if there were always that many tokens. `None`: there is no such take.
+    /// The history with one answer changed: the take from a row or from memory that left most becomes a denial. A judge
+    /// must refuse it if there were always that many tokens. `None`: there is no such take.
     pub fn with_a_denial(&self) -> Option<History> {
         let is_kept = |call: &Invocation| {
             call.end.is_none_or(|end| self.ends[end as usize].kept == Some(true))
@@ -219,7 +219,7 @@ impl History {
         Some(changed)
     }
 
-    /// Writes the history to a file, as lines of JSON; `note` is the first, a text.
+    /// Writes the history to a file, as lines of JSON; the first line is `note`, a text.
     pub fn write(&self, path: &Path, note: &str) -> io::Result<()> {
         let mut file = BufWriter::new(File::create(path)?);
         let mut put = |line: String| writeln!(file, "{line}");
@@ -240,7 +240,7 @@ impl History {
         file.flush()
     }
 
-    /// Reads what [`write`](History::write) wrote.
+    /// Reads a file of [`write`](History::write).
     pub fn read(path: &Path) -> io::Result<History> {
         let mut history = History::default();
         for line in BufReader::new(File::open(path)?).lines().skip(1) {

@@ -1,9 +1,9 @@
-//! Judges what concurrent sessions asked and were answered: does some order of the calls and commits that agrees with
+//! Judges concurrent sessions by their calls and answers: does some order of the calls and commits that agrees with
 //! real time explain every answer?
 //!
 //! - [`history`]: calls, the ends of their transactions, and the limits; written to a file and read again.
 //! - [`record`] records a history while sessions run.
-//! - [`judge()`](judge::judge) decides, key by key. [`judge`](mod@judge) has the rules, and what they miss.
+//! - [`judge()`](judge::judge) decides, key by key. [`judge`](mod@judge) has the rules and their gaps.
 //!
 //! It knows nothing of PostgreSQL: a history says where a limit is stored, which transactions have its row, and when.
 

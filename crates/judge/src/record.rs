@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::history::{Asked, End, History, Invocation, Limited, Reply, ShardSeen, Storage};
 use crate::judge::{Judgement, judge};
 
-/// Two readings that are farther apart don't count: the thread was interrupted between them.
+/// Readings farther apart don't count: the thread was interrupted between them.
 const APART: Duration = Duration::from_micros(20);
 
 /// The clients' timeline.
@@ -46,7 +46,7 @@ impl Timeline {
         at
     }
 
-    /// The most by which the system's clock differed from the timeline, with the error of the readings.
+    /// The maximum difference of the system's clock from the timeline, with the error of the readings.
     fn skew(&self) -> i64 {
         let (least, greatest) =
             (self.least.load(Ordering::Relaxed), self.greatest.load(Ordering::Relaxed));
@@ -75,7 +75,7 @@ impl Recorder {
         }
     }
 
-    /// A recorder of calls at a time that the test has set, which each call must give.
+    /// A recorder of calls at a time set by the test, which each call must give.
     pub fn with_clock_set() -> Recorder {
         Recorder { clock_is_set: true, ..Recorder::new() }
     }
@@ -112,10 +112,10 @@ impl Recorder {
         History { skew: (!self.clock_is_set).then(|| self.timeline.skew()), ..history }
     }
 
-    /// Judges the history. One that is refused is written to the file `name` in `folder`, after the reason.
+    /// Judges the history. Writes a refused one to the file `name` in `folder`, after the reason.
     ///
     /// # Errors
-    /// The reason, and where the file is.
+    /// The reason, and the path of the file.
     pub fn judge(&self, folder: &Path, name: &str) -> Result<Judgement, String> {
         let history = self.history();
         judge(&history).map_err(|refusal| {
@@ -134,7 +134,7 @@ impl Default for Recorder {
     }
 }
 
-/// The calls of one session, which are added to the recorder when this is dropped.
+/// The calls of one session, added to the recorder when this is dropped.
 pub struct Recording<'r> {
     recorder: &'r Recorder,
     session: u32,
@@ -142,11 +142,11 @@ pub struct Recording<'r> {
     /// Whether a transaction is open.
     is_open: bool,
     is_prepared: bool,
-    /// Since when it has failed.
+    /// The time since which it has failed.
     failed: Option<i64>,
-    /// The calls whose end is not known yet.
+    /// The calls with an unknown end.
     open: Vec<Invocation>,
-    /// How many of them were made before the savepoint.
+    /// The number of calls made before the savepoint.
     savepoint: usize,
     calls: Vec<Invocation>,
     ends: Vec<End>,
@@ -160,7 +160,7 @@ impl Recording<'_> {
         (self.is_open, self.failed, self.savepoint) = (true, None, 0);
     }
 
-    /// Makes a call; `read` returns the answers: the key, the arguments, the decision's instant if it is known, and the
+    /// Makes a call; `read` returns the answers: the key, the arguments, the decision's instant if known, and the
     /// reply. An error ends the transaction, if one is open.
     pub fn call<T, E>(
         &mut self,
@@ -234,7 +234,7 @@ impl Recording<'_> {
 
     /// Rolls back to the savepoint.
     pub fn roll_back_to<T, E>(&mut self, statement: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        // A statement that failed was rolled back then.
+        // A failed statement was rolled back then.
         let invoked = self.failed.unwrap_or_else(|| self.recorder.timeline.now());
         let result = statement()?;
         let answered = self.recorder.timeline.now();
@@ -247,7 +247,7 @@ impl Recording<'_> {
     /// Ends the transaction by COMMIT.
     ///
     /// # Errors
-    /// That of the statement: then it is not known whether it committed.
+    /// The error of the statement: then it is unknown whether it committed.
     pub fn commit<T, E>(&mut self, statement: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         self.finish(true, statement)
     }
@@ -256,7 +256,7 @@ impl Recording<'_> {
     /// time later, either way.
     ///
     /// # Errors
-    /// That of the statement: then it is not known whether it was prepared, nor how it ends.
+    /// The error of the statement: then it is unknown whether it was prepared, and how it ends.
     pub fn prepare<T, E>(&mut self, statement: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let invoked = self.recorder.timeline.now();
         let result = statement();
@@ -270,7 +270,7 @@ impl Recording<'_> {
     /// Ends a prepared transaction by COMMIT PREPARED, or by ROLLBACK PREPARED without `keep`.
     ///
     /// # Errors
-    /// That of the statement: then it is not known whether it has ended, nor how.
+    /// The error of the statement: then it is unknown whether and how it has ended.
     pub fn finish<T, E>(
         &mut self,
         keep: bool,
@@ -286,7 +286,7 @@ impl Recording<'_> {
         result
     }
 
-    /// An end without an answer: the session may have ended at any time since the last one.
+    /// An end without an answer: the session may have ended at any time since the last answer.
     fn unknown(&self, kept: Option<bool>, invoked: i64) -> End {
         let invoked = self.open.last().map_or(invoked, |call| call.answered);
         End { invoked, answered: i64::MAX, kept }
@@ -305,7 +305,7 @@ impl Recording<'_> {
         result
     }
 
-    /// Records that the connection was lost, and the transaction with it, unless it is prepared.
+    /// Records that the connection was lost, and with it the transaction, unless it is prepared.
     pub fn lost(&mut self) {
         let kept = if self.is_prepared { None } else { Some(false) };
         self.close(self.unknown(kept, 0));

@@ -27,25 +27,25 @@ use crate::sync::{ConstPtr, MutPtr, UnsafeCell};
 /// A lock that lies in the memory that it guards.
 ///
 /// # Safety
-/// What is returned holds the lock: from when `exclusive` returns until its [guard](ReadWriteLock::Guard) is dropped,
+/// The guard holds the lock: from when `exclusive` returns until its [guard](ReadWriteLock::Guard) is dropped,
 /// no other call of either function returns, in no session and not in the same one (it waits, for ever if it must);
-/// from when `shared` returns until that is dropped, none of `exclusive` does. What was written under the lock before
-/// is seen by its present holder. Where a lock also ends otherwise, as PostgreSQL's do with their transaction, the
-/// implementor sees to it that no hold outlives that.
+/// from when `shared` returns until that is dropped, none of `exclusive` does. The present holder sees
+/// everything written under the lock before. If a lock also ends otherwise, as PostgreSQL's do with their transaction,
+/// the implementor makes sure that no hold outlives that.
 pub unsafe trait ReadWriteLock {
-    /// Holds the lock until it is dropped, or longer.
+    /// Holds the lock until dropped, or longer.
     type Guard<'a>
     where
         Self: 'a;
 
-    /// Waits until it is not held exclusively.
+    /// Waits until the lock is not held exclusively.
     fn shared(&self) -> Self::Guard<'_>;
 
-    /// Waits until it is free.
+    /// Waits until the lock is free.
     fn exclusive(&self) -> Self::Guard<'_>;
 }
 
-/// A value with its lock. Memory of zeros is one where that is a lock that is free, and a value.
+/// A value with its lock. Zeroed memory is valid if zeros are a free lock and a valid value.
 #[repr(C, align(128))]
 pub struct Guarded<L, T> {
     lock: L,
@@ -56,7 +56,7 @@ pub struct Guarded<L, T> {
 unsafe impl<L: Sync, T: Send + Sync> Sync for Guarded<L, T> {}
 
 impl<L: ReadWriteLock, T> Guarded<L, T> {
-    /// The lock itself, to be initialized, or to look at it.
+    /// The lock itself, to initialize or inspect it.
     pub fn lock(&self) -> &L {
         &self.lock
     }
@@ -83,16 +83,16 @@ impl<L, T> Guarded<L, T> {
     }
 }
 
-/// A value that does not change as long as this exists.
+/// A value that does not change while this exists.
 ///
-/// It has a pointer to it and no reference, which would have to be valid to the end of a function that it is moved
-/// into, beyond the end of the lock. The pointer goes first.
+/// Holds a pointer to the value instead of a reference: a reference would have to be valid to the end of a function
+/// that this is moved into, beyond the end of the lock. The pointer comes first.
 pub struct ReadGuard<'a, L: ReadWriteLock + 'a, T> {
     value: ConstPtr<T>,
     _guard: L::Guard<'a>,
 }
 
-/// A value that is not read elsewhere as long as this exists; a pointer, as in a [`ReadGuard`].
+/// A value that nothing else reads while this exists; a pointer, as in a [`ReadGuard`].
 pub struct WriteGuard<'a, L: ReadWriteLock + 'a, T> {
     value: MutPtr<T>,
     _guard: L::Guard<'a>,

@@ -1,4 +1,4 @@
-//! Sessions at the same time, in every order, by loom: it also fails if one writes a value that another reads.
+//! Tests concurrent sessions in every order, by loom, which also fails if one writes a value that another reads.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -10,10 +10,10 @@ use ratelimit_core::Micros;
 use crate::sync::AtomicU64;
 use crate::{Count, Guarded, ReadWriteLock, SharedRankings, SharedTallies, Totals};
 
-/// A lock of loom.
+/// A lock made of loom's.
 struct Lock(RwLock<()>);
 
-/// What holds it.
+/// The guard of a lock.
 #[expect(dead_code, reason = "held until it is dropped")]
 enum LockGuard<'a> {
     Shared(RwLockReadGuard<'a, ()>),
@@ -37,10 +37,10 @@ fn lock() -> Lock {
     Lock(RwLock::new(()))
 }
 
-/// Runs two sessions at the same time on what `make` makes, and `check` after both.
+/// Runs two sessions at the same time on the result of `make`, and `check` after both.
 ///
-/// Loom looks for further orders from the last access to each number, behind which it overlooks one before it. So each
-/// session is the first once, and both change a number when they begin.
+/// Loom explores further orders from the last access to each number, and overlooks an order from an access before that.
+/// So each session is the first once, and both change a number when they begin.
 fn two<T: Send + Sync + 'static>(
     make: fn() -> T,
     sessions: [fn(&T); 2],
@@ -62,7 +62,7 @@ fn two<T: Send + Sync + 'static>(
     }
 }
 
-/// Counts a call as a session does, with the hash of a name that is one letter.
+/// Counts a call as a session does, with the hash of a one-letter name.
 fn count(tallies: &SharedTallies<Lock, u32>, session: usize, name: u8, count: Count) {
     let id = [name.into(), 0];
     if !tallies.count(id, session, count) {
@@ -125,7 +125,7 @@ fn no_call_is_lost_or_counted_twice_while_a_name_is_replaced() {
         (0..3).for_each(|_| count(&tallies, 0, b'b', Count::Denied));
         tallies
     };
-    // Another name takes the place of `a`, which is called at the same time, and may then take one itself.
+    // Another name replaces `a`, which is called at the same time, and may then replace one itself.
     let sessions: [fn(&_); 2] = [
         |tallies| {
             count(tallies, 0, b'a', Count::Denied);
@@ -177,7 +177,7 @@ fn a_name_that_is_freed_while_it_is_called_has_no_tally_or_a_new_one() {
     });
 }
 
-/// Counts a denial of a key that is one letter.
+/// Counts a denial of a one-letter key.
 fn deny(rankings: &SharedRankings<Lock, u32>, key: u8, last: Option<usize>) -> usize {
     rankings.count([0, key.into()], last, 7, b"name", &[key])
 }
@@ -209,7 +209,7 @@ fn a_counter_that_becomes_another_keys_is_not_added_to_for_the_first() {
         (0..3).for_each(|_| _ = deny(&rankings, b'b', None));
         rankings
     };
-    // `c` takes the counter of `a`, which adds to it at the same time, and may then take one itself.
+    // `c` takes over the counter of `a`, which is added to at the same time, and may then take over one itself.
     let sessions: [fn(&_); 2] =
         [|rankings| _ = deny(rankings, b'a', Some(0)), |rankings| _ = deny(rankings, b'c', None)];
     two(make, sessions, |rankings| {

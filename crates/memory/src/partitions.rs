@@ -31,15 +31,15 @@ use crate::lock::{Guarded, ReadGuard, ReadWriteLock, WriteGuard};
 use crate::saved::{Cell, Piece, SavedHead, SavedPartition};
 use crate::states::{Entry, Head, Partition, PartitionView, place};
 
-/// An array for each partition, one after the other. Only the guard of a partition's head makes references into its
-/// array.
+/// An array for each partition, one after the other. Only the guard of a partition's head makes references
+/// into its array.
 struct Arrays<'a, T> {
     all: &'a [UnsafeCell<T>],
-    /// The length of each.
+    /// The length of each array.
     each: usize,
 }
 
-// SAFETY: as `Guarded`, whose guards guard the arrays too.
+// SAFETY: as `Guarded`: its guards guard the arrays, too.
 unsafe impl<T: Send + Sync> Sync for Arrays<'_, T> {}
 
 impl<'a, T> Arrays<'a, T> {
@@ -77,12 +77,12 @@ unsafe fn heads_at<'a, L, H>(address: &mut *mut u8, partitions: usize) -> &'a [G
     }
 }
 
-/// The bytes of the heads of partitions, and of a number of bytes after them.
+/// The size in bytes of the heads of partitions plus a number of bytes after them.
 const fn size<L, H>(partitions: usize, bytes: usize) -> usize {
     size_of::<Guarded<L, H>>() * partitions + bytes.next_multiple_of(128)
 }
 
-/// Partitions of states with the same number of places.
+/// Partitions of states, with the same number of places each.
 pub struct Partitions<'a, L> {
     heads: &'a [Guarded<L, Head>],
     places: Arrays<'a, Entry>,
@@ -101,7 +101,7 @@ pub struct PartitionWriteGuard<'a, L: ReadWriteLock + 'a> {
 }
 
 impl<'a, L: ReadWriteLock> Partitions<'a, L> {
-    /// The bytes of partitions, with a number of places each.
+    /// The size in bytes of partitions with a number of places each.
     pub const fn size(partitions: usize, places: usize) -> usize {
         size::<L, Head>(partitions, size_of::<Entry>() * places * partitions)
     }
@@ -151,7 +151,7 @@ impl<L: ReadWriteLock> PartitionReadGuard<'_, L> {
     /// The partition to read.
     #[inline]
     pub fn view(&self) -> PartitionView<'_> {
-        // SAFETY: the places are those of the head whose lock this guard has for reading, for as long as `self` is
+        // SAFETY: the places belong to the head that this guard has locked for reading, for as long as `self` is
         // borrowed; `&mut` to them is made under that lock taken exclusively only.
         PartitionView::new(&self.head, unsafe { &*self.places })
     }
@@ -161,13 +161,13 @@ impl<L: ReadWriteLock> PartitionWriteGuard<'_, L> {
     /// The partition to read and write.
     #[inline]
     pub fn partition(&mut self) -> Partition<'_> {
-        // SAFETY: the places are those of the head whose lock this guard has exclusively, and `self` is borrowed as a
+        // SAFETY: the places belong to the head that this guard has locked exclusively, and `self` is borrowed as a
         // whole: no other guard has them, and this one gives them out once. Other partitions have other places.
         Partition::new(&mut self.head, unsafe { &mut *self.places })
     }
 }
 
-/// Partitions of saved states for the same number of keys. They are locked exclusively, also to read.
+/// Partitions of saved states, for the same number of keys each. Locked exclusively, even for reading.
 pub struct SavedPartitions<'a, L> {
     heads: &'a [Guarded<L, SavedHead>],
     cells: Arrays<'a, Cell>,
@@ -184,7 +184,7 @@ pub struct SavedGuard<'a, L: ReadWriteLock + 'a> {
 }
 
 impl<'a, L: ReadWriteLock> SavedPartitions<'a, L> {
-    /// The bytes of partitions, for a number of keys each.
+    /// The size in bytes of partitions for a number of keys each.
     pub const fn size(partitions: usize, keys: usize) -> usize {
         let each = size_of::<Cell>() + size_of::<Piece>() + size_of::<u32>();
         size::<L, SavedHead>(partitions, each * keys * partitions)
@@ -227,7 +227,7 @@ impl<L: ReadWriteLock> SavedGuard<'_, L> {
     /// The partition.
     #[inline]
     pub fn partition(&mut self) -> SavedPartition<'_> {
-        // SAFETY: the arrays are those of the head whose lock this guard has exclusively, and `self` is borrowed as a
+        // SAFETY: the arrays belong to the head that this guard has locked exclusively, and `self` is borrowed as a
         // whole: no other guard has them, and this one gives them out once. Other partitions have others.
         let (cells, pieces, buckets) =
             unsafe { (&mut *self.cells, &mut *self.pieces, &mut *self.buckets) };

@@ -1,16 +1,16 @@
-//! The keys that are denied most: their texts, which are stored of no other key, and how often.
+//! The keys that are denied most, with their counts. The text of no other key is stored.
 
 use crate::lock::{Guarded, ReadWriteLock};
 use crate::sketch::{Counter, Sketch, counted};
 
-/// The number of rankings, over which keys are spread by chance.
+/// The number of rankings, over which keys are distributed at random.
 const RANKINGS: usize = if cfg!(test) { 2 } else { 16 };
 /// The number of keys in each.
 const KEYS: usize = if cfg!(test) { 2 } else { 64 };
-/// The bytes that are stored of a name and key.
+/// The maximum number of bytes stored of a name and key.
 pub const TEXT: usize = 320;
 
-/// A ranking. Under a shared lock only counts change, which are atomic.
+/// A ranking. Under a shared lock only the counts change, which are atomic.
 #[repr(C)]
 struct Ranking<S> {
     floor: u64,
@@ -25,7 +25,7 @@ struct DeniedKey<S> {
     scope: S,
     name: u32,
     key: u32,
-    /// The name, and the key, which may be cut off.
+    /// The name, and the key, possibly cut off.
     text: [u8; TEXT],
 }
 
@@ -34,11 +34,11 @@ struct DeniedKey<S> {
 pub struct Denied {
     /// The limit's name.
     pub name: Vec<u8>,
-    /// Cut off after [`TEXT`] less the bytes of the name.
+    /// Cut off after [`TEXT`] minus the length of the name.
     pub key: Vec<u8>,
-    /// The number of denials, at most.
+    /// The maximum number of denials.
     pub denied: u64,
-    /// By how much that may be too many.
+    /// The maximum excess in `denied`.
     pub error: u64,
 }
 
@@ -74,7 +74,7 @@ impl<S: Copy + PartialEq> Ranking<S> {
         Sketch::new(&mut self.floor, &mut self.counters)
     }
 
-    /// The keys that have a counter, with their counters.
+    /// The keys with a counter, and their counters.
     fn denied(&self) -> impl Iterator<Item = (&DeniedKey<S>, &Counter)> {
         counted(&self.counters).map(|(number, counter)| (&self.denied[number], counter))
     }
@@ -97,8 +97,8 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedRankings<L, S> {
         self.rankings.iter().map(Guarded::lock)
     }
 
-    /// Counts a denial of a key, by the hash of name and key; the text of both is cut off after [`TEXT`]. Returns the
-    /// number of its counter: as `last` of the session's next denial, it makes a shared lock enough.
+    /// Counts a denial of a key, by the hash of name and key; cuts off the text of both after [`TEXT`]. Returns the
+    /// number of the counter. Passed as `last` with the session's next denial, it makes a shared lock sufficient.
     pub fn count(
         &self,
         id: [u64; 2],
@@ -124,7 +124,7 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedRankings<L, S> {
         number
     }
 
-    /// Returns the keys of a name, or of all of a scope, that were denied most, the first of them first.
+    /// Returns the keys of a name, or of all of a scope, that were denied most, in descending order.
     pub fn most_denied(&self, scope: S, name: Option<&[u8]>, rows: usize) -> Vec<Denied> {
         let mut all = Vec::new();
         for ranking in &self.rankings {
@@ -156,7 +156,7 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedRankings<L, S> {
         scopes
     }
 
-    /// Removes a key of every name, by the hash that it has there.
+    /// Removes a key of every name; `id`: the key's hash under a name.
     pub fn forget_key(&self, scope: S, id: impl Fn(&[u8]) -> [u64; 2]) {
         for ranking in &self.rankings {
             let Ranking { floor, counters, denied } = &mut *ranking.write();

@@ -1,21 +1,21 @@
-//! The states of limits that are saved, with their names and keys: a cache of rows, which evicts no key that has changed
-//! since its row was written.
+//! The states of saved limits, with their names and keys: a cache of rows, which evicts no key that has changed since
+//! its row was written.
 //!
 //! Like a [`Partition`](crate::states::Partition), a [`SavedPartition`] borrows its memory from the caller, which may
-//! share it between processes, locks it while it uses it, and spreads keys over several. It has no pointers, and zeroed
+//! share it between processes, locks it during use, and distributes keys over several. It has no pointers, and zeroed
 //! memory is an empty partition. Unlike there, a key never moves, so a scan in several steps misses none: cells are
-//! chained from buckets ([Knuth, The Art of Computer Programming 3, 6.4]). What doesn't fit into a cell of a name, a key
-//! and leases goes into a chain of pieces.
+//! chained from buckets ([Knuth, The Art of Computer Programming 3, 6.4]). The bytes of a name, a key and leases that
+//! don't fit into a cell go into a chain of pieces.
 //!
-//! A key is unsaved from its first change until [`finish`](SavedPartition::finish) notes that its state was written: the
-//! same state, unsaved since the same instant. So a write never counts for a later change. Instants are greater than 0,
-//! on a clock that never steps.
+//! A key is unsaved from its first change until [`finish`](SavedPartition::finish) notes that its state was written:
+//! the same state, unsaved since the same instant. So a write never counts for a later change. Instants are greater
+//! than 0, on a clock that never steps.
 //!
-//! Only a saved key is evicted, since the next call reads its row again: by second chance (Corbató, A Paging Experiment
-//! with the Multics System, 1968), and the key that was just loaded last. Evictions and removals are counted: a call
-//! that reads a row without a lock, and then finds that a key was evicted meanwhile, reads it again. Where no key can be
-//! evicted, the partition is full. The last eighth of the cells is for new keys of names with less than half of the
-//! unsaved keys, so that one name can't keep others from having new keys.
+//! Only saved keys are evicted, because the next call reads their rows again: by second chance (Corbató, A Paging
+//! Experiment with the Multics System, 1968), and the key that was just loaded last. Evictions and removals are
+//! counted: a call that reads a row without a lock, and then finds that a key was evicted meanwhile, reads it again. If
+//! no key can be evicted, the partition is full. The last eighth of the cells is for new keys of names with less than
+//! half of the unsaved keys, so that one name can't keep others from having new keys.
 //!
 //! [Knuth, The Art of Computer Programming 3, 6.4]: https://www-cs-faculty.stanford.edu/~knuth/taocp.html
 
@@ -27,14 +27,14 @@ use ratelimit_faults::Fault;
 
 use crate::states::{Content, place};
 
-/// The bytes of name, key and leases that fit into a cell.
+/// The number of bytes of name, key and leases that fit into a cell.
 const INLINE: usize = 42;
-/// The bytes of a piece.
+/// The size of a piece in bytes.
 const PIECE: usize = 60;
-/// The bytes of a lease.
+/// The size of a lease in bytes.
 const LEASE: usize = 16;
 
-/// The tag of a limit that is full, and has no state.
+/// The tag of a full limit, which has no state.
 const NO_STATE: u8 = 254;
 /// The tag of leases, which follow name and key; the first word is their `ts`.
 const LEASES: u8 = 255;
@@ -49,9 +49,9 @@ const LONGEST_PAUSE: Micros = Micros(60_000_000);
 pub struct Cell {
     key: [u64; 2],
     words: [u64; 3],
-    /// Since when the key is unsaved; 0: it is saved.
+    /// The time since which the key is unsaved; 0: saved.
     since: i64,
-    /// When the key is due to be written.
+    /// The time when the key is due to be written.
     due: i64,
     scope: [u32; 2],
     /// Milliseconds.
@@ -69,7 +69,7 @@ pub struct Cell {
     tries: u8,
     /// Whether the key was called since the hand last passed: 0 or 1.
     called: u8,
-    /// Whether the row was read on a standby, so that the state counts there only: 0 or 1.
+    /// Whether the row was read on a standby: the state counts only there. 0 or 1.
     on_standby: u8,
     text: Text<INLINE>,
 }
@@ -83,7 +83,7 @@ pub struct Piece {
     text: Text<PIECE>,
 }
 
-/// Bytes of name, key and leases.
+/// Some bytes of name, key and leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 struct Text<const N: usize>([u8; N]);
@@ -92,9 +92,9 @@ struct Text<const N: usize>([u8; N]);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct SavedHead {
-    /// The cell at which the next eviction begins to look.
+    /// The cell at which the search for the next eviction begins.
     hand: u32,
-    /// The number of cells ever used, and the first that is free again, plus 1; the same for pieces.
+    /// The number of cells ever used, and the first free one, plus 1; the same for pieces.
     cells: u32,
     free_cell: u32,
     pieces: u32,
@@ -115,11 +115,11 @@ pub struct SavedHead {
 pub struct NewKey<'a> {
     /// A hash that callers can't predict.
     pub hash: [u64; 2],
-    /// The owner: two numbers of the caller's.
+    /// The owner: two numbers chosen by the caller.
     pub scope: [u32; 2],
-    /// The limit's name, of at most 65,535 bytes.
+    /// The name of the limit, at most 65,535 bytes.
     pub name: &'a [u8],
-    /// The key, likewise.
+    /// The key, at most 65,535 bytes.
     pub key: &'a [u8],
     /// Whether its row was read on a standby.
     pub on_standby: bool,
@@ -136,7 +136,7 @@ pub struct SavedCopy {
     pub key: Vec<u8>,
     /// The state; `None`: full.
     pub state: Option<State>,
-    /// Since when it is unsaved; 0: it is saved, or counts on a standby only.
+    /// The time since which it is unsaved; 0: saved, or counting on a standby only.
     pub since: Micros,
     /// The number of failed writes.
     pub tries: u8,
@@ -147,26 +147,26 @@ pub struct SavedCopy {
 pub enum Outcome {
     /// It was written.
     Written,
-    /// The write failed, and is tried again after a pause.
+    /// The write failed, and will be tried again after a pause.
     Failed,
-    /// It was not tried, and is after the first pause.
+    /// It was not tried, and will be after the first pause.
     Later,
     /// The limit has left memory.
     Gone,
 }
 
-/// The partition is full: every key is unsaved, so that none can be evicted.
+/// The partition is full: every key is unsaved, so none can be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
 /// The unsaved keys of a scope.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unsaved {
-    /// The number of them.
+    /// Their number.
     pub keys: usize,
-    /// Since when the first of them is unsaved.
+    /// The time since which the oldest is unsaved.
     pub since: Option<Micros>,
-    /// When the next of them is due.
+    /// The time when the next is due.
     pub due: Option<Micros>,
 }
 
@@ -198,7 +198,7 @@ impl Cell {
         self.tag != 0 && self.scope == scope
     }
 
-    /// Whether its key is to be written.
+    /// Whether its key has to be written.
     fn is_unsaved(&self) -> bool {
         self.since != 0 && self.on_standby == 0
     }
@@ -219,7 +219,7 @@ fn pieces_of(length: usize) -> usize {
     length.saturating_sub(INLINE).div_ceil(PIECE)
 }
 
-/// Unlinks the first free place of a chain, or else returns the next one that was never used.
+/// Unlinks the first free place of a chain, or returns the next one that was never used.
 fn next_free(free: &mut u32, used: &mut u32, next: impl Fn(usize) -> u32) -> usize {
     if *free == 0 {
         *used += 1;
@@ -239,8 +239,7 @@ fn leases_of(state: Option<&State>) -> &[Lease] {
 }
 
 impl<'a> SavedPartition<'a> {
-    /// Views memory that is zeroed, or what an earlier partition of the same lengths left there. There is at least one
-    /// bucket.
+    /// Views memory that is zeroed, or left by an earlier partition of the same lengths. There is at least one bucket.
     pub fn new(
         head: &'a mut SavedHead,
         buckets: &'a mut [u32],
@@ -275,8 +274,8 @@ impl<'a> SavedPartition<'a> {
         self.head.lost
     }
 
-    /// Reads the state of a key for a call. `None`: it isn't in memory; `Some(None)`: the limit is full. After a
-    /// promotion, drops a key that was read on the standby: its row has changed since.
+    /// Reads the state of a key for a call. `None`: not in memory; `Some(None)`: the limit is full. After a promotion,
+    /// drops a key that was read on the standby: its row has changed since.
     pub fn read(&mut self, hash: [u64; 2], on_standby: bool) -> Option<Option<State>> {
         let at = self.find(hash)?;
         if self.cells[at].on_standby != 0 && !on_standby {
@@ -317,8 +316,8 @@ impl<'a> SavedPartition<'a> {
         Ok(())
     }
 
-    /// Stores the state of a key that is in memory, `None`: full, to be written after at most `save` milliseconds.
-    /// Returns when it is due, if that is sooner than before. [`Full`] also where the key isn't in memory.
+    /// Stores the state of a key in memory, `None`: full, to be written after at most `save` milliseconds. Returns the
+    /// time when it is due, if earlier than before. [`Full`] also if the key isn't in memory.
     pub fn set(
         &mut self,
         hash: [u64; 2],
@@ -356,8 +355,8 @@ impl<'a> SavedPartition<'a> {
         Ok(Some(Micros(due)))
     }
 
-    /// Copies the unsaved keys of a scope, those due by an instant or all, in at most `most` cells from `from` on.
-    /// Returns the cell to go on at; `None` at the end.
+    /// Copies the unsaved keys of a scope, either those due by an instant or all, from at most `most` cells, starting
+    /// at `from`. Returns the cell at which to continue; `None` at the end.
     pub fn copy(
         &self,
         from: usize,
@@ -376,7 +375,7 @@ impl<'a> SavedPartition<'a> {
         (end < cells).then_some(end)
     }
 
-    /// Notes the outcome of writing a copy that was made at `copied`. If the key has changed since, it is unsaved from
+    /// Notes the outcome of writing a copy made at `copied`. If the key has changed since, it is unsaved from
     /// `copied` on.
     pub fn finish(&mut self, copy: &SavedCopy, outcome: Outcome, copied: Micros, now: Micros) {
         let Some(at) = self.find(copy.hash).filter(|&at| self.cells[at].since == copy.since.0)
@@ -404,8 +403,8 @@ impl<'a> SavedPartition<'a> {
         }
     }
 
-    /// Removes the keys of a name, or of a scope, that a test picks by their copy and whether they are unsaved. The
-    /// others are due at once. Makes a session that has read the row of a key but not loaded it yet read it again.
+    /// Removes those keys of a name, or of a scope, that a test selects by copy and by whether they are unsaved. The
+    /// others become due at once. A session that has read the row of a key, and not loaded it yet, will read it again.
     pub fn remove(
         &mut self,
         scope: [u32; 2],
@@ -433,7 +432,7 @@ impl<'a> SavedPartition<'a> {
         (!cells.is_empty()).then(|| cells.iter().any(|&at| self.cells[at].is_unsaved()))
     }
 
-    /// Copies the keys of a name, or of a scope, saved or not; those read on a standby only on one.
+    /// Copies the keys of a name, or of a scope, saved or not. Keys read on a standby are copied only on a standby.
     pub fn keys(&self, scope: [u32; 2], name: Option<&[u8]>, on_standby: bool) -> Vec<SavedCopy> {
         let cells = self.cells_of(scope, name).into_iter();
         let counts = |&at: &usize| on_standby || self.cells[at].on_standby == 0;
@@ -476,8 +475,8 @@ impl<'a> SavedPartition<'a> {
         None
     }
 
-    /// Evicts saved keys until this number of pieces is free, and a cell; or for a cell to `keep`, which may use the
-    /// last ones, pieces only.
+    /// Evicts saved keys until this number of pieces and a cell are free. With a cell to `keep`, only pieces, which may
+    /// be the last ones.
     fn free_capacity(
         &mut self,
         pieces: usize,
@@ -516,7 +515,7 @@ impl<'a> SavedPartition<'a> {
         if spares_unsaved && self.head.unsaved >= self.head.keys {
             return false;
         }
-        // Once around to use up the second chances, and once more.
+        // One round to use up the second chances, and another.
         let cells = self.head.cells as usize;
         for _ in 0..2 * cells {
             let at = self.head.hand as usize % cells;
@@ -571,7 +570,7 @@ impl<'a> SavedPartition<'a> {
         }
     }
 
-    /// Stores a state in a cell; there are enough free pieces for its leases.
+    /// Stores a state in a cell. Enough pieces for its leases are free.
     fn put_state(&mut self, at: usize, state: Option<&State>) {
         let cell = self.cells[at];
         let leases = leases_of(state);
@@ -606,7 +605,7 @@ impl<'a> SavedPartition<'a> {
         bytes
     }
 
-    /// Stores bytes in a cell and its pieces, of which enough are free.
+    /// Stores bytes in a cell and its pieces. Enough of these are free.
     fn put(&mut self, cell: usize, bytes: &[u8]) {
         let (first, rest) = bytes.split_at(bytes.len().min(INLINE));
         self.cells[cell].text.0[..first.len()].copy_from_slice(first);

@@ -36,7 +36,7 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// A free counter, as zeroed memory is.
+    /// A free counter, the same as zeroed memory.
     pub const fn new() -> Counter {
         Counter { key: [0; 2], count: AtomicU64::new(0), error: 0 }
     }
@@ -51,12 +51,12 @@ impl Counter {
         self.count.fetch_add(1, Relaxed);
     }
 
-    /// How often its key was seen, at most.
+    /// The maximum number of times that its key was seen.
     pub fn count(&self) -> u64 {
         self.count.load(Relaxed)
     }
 
-    /// By how much that may be too many: it was seen at least `count - error` times.
+    /// The maximum error of the count: the key was seen at least `count - error` times.
     pub fn error(&self) -> u64 {
         self.error
     }
@@ -70,20 +70,19 @@ pub fn counted(counters: &[Counter]) -> impl Iterator<Item = (usize, &Counter)> 
 /// A sketch: a key that was seen more than `total / counters` times has a counter.
 #[derive(Debug)]
 pub struct Sketch<'a> {
-    /// How often a key without a counter may have been seen, at most.
+    /// The maximum number of times that a key without a counter may have been seen.
     floor: &'a mut u64,
     counters: &'a mut [Counter],
 }
 
 impl<'a> Sketch<'a> {
-    /// Views memory that is zeroed, or what an earlier sketch of the same length left there. There is at least one
-    /// counter.
+    /// Views memory that is zeroed, or left by an earlier sketch of the same length. There is at least one counter.
     pub fn new(floor: &'a mut u64, counters: &'a mut [Counter]) -> Sketch<'a> {
         Sketch { floor, counters }
     }
 
-    /// Counts a key, given by a hash that callers can't predict. Returns the number of its
-    /// counter, and whether that is new: it was free, or that of the key seen least.
+    /// Counts a key, given by a hash that callers can't predict. Returns the number of its counter, and whether the key
+    /// has just got it: a free one, or the counter of the key seen least.
     pub fn count(&mut self, key: [u64; 2]) -> (usize, bool) {
         let (mut least, mut fewest) = (0, u64::MAX);
         for (n, counter) in self.counters.iter_mut().enumerate() {
@@ -104,7 +103,7 @@ impl<'a> Sketch<'a> {
         (least, true)
     }
 
-    /// Frees the counters that a test picks by their numbers.
+    /// Frees the counters that a test selects by number.
     pub fn remove_if(&mut self, test: impl Fn(usize) -> bool) {
         for (number, counter) in self.counters.iter_mut().enumerate() {
             if test(number) {

@@ -51,9 +51,9 @@ mod slots;
 pub use content::Content;
 pub use slots::{Evictions, Id, Retention};
 
-/// The number of entries of which one is evicted.
+/// The number of entries from which one is chosen for eviction.
 pub const SAMPLE: usize = 16;
-/// The number of names whose entries a partition counts; half of them for one owner.
+/// The number of names with entry counts in a partition; half of them for one owner.
 pub const SHARES: usize = 64;
 
 /// A state or a lease with its key, in 64 bytes.
@@ -81,11 +81,11 @@ pub struct Entry {
 /// The owner of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// A hash will do.
+    /// A hash is sufficient.
     pub id: u32,
     /// A hash of the limit's name.
     pub name: u64,
-    /// Whether the owner's names have fair shares too: not if callers choose their names freely.
+    /// Whether the owner's names have fair shares, too. False if callers choose their names freely.
     pub fair_by_name: bool,
 }
 
@@ -94,9 +94,9 @@ pub struct Owner {
 #[repr(C)]
 struct Share {
     owner: u32,
-    /// A part of the name's hash; 0 where the owner's names are not distinguished.
+    /// A part of the name's hash; 0 if the owner's names are not distinguished.
     name: u32,
-    /// How many there are; 0: this share is free.
+    /// Their number; 0: this share is free.
     entries: u32,
 }
 
@@ -104,7 +104,7 @@ struct Share {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Head {
-    /// The place at which the next eviction begins to look.
+    /// The place at which the search for the next eviction begins.
     hand: u64,
     /// The number of places taken.
     taken: u64,
@@ -124,15 +124,15 @@ pub const fn places(entries: usize) -> usize {
     entries + entries.div_ceil(2)
 }
 
-/// The place, of `places`, at which the search for a key begins. The high half of a product spreads a random number
-/// over them, as [Lemire, 2019] shows.
+/// The place, out of `places`, at which the search for a key begins. The high half of a product distributes a random
+/// number over them, as [Lemire, 2019] shows.
 ///
 /// [Lemire, 2019]: https://doi.org/10.1145/3230636
 pub fn place(key: [u64; 2], places: usize) -> usize {
     ((u128::from(key[1]) * places as u128) >> 64) as usize
 }
 
-/// What a new entry evicted.
+/// The entry evicted for a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evicted {
     /// Nothing.
@@ -149,8 +149,8 @@ impl Entry {
         Content::decode(self.taken, self.words)
     }
 
-    /// Stores a state or a lease, when it becomes idle (`None`: never), and whether half of the limit or more [is
-    /// used](ratelimit_core::Limit::is_half_used).
+    /// Stores a state or a lease, the time when it becomes idle (`None`: never), and whether half of the limit or more
+    /// [is used](ratelimit_core::Limit::is_half_used).
     pub fn set(&mut self, content: Content, idle_at: Option<Micros>, half_used: bool) {
         (self.taken, self.words) = content.encode();
         self.used = half_used.into();
@@ -160,7 +160,7 @@ impl Entry {
 
 impl Head {
     /// Finds the share of an owner and name, or a free one. If the owner has half of all shares, or none is free: one
-    /// of the owner's, or else the last, which owners have in common.
+    /// of the owner's, or else the last, which owners share.
     fn share(&self, owner: Owner) -> usize {
         let name = owner.name_part();
         let (mut count, mut free) = (0, None);
@@ -191,7 +191,7 @@ impl Head {
         share.entries = share.entries.saturating_add(1);
     }
 
-    /// Finds the share that loses an entry: the largest of the owner with the most entries; that of the new entry if
+    /// Finds the share that loses an entry: the largest share of the owner with the most entries; the new entry's if
     /// none is larger.
     fn loser(&self, newcomer: usize, owner: Owner) -> usize {
         let shares = || self.shares.iter().zip(0..).filter(|(share, _)| share.entries > 0);
@@ -211,7 +211,7 @@ impl Head {
 }
 
 impl Owner {
-    /// The part of the name's hash that tells the owner's names apart.
+    /// The part of the name's hash that distinguishes the owner's names.
     fn name_part(self) -> u32 {
         if self.fair_by_name { self.name as u32 } else { 0 }
     }
@@ -225,7 +225,7 @@ pub struct PartitionView<'a> {
 }
 
 impl<'a> PartitionView<'a> {
-    /// Views memory as [`Partition::new`] does.
+    /// Views memory, as [`Partition::new`].
     pub fn new(head: &'a Head, entries: &'a [Entry]) -> PartitionView<'a> {
         PartitionView { head, entries }
     }
@@ -257,7 +257,7 @@ impl<'a> PartitionView<'a> {
     }
 }
 
-/// The places of a partition from one on, each once.
+/// The places of a partition, starting at one, each once.
 fn from(at: usize, places: usize) -> impl Iterator<Item = usize> + Clone {
     (at..places).chain(0..at)
 }
@@ -279,13 +279,13 @@ pub struct Partition<'a> {
 }
 
 impl<'a> Partition<'a> {
-    /// Views memory that is zeroed, or what an earlier partition of the same length left there. There is at least one
-    /// place; two thirds of the places can be taken.
+    /// Views memory that is zeroed, or left by an earlier partition of the same length. There is at least one place;
+    /// two thirds of the places can be taken.
     pub fn new(head: &'a mut Head, entries: &'a mut [Entry]) -> Partition<'a> {
         Partition { head, entries }
     }
 
-    /// The same to read.
+    /// A view of the partition, to read it.
     #[inline]
     pub fn view(&self) -> PartitionView<'_> {
         PartitionView { head: self.head, entries: self.entries }
@@ -299,7 +299,7 @@ impl<'a> Partition<'a> {
         if entry.taken == 0 {
             return None;
         }
-        // Mostly nothing changes, and nothing is written.
+        // Usually nothing changes, and nothing is written.
         if entry.again == 0 || entry.called != self.head.born {
             (entry.again, entry.called) = (1, self.head.born);
         }
@@ -323,11 +323,11 @@ impl<'a> Partition<'a> {
         found.inspect(|&at| self.release(at)).is_some()
     }
 
-    /// Removes the entries of a name; returns the number of keys that had some.
+    /// Removes the entries of a name; returns the number of keys that had any.
     pub fn remove_name(&mut self, name: u64) -> u64 {
         let mut keys = 0;
         for at in 0..self.entries.len() {
-            // The entry that moves to the place of a removed one is looked at next.
+            // The entry that moves to the place of a removed one is checked next.
             while let entry = &self.entries[at]
                 && entry.taken != 0
                 && entry.name == name
@@ -340,7 +340,7 @@ impl<'a> Partition<'a> {
         keys
     }
 
-    /// Inserts an entry for a key that has none.
+    /// Inserts an entry for a key without one.
     #[cold]
     fn insert(&mut self, key: [u64; 2], owner: Owner, now: Micros) -> (usize, Evicted) {
         let capacity = (self.entries.len() * 2 / 3).max(1) as u64;
@@ -367,8 +367,8 @@ impl<'a> Partition<'a> {
         (at, evicted)
     }
 
-    /// Evicts an entry of a share, or an idle one. Those next to the hand are a random sample, since keys are at random
-    /// places.
+    /// Evicts an entry of a share, or an idle one. The entries after the hand are a random sample, because keys are at
+    /// random places.
     fn evict(&mut self, share: usize, now: Micros) -> Evicted {
         let places = self.entries.len();
         let hand = (self.head.hand % places as u64) as usize;
@@ -386,7 +386,7 @@ impl<'a> Partition<'a> {
             if usize::from(entry.share) != share {
                 continue;
             }
-            // Of equally old ones any: all may have been called since the last insertion.
+            // Among equally old ones any: all may have been called since the last insertion.
             let age = u64::from(self.head.born.wrapping_sub(entry.called));
             let doublings = u64::from(entry.again == 0) + u64::from(entry.used == 0);
             oldest = oldest.max(Some((age << doublings, at)));
@@ -404,7 +404,8 @@ impl<'a> Partition<'a> {
         Evicted::Live
     }
 
-    /// Frees a place. Entries after it that would no longer be found, since a search ends at a free place, move up.
+    /// Frees a place, and moves up entries after it that would no longer be found, because a search ends at a
+    /// free place.
     fn release(&mut self, at: usize) {
         let share = usize::from(self.entries[at].share) % SHARES;
         let count = &mut self.head.shares[share].entries;
@@ -417,7 +418,7 @@ impl<'a> Partition<'a> {
             if entry.taken == 0 {
                 break;
             }
-            // How far it is from where its search begins, and from the free place.
+            // The distance from the start of its search, and from the free place.
             let distance = |from: usize| (next + places - from) % places;
             if distance(place(entry.key, places)) >= distance(free) {
                 self.entries[free] = entry;

@@ -1,4 +1,4 @@
-//! Atomics and a cell: the standard library's, or in the unit tests those of loom, which sees each use of them.
+//! Atomics and a cell: from the standard library, or in the unit tests from loom, which observes each use.
 
 #[cfg(test)]
 pub use loom::{
@@ -12,7 +12,7 @@ pub use {
     std::sync::atomic::{AtomicI64, AtomicU64},
 };
 
-/// The standard library's cell, as loom has it: a pointer stands for the time in which it is used.
+/// The standard library's cell with the interface of loom's: a pointer represents the time of its use.
 #[cfg(not(test))]
 mod cell {
     #[repr(transparent)]

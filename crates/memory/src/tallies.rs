@@ -1,4 +1,5 @@
-//! Counters of the answers to each name's calls, added to without a lock, at once: a rollback takes nothing back.
+//! Counters of the answers to each name's calls, added to immediately and without a lock: a rollback takes
+//! nothing back.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -8,8 +9,8 @@ use ratelimit_core::requests::MAX_NAME;
 use crate::lock::{Guarded, ReadWriteLock};
 use crate::sync::{AtomicI64, AtomicU64};
 
-/// The number of names that are counted at once. Few under loom, which explores every order, and under Miri, which checks
-/// all of them at each reference.
+/// The number of names counted at the same time. Few under loom, which explores every order, and under Miri, which
+/// checks all of them at each reference.
 const TALLIES: usize = match (cfg!(test), cfg!(miri)) {
     (true, _) => 2,
     (false, true) => 64,
@@ -20,11 +21,11 @@ const WINDOW: usize = if cfg!(test) { 2 } else { 16 };
 /// The number of stripes of a counter, for sessions on several processors.
 const STRIPES: usize = if cfg!(test) { 2 } else { 8 };
 
-/// The counters of a name, all atomic. The id changes under the lock of the names; counters are added to without it, so
-/// a call that is counted while another name replaces this one may count for that name.
+/// The counters of a name, all atomic. The id changes under the lock of the names; counters are added to without it. So
+/// a call counted while another name replaces this one may count for that name.
 #[repr(C, align(128))]
 struct Tally {
-    /// The first is zero: free.
+    /// A zero first word: free.
     id: [AtomicU64; 2],
     /// Epoch microseconds.
     since: AtomicI64,
@@ -52,11 +53,11 @@ struct Name<S> {
 /// The answer to count.
 #[derive(Clone, Copy)]
 pub enum Count {
-    /// Passed, and took these tokens.
+    /// Allowed; the tokens taken.
     Allowed(f64),
     /// Denied.
     Denied,
-    /// Allowed in a dry run that would have been denied.
+    /// Allowed in a dry run, and denied otherwise.
     DeniedInDryRun,
 }
 
@@ -69,25 +70,25 @@ pub struct Totals {
     pub allowed: u64,
     /// Calls that were denied.
     pub denied: u64,
-    /// Calls that were allowed in a dry run only.
+    /// Calls that were allowed only because of a dry run.
     pub denied_in_dry_run: u64,
     /// The tokens of the calls that were allowed.
     pub tokens: f64,
-    /// When counting began.
+    /// The time when counting began.
     pub since: Micros,
 }
 
 /// The tallies in shared memory; each name is in a scope `S`.
 #[repr(C, align(128))]
 pub struct SharedTallies<L, S> {
-    /// The calls of names that were replaced.
+    /// The calls of replaced names.
     dropped: AtomicU64,
     names: Guarded<L, [Name<S>; TALLIES]>,
     tallies: [Tally; TALLIES],
 }
 
 impl Stripe {
-    /// Sets the counters to zero; returns the number of calls that they had.
+    /// Sets the counters to zero; returns the number of calls counted before.
     fn clear(&self) -> u64 {
         self.tokens.store(0, Relaxed);
         let calls = [&self.allowed, &self.denied, &self.denied_in_dry_run];
@@ -113,7 +114,7 @@ impl Tally {
         self.stripes.iter().map(of).sum()
     }
 
-    /// Begins to count at `now`; returns the number of calls counted before.
+    /// Starts counting at `now`; returns the number of calls counted before.
     fn begin(&self, now: Micros) -> u64 {
         self.since.store(now.0, Relaxed);
         self.stripes.iter().map(Stripe::clear).sum()
@@ -190,7 +191,7 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedTallies<L, S> {
         found.inspect(|tally| tally.add(session, count)).is_some()
     }
 
-    /// Counts the first call of a name, which replaces the one with the fewest calls if no tally is free.
+    /// Counts the first call of a name. If no tally is free, the name replaces the one with the fewest calls.
     pub fn enter(
         &self,
         id: [u64; 2],
@@ -222,7 +223,7 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedTallies<L, S> {
         tally.add(session, count);
     }
 
-    /// The scopes that fill this window, with repeats; empty if a tally is free.
+    /// The scopes in this window, with repeats; empty if a tally is free.
     pub fn crowd(&self, id: [u64; 2]) -> Vec<S> {
         let names = self.names.read();
         let is_open = |number| {
@@ -248,7 +249,7 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedTallies<L, S> {
         self.named(&names[..]).map(|(name, _)| name.scope).collect()
     }
 
-    /// The number of calls that are no longer counted, since their names were replaced.
+    /// The number of calls not counted any more, because their names were replaced.
     pub fn dropped_calls(&self) -> u64 {
         self.dropped.load(Relaxed)
     }

@@ -1,14 +1,15 @@
 //! Background workers, as in autoprewarm.c, worker_spi.c and the apply worker, step by step:
 //!
-//! - RegisterDynamicBackgroundWorker → [`register`]: needs no shared_preload_libraries, also in a read-only transaction
+//! - RegisterDynamicBackgroundWorker → [`register`]: needs no shared_preload_libraries, also in a read-only
+//!   transaction
 //! - pqsignal, BackgroundWorkerUnblockSignals → [`begin`]; SIGINT keeps the handler of bgworker.c, which cancels
 //! - WaitLatch, also for the postmaster's death, then a look at the flag of SIGTERM → [`sleep_until`]
 //! - settings of its own before it connects, like autovacuum.c's workers → `prepare`
 //! - BackgroundWorkerInitializeConnectionByOid → [`connect`], even if the database allows no connections
 //! - StartTransactionCommand to CommitTransactionCommand, with the start of a statement and an active snapshot, then
 //!   pgstat_report_stat → [`transaction`]
-//! - the last work after SIGTERM, which autoprewarm does without a database → [`end_at_once`]: from then on another SIGTERM
-//!   ends every wait, as in a session; a timeout does in each transaction ([`within`])
+//! - the last work after SIGTERM, which autoprewarm does without a database → [`end_at_once`]: from then on another
+//!   SIGTERM ends every wait, as in a session; a timeout does in each transaction ([`within`])
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
@@ -53,15 +54,15 @@ pub fn register(name: &str, function: &str, extra: &str) -> bool {
         .is_ok()
 }
 
-/// Installs signal handlers and returns what this worker was registered with. From now on a cancel ends its waits, and
-/// SIGTERM its sleep.
+/// Installs signal handlers, and returns the argument of this worker's registration. From now on a cancel ends its
+/// waits, and SIGTERM its sleep.
 pub fn begin() -> &'static str {
     on_sigterm(asked_to_end);
     BackgroundWorker::attach_signal_handlers(SignalWakeFlags::SIGHUP);
     BackgroundWorker::get_extra()
 }
 
-/// When this worker was asked to end, on the monotonic clock; 0: not yet.
+/// The time when this worker was asked to end, on the monotonic clock; 0: not yet.
 static ASKED_AT: AtomicI64 = AtomicI64::new(0);
 
 /// Sets the handler of SIGTERM.
@@ -95,8 +96,8 @@ unsafe extern "C-unwind" fn asked_to_end(_: c_int) {
     }
 }
 
-/// Sleeps until `due` on the monotonic clock, read again at each wake-up, or until this worker is asked to end: returns
-/// when it was.
+/// Sleeps until `due` on the monotonic clock, read again at each wake-up, or until this worker is asked to end; returns
+/// the time of that request.
 pub fn sleep_until(due: impl Fn() -> Micros) -> Option<Micros> {
     while !is_asked_to_end() {
         let wait = due().minus(clock::monotonic());
@@ -109,7 +110,7 @@ pub fn sleep_until(due: impl Fn() -> Micros) -> Option<Micros> {
     asked_at()
 }
 
-/// Waits like [`pause`] between two transactions, and ignores a cancel: there is nothing to cancel.
+/// Waits like [`pause`], between two transactions, and ignores a cancel: there is nothing to cancel.
 pub fn rest(duration: Duration) {
     // SAFETY: reads and writes this process's own variables; a cancel raises no error meanwhile.
     unsafe {
@@ -125,12 +126,13 @@ pub fn is_asked_to_end() -> bool {
     asked_at().is_some()
 }
 
-/// When this worker was asked to end, on the monotonic clock.
+/// The time when this worker was asked to end, on the monotonic clock.
 fn asked_at() -> Option<Micros> {
     Some(Micros(ASKED_AT.load(SeqCst))).filter(|&at| at != Micros(0))
 }
 
-/// The postmaster signals a process, then its process group (signal_child): a second SIGTERM so soon is the same one.
+/// The postmaster signals a process, then its process group (signal_child): a second SIGTERM within this time is
+/// the same one.
 const SAME_SIGNAL: Micros = Micros(1_000_000);
 
 /// Makes another SIGTERM end every wait of this worker from now on.
@@ -163,7 +165,7 @@ pub fn within<T>(limit: Micros, work: impl FnOnce() -> T) -> T {
 
 /// Whether the server is stopping, by postmaster.pid, as pg_ctl reads it.
 pub fn is_server_stopping() -> bool {
-    // Relative to the data directory, in which every process runs.
+    // Relative to the data directory, the working directory of every process.
     let file = std::fs::read_to_string("postmaster.pid").unwrap_or_default();
     file.lines().nth(STATUS_LINE).is_some_and(|status| status.trim() == "stopping")
 }
@@ -204,14 +206,14 @@ fn prepare() {
     }
 }
 
-/// Changes a setting, overriding those of database and role.
+/// Changes a setting, overriding the values of database and role.
 fn set(name: &CStr, value: &CStr) {
     let (context, source) = (pg_sys::GucContext::PGC_SUSET, pg_sys::GucSource::PGC_S_OVERRIDE);
     // SAFETY: C strings; the settings exist.
     unsafe { pg_sys::SetConfigOption(name.as_ptr(), value.as_ptr(), context, source) };
 }
 
-/// Sets how long to wait for a lock from now on.
+/// Sets the maximum wait for a lock from now on.
 pub fn set_lock_timeout(limit: &CStr) {
     set(c"lock_timeout", limit);
 }
@@ -303,7 +305,7 @@ thread_local! {
     static AT_EXIT: Cell<Option<fn()>> = const { Cell::new(None) };
 }
 
-/// Runs `work`, which calls nothing of Postgres, when this process ends in any way.
+/// Runs `work`, which calls nothing of Postgres, whenever and however this process ends.
 pub fn at_exit(work: fn()) {
     if AT_EXIT.replace(Some(work)).is_none() {
         // SAFETY: a C function that lives as long as the library.

@@ -1,4 +1,4 @@
-//! One call of an SQL function: entry, arguments, result, error. It works inside pgrx's guard, hands out plain data, and
+//! One call of an SQL function: entry, arguments, result, error. Runs inside pgrx's guard, hands out plain data, and
 //! raises its error from the outermost frame ([`raise`](crate::raise) says why).
 
 use std::cell::Cell;
@@ -49,9 +49,9 @@ pub unsafe fn enter<E: Raised>(
 pub(crate) unsafe fn guarded<T: Copy>(
     work: impl FnOnce(*mut Below) -> Result<T, Raising> + Copy,
 ) -> T {
-    // SAFETY: this frame and the caller's hold plain data only, so a long jump out of the guard or out of `raise` skips no
-    // destructor. The callback and what it points to are linked in while this frame lives, and used through raw pointers
-    // only.
+    // SAFETY: this frame and the caller's hold plain data only, so a long jump out of the guard or out of `raise` skips
+    // no destructor. The callback and what it points to are linked in while this frame lives, and used through raw
+    // pointers only.
     unsafe {
         let mut below = Below::new(pg_sys::CurrentMemoryContext);
         let below = &raw mut below;
@@ -91,8 +91,8 @@ fn run<E: Raised>(
 
 /// Returns the called function's schema and a dot, or nothing if `search_path` finds it.
 fn qualifier(fcinfo: pg_sys::FunctionCallInfo) -> String {
-    // SAFETY: flinfo is set for every call through the function manager. A dropped function has no schema; otherwise the
-    // first look-up's result is valid until its visibility is looked up.
+    // SAFETY: flinfo is set for every call through the function manager. A dropped function has no schema; otherwise
+    // the first look-up's result is valid until its visibility is looked up.
     unsafe {
         let function = (*(*fcinfo).flinfo).fn_oid;
         let schema = pg_sys::get_func_namespace(function);
@@ -110,7 +110,7 @@ fn qualifier(fcinfo: pg_sys::FunctionCallInfo) -> String {
 /// One call of an SQL function.
 pub struct Call {
     fcinfo: pg_sys::FunctionCallInfo,
-    /// That of the result, and the changes of such types before it was looked up.
+    /// The result's row type, and the count of changes of such types before it was looked up.
     row_type: Cell<Option<(&'static RowType, u64)>>,
 }
 
@@ -123,8 +123,8 @@ pub struct Arguments<'call> {
 impl<'call> Arguments<'call> {
     /// Reads the next argument, called `name`; a missing one is NULL.
     pub fn next<T: Argument<'call>>(&mut self, name: &'static str) -> Result<T> {
-        // SAFETY: fcinfo is valid for the call, and a function is declared with the types that its arguments are read as.
-        // The number that the caller passes is checked.
+        // SAFETY: fcinfo is valid for the call, and a function is declared with the types that its arguments are read
+        // as. The number that the caller passes is checked.
         unsafe {
             let fcinfo = &*self.call.fcinfo;
             if self.next < fcinfo.nargs as usize {
@@ -161,8 +161,8 @@ impl Call {
         }
     }
 
-    /// Looks up the row type for [`row`](Call::row), which must fit these columns. Call it before anything waits:
-    /// afterwards the function may be gone.
+    /// Looks up the row type for [`row`](Call::row), which must fit these columns. Call it before any wait: afterwards
+    /// the function may have been dropped.
     pub fn row_type(&self, columns: &[ResultColumn]) -> Result<()> {
         // SAFETY: fcinfo is that of the call.
         let known = unsafe { row_type::row_type(self.fcinfo, columns)? };
@@ -170,7 +170,7 @@ impl Call {
         Ok(())
     }
 
-    /// The description of the rows that the query expects, where the function is called in FROM.
+    /// The description of the rows that the query expects, if the function is called in FROM.
     fn expected(&self) -> Option<pg_sys::TupleDesc> {
         // SAFETY: fcinfo is valid for the call; a node of this type is a ReturnSetInfo.
         unsafe {
@@ -183,9 +183,9 @@ impl Call {
         }
     }
 
-    /// Forms the composite result of a call that an update of the extension has overtaken. PostgreSQL would look up the
-    /// row's type, which has got an attribute since the query began, and refuse it (42804); of a record it looks at what
-    /// the row has.
+    /// Forms the composite result of a call during which the extension was updated. PostgreSQL would look up the row's
+    /// type, which has got an attribute since the query began, and refuse the row (42804); for a record it looks at the
+    /// row's own attributes.
     ///
     /// # Safety
     /// The description is valid.
@@ -220,7 +220,7 @@ impl Call {
             // SAFETY: both descriptions are valid.
             && (row_type::changes() != changes || unsafe { (*expected).natts != (**description).natts })
         {
-            // SAFETY: likewise.
+            // SAFETY: both descriptions are valid.
             return unsafe { self.row_as_expected(row, expected) };
         }
         // SAFETY: the description has an attribute for each value, of its column's type.
@@ -264,7 +264,7 @@ unsafe fn form(
 }
 
 impl Call {
-    /// Begins a set of rows as the result. [`PgError::Declaration`]: it is declared as rows that don't fit these columns.
+    /// Begins a set of rows as the result. [`PgError::Declaration`]: the declared rows don't fit these columns.
     pub fn rows<R: SqlRow>(&self) -> Result<Rows<R>> {
         // SAFETY: InitMaterializedSRF raises if the caller can't take a set, and leaves a store and a description in
         // resultinfo, which outlive the call.
@@ -273,7 +273,7 @@ impl Call {
             if class != pg_sys::TypeFuncClass::TYPEFUNC_COMPOSITE {
                 return Err(PgError::Declaration);
             }
-            // As the query expects them: the type may have got an attribute since it began.
+            // As the query expects them: the type may have got an attribute since the query began.
             pg_sys::InitMaterializedSRF(self.fcinfo, pg_sys::MAT_SRF_USE_EXPECTED_DESC);
             let info = (*self.fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
             let (store, description) = ((*info).setResult, (*info).setDesc);

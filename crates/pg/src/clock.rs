@@ -54,7 +54,7 @@ pub fn to_nearest_timestamptz(at: Micros) -> i64 {
 }
 
 /// Adds an interval to an instant as `timestamptz + interval` does, in the session's time zone. An infinite interval
-/// results in ±infinity. Raises 22008 outside the range of timestamptz.
+/// gives ±infinity. Raises 22008 outside the range of timestamptz.
 pub fn plus_interval(at: Micros, interval: Interval) -> Micros {
     let mut interval =
         pg_sys::Interval { time: interval.micros, day: interval.days, month: interval.months };

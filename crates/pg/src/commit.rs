@@ -1,4 +1,4 @@
-//! Hooks at the end of a transaction: just before it commits, where an error still rolls it back, and after its
+//! Hooks at the end of a transaction: just before it commits, when an error still rolls it back, and after its
 //! invalidations were sent.
 
 use std::cell::Cell;
@@ -15,12 +15,13 @@ use crate::raise::{Raising, caught_below, out_of_memory, plain};
 /// The hooks of the library.
 #[derive(Clone, Copy)]
 pub struct Hooks {
-    /// Before the commit: after deferred triggers were fired (AfterTriggerFireDeferred in CommitTransaction) and before
-    /// waiting ones are dropped (AfterTriggerEndXact), so its writes must queue no trigger.
+    /// Runs before the commit: after deferred triggers were fired (AfterTriggerFireDeferred in CommitTransaction), and
+    /// before waiting ones are dropped (AfterTriggerEndXact), so its writes must queue no trigger.
     pub before_commit: fn(),
-    /// Before PREPARE TRANSACTION.
+    /// Runs before PREPARE TRANSACTION.
     pub before_prepare: fn(),
-    /// After the commit or rollback, and whether it committed. May call nothing of Postgres but LWLocks and the clock.
+    /// Runs after the commit or rollback, with whether it committed. May call nothing of Postgres but LWLocks
+    /// and the clock.
     pub ended: fn(bool),
 }
 

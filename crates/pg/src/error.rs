@@ -1,4 +1,4 @@
-//! This crate's errors, and the trait for raising one. The caller gives them SQLSTATE and hint.
+//! This crate's errors, and the trait for raising one. The caller adds SQLSTATE and hint.
 
 #![forbid(unsafe_code)]
 
@@ -9,7 +9,7 @@ use ratelimit_core::ArgumentError;
 /// An SQLSTATE, its five characters.
 pub type SqlState = [u8; 5];
 
-/// The result of what may be refused here.
+/// The result of a call that this crate may refuse.
 pub type Result<T, E = PgError> = std::result::Result<T, E>;
 
 /// An error of this crate. It displays its message.
@@ -18,13 +18,13 @@ pub enum PgError {
     /// An invalid argument.
     #[error(transparent)]
     Argument(#[from] ArgumentError),
-    /// A column no longer has the type that it is read as.
+    /// A column no longer has the type under which it is read.
     #[error("column \"{column}\" of extension ratelimit has been altered")]
     AlteredColumn {
         /// Its name.
         column: String,
     },
-    /// The SQL declaration of the function is not the one that its code was made for.
+    /// The SQL declaration of the function does not match its code.
     #[error(
         "the SQL declaration of the function does not match the library of extension ratelimit"
     )]
@@ -38,12 +38,12 @@ pub enum PgError {
         /// The function's name, with its parentheses.
         function: &'static CStr,
     },
-    /// A call that would write, where nothing can be written.
+    /// A call that would write although nothing can be written.
     #[error("cannot execute {call} in a read-only transaction")]
     ReadOnly {
         /// The function's name, with its parentheses.
         call: String,
-        /// Whether the server is a standby, or recovers.
+        /// Whether the server is a standby or recovering.
         is_standby: bool,
     },
 }
@@ -61,7 +61,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Reports an error as it displays itself.
+    /// Reports an error by its displayed text.
     pub fn new(sqlstate: &SqlState, error: &impl std::error::Error) -> Report {
         Report { sqlstate: *sqlstate, message: error.to_string(), detail: None, hint: None }
     }
@@ -77,8 +77,8 @@ impl Report {
     }
 }
 
-/// Returns what qualifies names in a hint: the schema of the called function and a dot, or nothing where `search_path`
-/// finds it.
+/// Returns the qualifier of names in a hint: the schema of the called function and a dot, or nothing if
+/// `search_path` finds it.
 pub type Qualifier<'a> = &'a dyn Fn() -> String;
 
 /// An error that an SQL function can end with; see [`enter`](crate::call::enter).

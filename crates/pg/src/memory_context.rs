@@ -12,7 +12,7 @@ impl Scratch {
         Scratch(PgMemoryContexts::new("ratelimit scratch"))
     }
 
-    /// Runs `work` and frees what it palloc'd. Its result must own its data.
+    /// Runs `work` and frees its palloc'd memory. The result must own its data.
     pub fn run<T: 'static>(&mut self, work: impl FnOnce() -> T) -> T {
         // SAFETY: a 'static result borrows nothing from the context.
         unsafe {

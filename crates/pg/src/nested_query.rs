@@ -1,4 +1,4 @@
-//! Runs work inside a dummy query, because Citus decides by the executor's depth: a call by a trigger or COPY runs
+//! Runs work inside a dummy query, because Citus decides by the executor's depth, and a call by a trigger or COPY is
 //! inside no query.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +11,7 @@ use crate::raise::caught_below;
 /// The receiver of the query's row.
 #[repr(C)]
 struct Receiver<'w> {
-    /// First, since Postgres passes the receiver by it.
+    /// The first field, because Postgres passes the receiver by it.
     callbacks: pg_sys::DestReceiver,
     /// Runs when the row arrives.
     work: *mut (dyn FnMut() + 'w),

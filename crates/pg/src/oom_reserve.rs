@@ -1,7 +1,7 @@
-//! The library's allocator, with a reserve. In Rust a failed allocation aborts the process, and an aborted backend
-//! ends all sessions of the server; in Postgres it is an error of one statement. So the reserve is freed for a failed
-//! allocation, which is tried again. It lasts until the next [`check_for_interrupts`], which raises the error; pgrx
-//! needs it too, to turn Postgres's own "out of memory" into a panic.
+//! The library's allocator, with a reserve. In Rust a failed allocation aborts the process, and an aborted backend ends
+//! all sessions of the server; in Postgres it is an error of one statement. So after a failed allocation the reserve is
+//! freed, and the allocation tried again. The freed reserve suffices until the next [`check_for_interrupts`], which
+//! raises the error; pgrx needs it, too, to turn Postgres's own "out of memory" into a panic.
 //!
 //! No single allocation exceeds the reserve: memory that grows with a caller's input is bounded, read by pages, or
 //! palloc'd, and a loop that collects calls [`check_for_interrupts`] each time. If the reserve does not suffice, only
@@ -15,12 +15,12 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// The reserve in bytes: enough for the state of a sliding log with 10,000 entries in all its forms, the most that a
-/// call allocates between two checks. It is never written to, so it takes no memory unless the system does not
+/// The reserve in bytes: enough for the state of a sliding log with 10,000 entries in all its forms, the maximum that a
+/// call allocates between two checks. It is never written to, so it takes no memory, except on a system that does not
 /// overcommit.
 pub const RESERVE: usize = 2 << 20;
 
-/// Added to the reserve while a long argument is read, in bytes: several times the longest list of requests.
+/// Added to the reserve while a long argument is read, in bytes: several times the maximum size of a list of requests.
 const FOR_LONG: usize = 6 << 20;
 
 /// An argument is long above this number of bytes.
@@ -29,7 +29,7 @@ const LONG: usize = 64 << 10;
 /// The detail of the error if it can't be allocated.
 pub const NO_RESERVE: &CStr = c"The rate limiter could not allocate its reserve.";
 
-/// A block that is kept for a failed allocation.
+/// A block reserved for a failed allocation.
 struct Block {
     /// Null while it is in use.
     address: AtomicPtr<u8>,
@@ -118,7 +118,7 @@ fn with_retry(allocate: impl Fn() -> *mut u8) -> *mut u8 {
     if block.is_null() { retry(&allocate) } else { block }
 }
 
-/// Tries an allocation again with the reserve freed, and ends the session if that fails.
+/// Tries an allocation again with the reserve freed. Ends the session if that fails.
 #[cold]
 fn retry(allocate: &dyn Fn() -> *mut u8) -> *mut u8 {
     let mut block = null_mut();

@@ -1,6 +1,6 @@
-//! Raises errors without pgrx, which rebuilds an error that passes through its guard: an SQLSTATE that it doesn't know,
-//! such as PT429, becomes XX000, and the error's place in the source is lost. So an error of ours leaves the guard as
-//! plain data and is raised from the outermost frame; an error from below us, such as a trigger's, is copied before
+//! Raises errors without pgrx, which rebuilds an error that passes through its guard: an SQLSTATE unknown to it, such
+//! as PT429, becomes XX000, and the error's place in the source is lost. So an error of the extension leaves the guard
+//! as plain data, and is raised from the outermost frame; an error from below, such as a trigger's, is copied before
 //! pgrx sees it.
 
 use std::any::Any;
@@ -21,7 +21,7 @@ use crate::unguarded::{
 };
 use crate::values::server_text;
 
-/// A [`Report`] whose strings are palloc'd: plain data that a long jump may drop.
+/// A [`Report`] with palloc'd strings: plain data that a long jump may drop.
 #[derive(Clone, Copy)]
 pub(crate) struct PlainReport {
     sqlstate: c_int,
@@ -38,12 +38,12 @@ const OUT_OF_MEMORY: PlainReport = PlainReport {
     hint: null(),
 };
 
-/// How a call fails.
+/// The error of a failed call.
 #[derive(Clone, Copy)]
 pub(crate) enum Raising {
-    /// With an error of its own.
+    /// An error of its own.
     Report(PlainReport),
-    /// With an error from below it, unchanged.
+    /// An error from below it, unchanged.
     Below(*mut pg_sys::ErrorData),
 }
 
@@ -63,7 +63,7 @@ impl Raising {
     }
 }
 
-/// The last error raised below a call, whether it reaches us or is caught there.
+/// The last error raised below a call, whether it reaches the call or is caught before.
 #[derive(Clone, Copy)]
 pub(crate) struct Below {
     /// The memory context of the call.
@@ -71,7 +71,7 @@ pub(crate) struct Below {
     sqlstate: c_int,
     /// A child of that context for the copy; null until there is an error.
     pub(crate) copies: pg_sys::MemoryContext,
-    /// The copy, with the error contexts below us; null if there is none.
+    /// The copy, with the error contexts below the call; null if there is none.
     error: *mut pg_sys::ErrorData,
     /// Whether it was raised in [`hiding_rows`].
     hides_rows: bool,
@@ -81,8 +81,8 @@ thread_local! {
     static HIDES_ROWS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `work`. Its constraint errors lose their detail, which quotes a row, even if they name no table: those of
-/// other nodes don't.
+/// Runs `work`. Its constraint errors lose their detail, which quotes a row, even if they name no table, as errors of
+/// other nodes do.
 pub fn hiding_rows<T>(work: impl FnOnce() -> T) -> T {
     struct Restore(bool);
     impl Drop for Restore {
@@ -107,17 +107,18 @@ pub(crate) fn caught_below(caught: Box<dyn Any + Send>, below: *mut Below) -> Ra
     PgTryBuilder::new(AssertUnwindSafe(|| resume_unwind(caught)))
         .catch_others(|caught| match caught {
             // Raised by Postgres or by user code below us, such as a trigger.
-            // SAFETY: `below` is that of the call, whose frame is there.
+            // SAFETY: `below` belongs to the call, which still has its frame.
             CaughtError::PostgresError(error) => as_it_was(&error, unsafe { *below }),
             caught => caught.rethrow(),
         })
         .execute()
 }
 
-/// Finds the copy of an error that pgrx caught; without one, as when memory was low, builds it from pgrx's report.
+/// Finds the copy of an error that pgrx caught. Without a copy, for example when memory was low, builds the error from
+/// pgrx's report.
 fn as_it_was(error: &ErrorReportWithLevel, below: Below) -> Raising {
     let known = error.sql_error_code();
-    // pgrx reports an SQLSTATE that it doesn't know as XX000.
+    // pgrx reports an unknown SQLSTATE as XX000.
     let is_unknown = known == PgSqlErrorCode::ERRCODE_INTERNAL_ERROR;
     let is_same = |copy: &pg_sys::ErrorData| {
         // SAFETY: a copy has a message, or null; it is there until the call ends.
@@ -145,15 +146,16 @@ fn as_it_was(error: &ErrorReportWithLevel, below: Below) -> Raising {
     })
 }
 
-/// Whether an SQLSTATE is of a class, given by its two characters. Postgres packs six bits a character, the first one
-/// lowest.
+/// Whether an SQLSTATE is of a class, given by its two characters. Postgres packs six bits per character, the first
+/// one lowest.
 fn is_of(class: &[u8; 2], sqlstate: c_int) -> bool {
     let [first, second] = class.map(|c| c_int::from(c - b'0'));
     sqlstate & 0xfff == first | second << 6
 }
 
-/// Whether PostgreSQL's detail of such an error quotes a row that was to be written, with its key: constraints, whose
-/// errors name their table, and views WITH CHECK OPTION. A trigger's own error is left alone unless it looks the same.
+/// Whether PostgreSQL's detail of such an error quotes a row to be written, with its key: an error of a
+/// constraint, which names its table, or of a view WITH CHECK OPTION. A trigger's own error is left unchanged
+/// unless it looks the same.
 fn shows_a_row(sqlstate: c_int, names_table: bool) -> bool {
     is_of(b"23", sqlstate) && names_table || is_of(b"44", sqlstate)
 }
@@ -176,8 +178,8 @@ pub(crate) unsafe extern "C-unwind" fn remember(below: *mut c_void) {
         (*below).sqlstate = sqlstate;
         (*below).error = null_mut();
         (*below).hides_rows = HIDES_ROWS.get();
-        // Don't allocate if there is no memory, or if an error would be a crash. pgrx's own allocations, which can't fail,
-        // use the reserve.
+        // Don't allocate if there is no memory, or if an error would be a crash. pgrx's own allocations, which can't
+        // fail, use the reserve.
         if is_of(b"53", sqlstate) {
             oom_reserve::release();
         }
@@ -223,8 +225,8 @@ pub(crate) fn plain(report: &Report) -> PlainReport {
 
 /// Copies a text into Postgres memory, in the server's encoding.
 fn palloc_str(text: &str) -> *const c_char {
-    // pgrx reads a message of another encoding as UTF-8. Characters that it can't read can't be converted back, and the
-    // error of the conversion would hide this one.
+    // pgrx reads a message in another encoding as UTF-8. Characters that it can't read can't be converted back, and the
+    // error of that conversion would hide this one.
     // SAFETY: reads a setting.
     let utf8 = unsafe { pg_sys::GetDatabaseEncoding() } == pg_sys::pg_enc::PG_UTF8 as c_int;
     let text = if utf8 { text.to_owned() } else { text.replace('\u{fffd}', "?") };
@@ -271,8 +273,8 @@ pub fn end_session() {
 /// # Safety
 /// No frame between this one and Postgres has anything to drop.
 unsafe fn throw(error: *mut pg_sys::ErrorData) -> ! {
-    // SAFETY: the copy lives as long as the call's context. Postgres keeps the names of the place in the source by address,
-    // so they move to ErrorContext; the domain is for messages that are yet to be translated.
+    // SAFETY: the copy lives as long as the call's context. Postgres keeps the names of the place in the source by
+    // address, so they move to ErrorContext; the domain is for messages that are yet to be translated.
     unsafe {
         pg_sys::submodules::thread_check::active_thread::clear();
         let kept = |text: *const c_char| match text.is_null() {

@@ -1,4 +1,4 @@
-//! Invalidations of relations: a single PostgreSQL callback, since all libraries together may have ten.
+//! Invalidations of relations: a single PostgreSQL callback, because all libraries together may have only ten.
 
 use std::cell::Cell;
 

@@ -9,7 +9,7 @@ use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 use crate::unguarded::{errfinish, errhidecontext, errhidestmt, errmsg, errstart};
 use crate::values::{server_text, utf8};
 
-/// Writes one line at level LOG, without statement and context, which hold what users passed.
+/// Writes one line at level LOG, without statement and context, which contain users' values.
 pub fn line(text: &str) {
     report(PgLogLevel::LOG, text);
 }
@@ -27,8 +27,8 @@ pub fn warning(text: &str) {
 fn report(level: PgLogLevel, text: &str) {
     // Characters that pgrx could not read can't be converted back.
     let text = CString::new(server_text(&text.replace('\u{fffd}', "?"))).unwrap_or_default();
-    // SAFETY: the strings are valid. An error of a hook, or a cancel that errfinish looks for, jumps to the guard past a
-    // closure that owns nothing, and unwinds from there as a panic.
+    // SAFETY: the strings are valid. An error of a hook, or a cancel that errfinish looks for, jumps to the guard past
+    // a closure that owns nothing, and unwinds from there as a panic.
     unsafe {
         pg_guard_ffi_boundary(|| {
             if errstart(level as c_int, std::ptr::null()) {

@@ -13,7 +13,7 @@ pub struct Setting(*mut pg_sys::config_generic);
 impl Setting {
     /// Finds a setting by its name.
     pub fn find(name: &CStr) -> Option<Setting> {
-        // SAFETY: reads PostgreSQL's list, whose records have a name.
+        // SAFETY: reads PostgreSQL's list; each of its records has a name.
         unsafe {
             #[cfg(feature = "pg15")]
             let found = {
@@ -27,20 +27,20 @@ impl Setting {
         }
     }
 
-    /// Restricts a setting to superusers and roles with GRANT SET. Its values stay, whichever role set them.
+    /// Restricts a setting to superusers and roles with GRANT SET. Its current value stays, whichever role has set it.
     pub fn restrict(self) {
         // SAFETY: the record is the session's own.
         unsafe { (*self.0).context = pg_sys::GucContext::PGC_SUSET };
     }
 
-    /// Returns the role that set the current value, quoted for SQL, if it may not set a [restricted](Setting::restrict)
-    /// setting.
+    /// Returns the role that set the current value, quoted for SQL, if it may not set a
+    /// [restricted](Setting::restrict) setting.
     pub fn refused_role(self) -> Option<String> {
         use pg_sys::GucContext::{PGC_BACKEND, PGC_USERSET};
         // SAFETY: reads the record and the catalogs, in a transaction.
         unsafe {
             let setting = &*self.0;
-            // As set_config_option checks.
+            // The same check as in set_config_option.
             if !matches!(setting.scontext, PGC_USERSET | PGC_BACKEND)
                 || pg_sys::pg_parameter_aclcheck(
                     setting.name,

@@ -1,15 +1,15 @@
 //! A segment of memory that all sessions of the server share. The first session that needs it creates it, so neither
 //! shared_preload_libraries nor a restart is necessary.
 //!
-//! Its handle is in a few bytes of the server's main shared memory, which has some to spare, and where ShmemInitStruct
-//! finds or creates them at any time. GetNamedDSMSegment of 17 and later is not used: after a failed allocation it
-//! returns a segment that was not created. The segment is pinned: it exists until the server stops, or restarts after a
-//! crash.
+//! Its handle is in a few bytes of the server's main shared memory, which has some to spare, and in which
+//! ShmemInitStruct can find or create them at any time. GetNamedDSMSegment of 17 and later is not used: after a failed
+//! allocation it returns a segment that was not created. The segment is pinned: it exists until the server stops, or
+//! restarts after a crash.
 //!
-//! Creating it takes as long as the system needs for its pages. A lock of the lock manager is held meanwhile, as by a
-//! DDL statement, and no LWLock: waiting for it can be cancelled, sessions that only count don't wait, and it is released
-//! when its holder ends. The handle is published when the segment is filled, and read without a lock; if its creator
-//! fails before, the segment is freed.
+//! Creating it takes as long as the system needs for its pages. Meanwhile a lock of the lock manager is held, as by a
+//! DDL statement, and no LWLock: waiting for it can be cancelled, sessions that only count don't wait, and it is
+//! released when its holder ends. The handle is published when the segment is filled, and read without a lock; if its
+//! creator fails before, the segment is freed.
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::CStr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -22,10 +22,10 @@ use crate::error::{PgError, Result};
 use crate::interrupts::check_for_interrupts;
 use crate::unguarded::{LWLockAcquire, LWLockRelease, pg_strong_random};
 
-/// The number of AddinShmemInitLock in MainLWLockArray, the same in 15 to 18: in C it is a macro, so pgrx can't bind it.
+/// The number of AddinShmemInitLock in MainLWLockArray, the same in 15 to 18. A macro in C, which pgrx can't bind.
 const ADDIN_SHMEM_INIT_LOCK: usize = 21;
 
-/// The lock for creating a segment: an advisory one of no database, which no SQL function takes. In pg_locks it is
+/// The lock for creating a segment: an advisory lock of no database, which no SQL function takes. In pg_locks it is
 /// `ratelimit` in ASCII.
 const MAKING: pg_sys::LOCKTAG = pg_sys::LOCKTAG {
     locktag_field1: 0,
@@ -36,34 +36,34 @@ const MAKING: pg_sys::LOCKTAG = pg_sys::LOCKTAG {
     locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
 };
 
-/// The bytes that are zeroed between two checks for a cancel.
+/// The number of bytes zeroed between two checks for a cancel.
 const ZEROED_AT_ONCE: usize = 1 << 24;
 
 /// The handle of the segment, in the server's main shared memory; 0: there is none.
 type Rendezvous = AtomicU32;
 
 thread_local! {
-    /// The name that was looked up last, and the address of its handle.
+    /// The name looked up last, and the address of its handle.
     static RENDEZVOUS: Cell<Option<(&'static CStr, &'static Rendezvous)>> = const { Cell::new(None) };
 }
 
-/// What a call does if there is no segment.
+/// The action of a call if there is no segment.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Need {
     /// Create one; wait for another session that is creating it.
     Must,
     /// Create one, unless another session is creating it.
     Should,
-    /// Go without.
+    /// Continue without.
     May,
 }
 
-/// Returns the address of a name's segment, where it stays as long as the process lives. If there is none, it is created
-/// as `need` says, with `size` zeroed bytes, and filled.
+/// Returns the address of a name's segment, which stays mapped for the life of the process. If there is none, creates
+/// it as `need` says, with `size` zeroed bytes, and fills it.
 ///
 /// # Errors
-/// [`PgError::NotMapped`] (53200). Raises 53100 or 53200 if there is no memory, and other errors of Postgres such as a
-/// cancel.
+/// [`PgError::NotMapped`] (53200). Raises 53100 or 53200 if there is no memory, and other errors of Postgres such
+/// as a cancel.
 pub fn segment(
     name: &'static CStr,
     need: Need,
@@ -146,14 +146,14 @@ unsafe fn map(handle: pg_sys::dsm_handle) -> Result<*mut u8> {
 /// Runs `work` so that a caller may continue after its error: no lock of shared memory and no mapping is left.
 ///
 /// A subtransaction would not do: other extensions are notified of it, and Citus notifies its connections, which is
-/// impossible while rows are copied over them. What an abort does (AbortSubTransaction) is done here: it restores memory
-/// context and resource owner, releases LWLocks (LWLockReleaseAll), ends a wait for a lock (LockErrorCleanup), and
-/// releases what the resource owner has, segment and lock. The rest is not needed: the work writes nothing and pins no
-/// buffer, and an error of Postgres in it leaves no wait event (dsm_impl.c). It doesn't switch to TopMemoryContext, where
-/// the copy of an error would stay.
+/// impossible while rows are copied over them. So the steps of an abort (AbortSubTransaction) are made here: restoring
+/// memory context and resource owner, releasing LWLocks (LWLockReleaseAll), ending a wait for a lock
+/// (LockErrorCleanup), and releasing the segment and the lock of the resource owner. Other steps are not needed: the
+/// work writes nothing and pins no buffer, and an error of Postgres in it leaves no wait event (dsm_impl.c). It doesn't
+/// switch to TopMemoryContext, in which the copy of an error would stay.
 ///
-/// Outside a transaction, as in a worker that is not connected yet, there may be no resource owner. One is created as the
-/// parent of the work's owner, since ResourceOwnerRelease gives locks one by one to a parent.
+/// Outside a transaction, for example in a worker that is not connected yet, there may be no resource owner. One is
+/// created as the parent of the work's owner, because ResourceOwnerRelease gives locks one by one to a parent.
 fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     // SAFETY: as above. An error of Postgres unwinds as a panic until it leaves the SQL function.
     unsafe {
@@ -178,7 +178,7 @@ fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
         ] {
             pg_sys::ResourceOwnerRelease(own, phase, done, false);
         }
-        // The work keeps no lock, so its parent has none either.
+        // The work keeps no lock, so neither does its parent.
         pg_sys::ResourceOwnerDelete(if owner.is_null() { parent } else { own });
         outcome.unwrap_or_else(|panic| resume_unwind(panic))
     }
@@ -222,7 +222,7 @@ pub fn random(words: &mut [u64]) -> bool {
     unsafe { pg_strong_random(words.as_mut_ptr().cast(), size_of_val(words)) }
 }
 
-/// Returns the number of a new group of locks, as wait events show it.
+/// Returns the number of a new group of locks, which wait events show.
 pub fn new_lock_group() -> i32 {
     // SAFETY: increments a counter under a lock of its own.
     unsafe { pg_sys::LWLockNewTrancheId() }
@@ -234,15 +234,15 @@ pub fn name_lock_group(group: i32, name: &'static CStr) {
     unsafe { pg_sys::LWLockRegisterTranche(group, name.as_ptr()) }
 }
 
-/// A lock in shared memory, like those on PostgreSQL's own data there. Waiting for it can't be cancelled, and signals
-/// are not processed while it is held. So the work under it is short, calls nothing of Postgres but the clock, does no
-/// I/O and raises nothing. Several are locked in the order of their numbers.
+/// A lock in shared memory, like those on PostgreSQL's own data there. A wait for it can't be cancelled, and signals
+/// are not processed while it is held. So the work under it must be short, call nothing of Postgres but the clock, do
+/// no I/O and raise no error. Several locks are taken in the order of their numbers.
 #[repr(transparent)]
 pub struct Lock(UnsafeCell<pg_sys::LWLock>);
 
 /// A locked [`Lock`], until dropped. After an error or a panic it stays locked until the abort of the (sub)transaction
-/// releases all (LWLockReleaseAll): an error of Postgres sets InterruptHoldoffCount to 0, and a release would count it
-/// down from there, so that the session could never be cancelled again.
+/// releases all (LWLockReleaseAll): an error of Postgres sets InterruptHoldoffCount to 0, from which a release would
+/// count down, so that the session could never be cancelled again.
 pub struct LockGuard<'a>(&'a Lock);
 
 impl Lock {
@@ -255,7 +255,7 @@ impl Lock {
         unsafe { pg_sys::LWLockInitialize(self.0.get(), group) }
     }
 
-    /// Locks it exclusively; waits forever if this session has it.
+    /// Locks it exclusively. Waits forever if this session already has it.
     pub fn exclusive(&self) -> LockGuard<'_> {
         // SAFETY: initialized before other sessions can reach it.
         unsafe { LWLockAcquire(self.0.get(), pg_sys::LWLockMode::LW_EXCLUSIVE) };

@@ -45,8 +45,8 @@ impl Sort {
 
     /// Begins the sort.
     fn begin(&mut self) {
-        // SAFETY: describes the columns above, and sorts by the first two. A value of the virtual row is set before it is
-        // read.
+        // SAFETY: describes the columns above, and sorts by the first two. A value of the virtual row is set before it
+        // is read.
         unsafe {
             let caller = pg_sys::MemoryContextSwitchTo(self.context);
             let description = pg_sys::CreateTemplateTupleDesc(COLUMNS.len() as c_int);

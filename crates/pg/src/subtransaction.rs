@@ -1,5 +1,5 @@
 //! Runs work in a subtransaction, so that a refused call leaves no row locked, and runs callbacks when a subtransaction
-//! is rolled back, ours or the caller's.
+//! is rolled back, one of the extension's or of the caller's.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -36,20 +36,20 @@ unsafe extern "C-unwind" fn ended(
     }
 }
 
-/// Runs `work` in a subtransaction. Commits it if the result is `Some`; otherwise, and after an error, rolls it back,
+/// Runs `work` in a subtransaction. Commits it if the result is `Some`. Otherwise, and after an error, rolls it back,
 /// which releases its locks. An error is caught, and unwinds on after the rollback: one that escaped would leave the
 /// session inside the subtransaction.
 pub fn attempt<T, E>(work: impl FnOnce() -> Result<Option<T>, E>) -> Result<Option<T>, E> {
-    // SAFETY: as PL/pgSQL runs a block with an EXCEPTION clause: memory context and resource owner are restored after the
-    // subtransaction, however it ends.
+    // SAFETY: as PL/pgSQL runs a block with an EXCEPTION clause: memory context and resource owner are restored after
+    // the subtransaction, however it ends.
     unsafe {
         let context = pg_sys::CurrentMemoryContext;
         let owner = pg_sys::CurrentResourceOwner;
         pg_sys::BeginInternalSubTransaction(std::ptr::null());
         pg_sys::MemoryContextSwitchTo(context);
-        // An error of Postgres unwinds as a panic until it leaves the SQL function. The commit can fail too: Citus sends it to
-        // other nodes. A subtransaction that stayed open would be rolled back in place of an outer one, and leave a session
-        // without one in a transaction block.
+        // An error of Postgres unwinds as a panic until it leaves the SQL function. The commit can fail, too: Citus
+        // sends it to other nodes. A subtransaction left open would be rolled back instead of an outer one; if there is
+        // none, the session would stay in its transaction block.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let outcome = work();
             if matches!(outcome, Ok(Some(_))) {

@@ -18,7 +18,7 @@ pub fn subtransaction() -> pg_sys::SubTransactionId {
 }
 
 /// Returns the number of the current transaction in this session, whether or not it has written. Its start time would
-/// not do: transactions of one message of the simple protocol share it.
+/// not do: transactions in one message of the simple protocol share it.
 pub fn local_transaction() -> pg_sys::LocalTransactionId {
     // SAFETY: reads the state of this backend.
     unsafe {
@@ -29,8 +29,8 @@ pub fn local_transaction() -> pg_sys::LocalTransactionId {
     }
 }
 
-/// An active snapshot, as an SQL statement has one: without one, as in the check of a domain that PL/pgSQL assigns to
-/// after a COMMIT, a version that was found could be pruned, and TOAST can't be read. Dropped, it is popped.
+/// An active snapshot, as every SQL statement has one. Without one, for example in the check of a domain that PL/pgSQL
+/// assigns to after a COMMIT, a version that was found could be pruned, and TOAST can't be read. Popped when dropped.
 pub struct Snapshot {
     pushed: bool,
 }
@@ -62,8 +62,8 @@ impl Drop for Snapshot {
 /// Takes table locks that last as long as the writes under them. A query's locks belong to its portal, and are released
 /// with a cursor that fails in a savepoint (AtSubAbort_Portals), while its earlier writes stay: a VACUUM FULL that
 /// copies the table at that moment loses a row if its writer rolls back (rewrite_heap_dead_tuple). So these locks
-/// belong to the (sub)transaction, as the one on its number (AssignTransactionId) and those of large objects
-/// (open_lo_relation) do. After an error its abort restores the resource owner.
+/// belong to the (sub)transaction, like the lock on its number (AssignTransactionId) and those of large objects
+/// (open_lo_relation). After an error its abort restores the resource owner.
 pub fn with_lasting_locks(locks: impl FnOnce()) {
     // SAFETY: a transaction has a resource owner, which outlives its portals.
     unsafe {
@@ -74,8 +74,8 @@ pub fn with_lasting_locks(locks: impl FnOnce()) {
     }
 }
 
-/// Runs `work`, which reads, and releases its table locks, as after a scan of a catalog. Otherwise they would be the
-/// statement's, and last until the transaction ends.
+/// Runs `work`, which reads, and releases its table locks, as after a scan of a catalog. Otherwise they would belong to
+/// the statement, and last until the transaction ends.
 pub fn with_passing_locks<T>(work: impl FnOnce() -> T) -> T {
     use pg_sys::ResourceReleasePhase::{
         RESOURCE_RELEASE_AFTER_LOCKS, RESOURCE_RELEASE_BEFORE_LOCKS, RESOURCE_RELEASE_LOCKS, Type,
@@ -102,7 +102,7 @@ pub fn with_passing_locks<T>(work: impl FnOnce() -> T) -> T {
         let result = work();
         pg_sys::CurrentResourceOwner = outer;
         pg_guard_ffi_boundary(|| {
-            // Nothing but locks is left, or Postgres would warn. At a commit they would go to the outer owner.
+            // Only locks are left, or Postgres would warn. At a commit they would go to the outer owner.
             ResourceOwnerRelease(own, RESOURCE_RELEASE_BEFORE_LOCKS, true, false);
             ResourceOwnerRelease(own, RESOURCE_RELEASE_LOCKS, false, false);
             ResourceOwnerRelease(own, RESOURCE_RELEASE_AFTER_LOCKS, true, false);
@@ -112,9 +112,9 @@ pub fn with_passing_locks<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// In a savepoint, runs `locks` a second time, for the whole transaction: a rollback to the savepoint would release
-/// the first ones. The session has the locks already, so it does not wait; interrupts are held off, since an error
-/// here would leave locks until the transaction ends.
+/// In a savepoint, runs `locks` a second time, for the whole transaction: a rollback to the savepoint would release the
+/// first locks. The session already has the locks, so it does not wait. Interrupts are held off: an error here would
+/// leave locks until the transaction ends.
 pub fn beyond_savepoints<E>(
     locks: impl FnOnce() -> std::result::Result<(), E>,
 ) -> std::result::Result<(), E> {
@@ -144,7 +144,7 @@ pub fn refuse_parallel(function: &'static CStr) -> Result<()> {
     }
 }
 
-/// Whether the transaction may not write, as on a standby.
+/// Whether the transaction may not write, for example on a standby.
 pub fn is_read_only() -> bool {
     // SAFETY: reads a flag.
     unsafe { pg_sys::XactReadOnly }
@@ -206,15 +206,15 @@ fn tag([database, number, other]: [u32; 3]) -> pg_sys::LOCKTAG {
     }
 }
 
-/// Takes a lock until the transaction ends, shared with other callers; waits for a session that has
-/// [locked against](try_lock_against) it.
+/// Takes a lock until the transaction ends, shared with other callers. Waits for a session that has [locked
+/// against](try_lock_against) it.
 pub fn lock(numbers: [u32; 3]) {
     let tag = tag(numbers);
     // SAFETY: in a transaction.
     unsafe { pg_sys::LockAcquire(&raw const tag, pg_sys::RowExclusiveLock as _, false, false) };
 }
 
-/// Takes a lock until the transaction ends that excludes callers of [`lock`]; false if one has it.
+/// Takes a lock until the transaction ends that excludes callers of [`lock`]; false if one of them has it.
 pub fn try_lock_against(numbers: [u32; 3]) -> bool {
     let tag = tag(numbers);
     // SAFETY: in a transaction.

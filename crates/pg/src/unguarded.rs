@@ -7,7 +7,8 @@ use pgrx::pg_sys::{
     TransactionId,
 };
 
-// These raise no error: this session holds the LWLock that it releases, and fewer than the 200 that it may hold.
+// Functions that raise no error: this session holds the LWLock that it releases, and fewer than the 200 that
+// it may hold.
 unsafe extern "C-unwind" {
     /// Whether there is an active snapshot.
     pub fn ActiveSnapshotSet() -> bool;
@@ -21,14 +22,14 @@ unsafe extern "C-unwind" {
     pub fn IsInParallelMode() -> bool;
     pub(crate) fn LWLockAcquire(lock: *mut LWLock, mode: LWLockMode::Type) -> bool;
     pub(crate) fn LWLockRelease(lock: *mut LWLock);
-    /// Allocates: for a size that can be, and with MCXT_ALLOC_NO_OOM.
+    /// Allocates without an error: for an allowed size, and with MCXT_ALLOC_NO_OOM.
     pub fn palloc_extended(size: usize, flags: c_int) -> *mut c_void;
     /// Whether the server is a standby, or recovers.
     pub fn RecoveryInProgress() -> bool;
     pub(crate) fn pg_strong_random(buffer: *mut c_void, bytes: usize) -> bool;
 }
 
-// These raise errors: call them only from a frame with nothing to drop.
+// Functions that raise errors: call them only from a frame with nothing to drop.
 unsafe extern "C-unwind" {
     pub(crate) fn errstart(elevel: c_int, domain: *const c_char) -> bool;
     pub(crate) fn errcode(sqlerrcode: c_int) -> c_int;

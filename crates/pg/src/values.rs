@@ -13,21 +13,21 @@ use crate::error::Result;
 /// A jsonb value.
 #[derive(Clone, Copy)]
 pub struct Jsonb<'a> {
-    /// The binary form, equal for equal values: a key for a cache.
+    /// The binary form, the same for equal values: a key for a cache.
     pub bytes: &'a [u8],
     /// The detoasted value.
     pub datum: pg_sys::Datum,
 }
 
 impl Jsonb<'_> {
-    /// Converts it to JSON text of at most `most` bytes, with invalid ones replaced; longer text: its number of bytes.
-    /// The text lives as long as the current memory context.
+    /// Converts it to JSON text of at most `most` bytes, with invalid ones replaced; for a longer text, returns its
+    /// number of bytes. The text lives as long as the current memory context.
     pub fn to_json(self, most: usize) -> std::result::Result<Cow<'static, str>, usize> {
         Ok(utf8(self.to_server_json(most)?))
     }
 
-    /// Converts it as [`to_json`](Jsonb::to_json) but replaces no byte, for names and keys. 22023: longer text, or text that
-    /// is not UTF-8 in a database whose encoding can't be converted.
+    /// Converts it, as [`to_json`](Jsonb::to_json), without replacing a byte, for names and keys. 22023: a longer text,
+    /// or one that is not UTF-8 in a database with an encoding that can't be converted.
     pub fn to_exact_json(self, argument: &'static str, most: usize) -> Result<&'static str> {
         let invalid =
             |value, allowed| Err(ArgumentError::Invalid { argument, value, allowed }.into());
@@ -46,13 +46,14 @@ impl Jsonb<'_> {
         is_array.then_some((header & pg_sys::JB_CMASK) as usize)
     }
 
-    /// Converts it to JSON text in the server's encoding, of at most `most` bytes; longer text: its number of bytes.
+    /// Converts it to JSON text in the server's encoding, of at most `most` bytes; for a longer text, returns its
+    /// number of bytes.
     pub fn to_server_json(self, most: usize) -> std::result::Result<&'static [u8], usize> {
         if self.bytes.len() > most {
             return Err(self.bytes.len());
         }
-        // SAFETY: a detoasted jsonb begins with its header, its root container follows. The text lives as long as the current
-        // memory context.
+        // SAFETY: a detoasted jsonb begins with its header, its root container follows. The text lives as long as the
+        // current memory context.
         let json = unsafe {
             let jsonb = self.datum.cast_mut_ptr::<pg_sys::Jsonb>();
             let json = pg_sys::JsonbToCString(
@@ -78,7 +79,7 @@ pub fn clipped(text: &[u8], most: usize) -> &[u8] {
     &text[..length as usize]
 }
 
-/// Converts JSON text, which came from a jsonb, to a jsonb.
+/// Converts JSON text made from a jsonb to a jsonb.
 pub fn jsonb_from_json(json: &str) -> Jsonb<'static> {
     let json = CString::new(server_text(json)).unwrap_or_default();
     // SAFETY: the input function of jsonb takes a C string and returns a new jsonb.
@@ -139,7 +140,7 @@ pub unsafe fn is_plain(varlena: *const pg_sys::varlena) -> bool {
     unsafe { !pgrx::varatt_is_1b_e(varlena) && !pgrx::varatt_is_4b_c(varlena) }
 }
 
-/// Whether Postgres can't convert between the database's encoding and UTF-8: SQL_ASCII, which is unknown, and
+/// Whether Postgres can't convert between the database's encoding and UTF-8: SQL_ASCII, an unknown encoding, and
 /// MULE_INTERNAL.
 fn is_unconvertible() -> bool {
     // SAFETY: reads a setting.
@@ -149,8 +150,8 @@ fn is_unconvertible() -> bool {
         .any(|&known| known as c_int == encoding)
 }
 
-/// Converts UTF-8 to the server's encoding; unchanged if Postgres can't. Raises 22P05 for a character that the encoding
-/// lacks.
+/// Converts UTF-8 to the server's encoding; unchanged if Postgres can't. Raises 22P05 for a character missing in
+/// the encoding.
 pub fn server_text(text: &str) -> Vec<u8> {
     // ASCII is the same in all encodings that a server can have.
     if text.is_ascii() || is_unconvertible() {
@@ -179,8 +180,8 @@ pub fn utf8_bytes(bytes: &[u8]) -> &[u8] {
     if bytes.is_ascii() || is_unconvertible() {
         return bytes;
     }
-    // SAFETY: the conversion reads `bytes.len()` bytes and returns its argument or a C string, which lives as long as the
-    // current memory context.
+    // SAFETY: the conversion reads `bytes.len()` bytes and returns its argument or a C string, which lives as long as
+    // the current memory context.
     unsafe {
         let source = bytes.as_ptr().cast::<c_char>();
         let target = pg_sys::pg_server_to_any(

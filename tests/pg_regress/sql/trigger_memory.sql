@@ -15,7 +15,7 @@ RESET client_min_messages;
 CREATE ROLE regress_rl_writer;
 GRANT SELECT, INSERT, UPDATE, DELETE ON tm, tm_own TO regress_rl_writer;
 
--- Every row that is refused after BEFORE triggers would have taken: of a policy, a view, a constraint, a key, a reference.
+-- Every row that is refused after BEFORE triggers would have taken: of a policy, view, constraint, key or reference.
 CREATE PROCEDURE refused() LANGUAGE plpgsql AS $$
 DECLARE
     statement text;

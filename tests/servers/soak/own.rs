@@ -240,8 +240,8 @@ pub fn children(parent: &str) -> Vec<String> {
     found
 }
 
-/// Returns the names of the shared memory below /dev/shm that the children of a process have mapped: other servers of the
-/// machine have theirs there, too.
+/// Returns the names of the shared memory below /dev/shm that the children of a process have mapped: other servers of
+/// the machine have theirs there, too.
 pub fn segments(parent: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for process in children(parent) {

@@ -1,5 +1,5 @@
-//! Random calls of limits in memory that are saved, with moves, evictions and restarts of every kind in between: after a
-//! clean restart nothing is lost, after a crash no more than what came since all was saved. The limits refill within
+//! Random calls of limits in memory that are saved, with moves, evictions and restarts of every kind in between: after
+//! a clean restart nothing is lost, after a crash no more than what came since all was saved. The limits refill within
 //! years, so that what is left is a count.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,5 +1,5 @@
-//! A stop of the server saves all limits in memory that can be saved, and ends whatever else is in the way: pg_ctl fails
-//! where it has not within a minute.
+//! A stop of the server saves all limits in memory that can be saved, and ends whatever else is in the way: pg_ctl
+//! fails where it has not within a minute.
 
 use std::thread;
 use std::time::Duration;
@@ -22,8 +22,8 @@ fn begin() -> (Server, Client) {
     (server, client)
 }
 
-/// Restarts it, without this session; a new one, and what was logged. A stopping server starts no writer, so one must be
-/// there.
+/// Restarts it, without this session; a new one, and what was logged. A stopping server starts no writer, so one must
+/// be there.
 fn restart(server: &Server, mut client: Client, mode: &str) -> (Client, String) {
     let is_there =
         "SELECT count(*) FROM rl_memory() WHERE unsaved_keys = 0 OR writer_pid IS NOT NULL";

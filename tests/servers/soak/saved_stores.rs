@@ -1,5 +1,5 @@
-//! Limits in memory that are saved, and the same limit elsewhere: in the table, with another kind, on a standby, under a
-//! fixed clock.
+//! Limits in memory that are saved, and the same limit elsewhere: in the table, with another kind, on a standby, under
+//! a fixed clock.
 
 use std::io::Write;
 use std::thread;

@@ -41,7 +41,7 @@ pub fn set_keys(client: &mut Client, keys: u32) {
     client.batch_execute("LOAD 'ratelimit'").unwrap();
     client.batch_execute(&format!("ALTER SYSTEM SET ratelimit.memory_keys = {keys}")).unwrap();
     client.batch_execute("SELECT pg_reload_conf()").unwrap();
-    // A session hears of it between two statements.
+    // A session learns it between two statements.
     let setting = "SELECT current_setting('ratelimit.memory_keys')::int";
     while client.query_one(setting, &[]).unwrap().get::<_, i32>(0) != keys as i32 {}
 }

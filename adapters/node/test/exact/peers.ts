@@ -1,4 +1,4 @@
-// The same of what needs packages whose own declarations exactOptionalPropertyTypes refuses.
+// The same for packages with declarations that exactOptionalPropertyTypes refuses.
 import { rateLimit } from 'express-rate-limit';
 import { rateLimiter } from 'hono-rate-limiter';
 import { RateLimiter, tokenBucket, type Unsettled } from 'postgres-rate-limit';

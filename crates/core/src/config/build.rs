@@ -14,7 +14,7 @@ use crate::{Kind, Micros};
 /// An argument of [`build`].
 #[derive(Clone, Debug)]
 pub enum Argument {
-    /// It is left out.
+    /// Left out.
     Absent,
     /// A number.
     Number(f64),
@@ -22,13 +22,13 @@ pub enum Argument {
     Text(String),
     /// A truth value.
     Flag(bool),
-    /// A period: of fixed length, or of days or months where there is a `timezone`.
+    /// A period: of fixed length, or with a `timezone` of days or months.
     Interval(Interval),
-    /// A start: an instant, or the local date of it where there is a `timezone`.
+    /// A start: an instant, or with a `timezone` its local date.
     Instant(Micros),
 }
 
-/// Makes arguments of the types that functions have.
+/// Makes arguments from the types of function parameters.
 macro_rules! arguments {
     ($($type:ty: $make:expr,)*) => {
         $(impl From<$type> for Argument {
@@ -59,7 +59,7 @@ impl<T: Into<Argument>> From<Option<T>> for Argument {
     }
 }
 
-/// An interval as PostgreSQL has it: in three units, since months and days have no fixed length.
+/// An interval as in PostgreSQL: three units, because months and days have no fixed length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interval {
     /// Calendar months.
@@ -168,7 +168,7 @@ pub fn build(kind: Kind, arguments: &[(&str, Argument)]) -> Result<serde_json::V
 }
 
 impl Interval {
-    /// A period of fixed length in milliseconds; others as text, which a field may refuse.
+    /// The period in milliseconds if it has a fixed length, or else as text, which a field may refuse.
     fn to_argument(self, calendar: bool) -> Argument {
         if self.months != 0 || calendar {
             return Argument::Text(self.to_string());

@@ -1,4 +1,4 @@
-//! The checks of a config that is passed with a call.
+//! The checks of a config passed with a call.
 
 use super::{ConfigError, Definition, StoreKind};
 use crate::kinds::NotInMemory;
@@ -6,15 +6,15 @@ use crate::text::{json_number, quoted};
 use crate::{Kind, Micros};
 
 impl Definition {
-    /// What it means where it is passed with a call: a `save` that only `applyUpdates` implies needs a definition, and
-    /// is left out. `None`: the same.
+    /// The definition that a config passed with a call stands for, if it is a different one: a `save` implied only by
+    /// `applyUpdates` needs a stored definition, and is left out. `None`: unchanged.
     pub fn passed(&self) -> Option<Definition> {
         let is_implied = self.save.is_some() && !self.names_save;
         is_implied.then(|| Definition { save: None, ..self.clone() })
     }
 
-    /// Checks a config that is passed with a call for a limit that is not defined: it can't have `save`, and in memory
-    /// it must refill, or its leases expire, within a leap year, so that callers can't leave state there for longer.
+    /// Checks a config passed with a call for a limit that is not defined. It can't have `save`; in memory it must
+    /// refill, or its leases expire, within a leap year, so that callers can't leave state there for longer.
     pub fn check_in_call(&self) -> Result<(), ConfigError> {
         self.check_unsaved()?;
         let time = self.limit.time_to_full();
@@ -34,7 +34,7 @@ impl Definition {
         Err(self.refused(problem, &allowed))
     }
 
-    /// Checks a config that is passed with a call for a limit that is not saved: it can't have `save`, which needs a
+    /// Checks a config passed with a call for a limit that is not saved: it can't have `save`, which needs a
     /// definition.
     pub fn check_unsaved(&self) -> Result<(), ConfigError> {
         let Some(save) = self.save else { return Ok(()) };
@@ -42,8 +42,8 @@ impl Definition {
         Err(self.refused(format!("\"save\" is {}", json_number(save.as_millis())), allowed))
     }
 
-    /// This config, passed with a call for a limit that has `save`: it counts where the limit does, in memory, and is
-    /// saved with it.
+    /// Adapts this config, passed with a call, to a defined limit with `save`: its states are in memory and saved, as
+    /// the limit's.
     ///
     /// # Errors
     /// It names another store or another `save`, or is a limit that memory can't have.
@@ -65,7 +65,7 @@ impl Definition {
                 let others = Kind::ALL.iter().filter(|&&other| other != kind);
                 let others: Vec<&str> = others.map(|other| other.as_str()).collect();
                 let error = refused("kind", format!("\"{kind}\""), quoted(&others));
-                // No example shows that kind.
+                // No example is right for this error.
                 error.map_err(|error| ConfigError { kind: None, ..error })
             }
             Some(NotInMemory::Field { field, value, allowed, .. }) => {

@@ -17,7 +17,7 @@ use crate::text::JsonNumber;
 /// The largest period, in milliseconds (31,000 years): sums of periods stay far from overflow.
 const MAX_PERIOD: f64 = 1e15;
 
-/// The least and the largest [`Save`], in milliseconds.
+/// The minimum and maximum of [`Save`], in milliseconds.
 const MIN_SAVE: f64 = 100.0;
 const MAX_SAVE: f64 = 3_600_000.0;
 
@@ -101,7 +101,7 @@ impl<'de> Deserialize<'de> for Save {
     }
 }
 
-/// Reads a duration of fixed length, with days of 24 hours, and cuts it to whole microseconds.
+/// Reads a duration of fixed length, with days of 24 hours, truncated to whole microseconds.
 fn duration_in_millis(duration: &str) -> Option<f64> {
     let span: jiff::Span = duration.parse().ok()?;
     let duration = span.to_duration(SpanRelativeTo::days_are_24_hours()).ok()?;
@@ -112,7 +112,7 @@ fn duration_in_millis(duration: &str) -> Option<f64> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dates {
     pub unit: Unit,
-    /// The number of units, at most 100 years of them.
+    /// The number of units, at most 100 years.
     pub every: i64,
 }
 
@@ -154,7 +154,7 @@ fn duration_in_dates(duration: &str) -> Option<Dates> {
     }
 }
 
-/// Where windows of fixed length begin.
+/// The start of windows of fixed length.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum WindowStart {
     At(Micros),
@@ -214,7 +214,7 @@ impl From<WindowStart> for Start {
     }
 }
 
-/// The date that windows of local dates are counted from.
+/// The date from which windows of local dates are counted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LocalDate(pub Date);
 
@@ -224,7 +224,7 @@ impl LocalDate {
 
 impl<'de> Deserialize<'de> for LocalDate {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<LocalDate, D::Error> {
-        // Only in the form in which it is written: jiff would read more, and drop a time of day.
+        // Only the form in which dates are written: jiff would accept others, and drop a time of day.
         let exact = |text: &str| text.parse().ok().filter(|date: &Date| date.to_string() == text);
         deserializer
             .deserialize_str(TextField { allowed: LocalDate::ALLOWED, read: exact })

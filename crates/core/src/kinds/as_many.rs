@@ -1,18 +1,18 @@
-//! A take of as many tokens as there are: of each kind, and of shards together.
+//! A take of as many tokens as there are, for each kind and for shards together.
 
 use super::{Decision, Limit, Shards, State, decide, tolerance};
 use crate::Micros;
 
-/// How many tokens a take wants that takes as many as there are: all of `count`, or else the whole tokens that are
-/// there, if these are at least `at_least`.
+/// The tokens wanted by a take of as many as there are: all of `count`, or else the whole tokens that are there, if
+/// these are at least `at_least`.
 ///
 /// Both are from 0 to [`MAX_TOKENS`](crate::config::MAX_TOKENS), and whole numbers if [`Limit::whole_counts`];
 /// `at_least` is not above `count`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AsMany {
-    /// Tokens; a fraction only if all of it is there.
+    /// The most tokens to take; a fraction only if all of it is there.
     pub count: f64,
-    /// Tokens; 0: the take always passes, in debt too.
+    /// The fewest tokens to take; 0: the take always passes, also in debt.
     pub at_least: f64,
 }
 
@@ -22,14 +22,14 @@ impl AsMany {
         self.at_least.ceil().min(self.count)
     }
 
-    /// Decides it by decisions on takes of a count, all on one state of a limit with this capacity and at one instant;
-    /// and returns the tokens that it takes. A denial is that of the [fewest](AsMany::fewest).
+    /// Decides the take by `take`, which decides takes of a count, all on one state of a limit with this capacity and
+    /// at one instant. Returns the number of tokens taken, too. A denial is that of the [fewest](AsMany::fewest).
     pub fn decide(self, capacity: f64, take: impl Fn(f64) -> Decision) -> (Decision, f64) {
         let (all, fewest) = (take(self.count), self.fewest());
         if all.ok || fewest == self.count && fewest > 0.0 {
             return taken(all, self.count);
         }
-        // What a take of a count is compared with; floats may miss it by their last bit.
+        // The number that the count of a take is compared with; floats may miss it by their last bit.
         let there = (all.level.remaining + tolerance(capacity)).min(self.count).floor();
         for count in [there, there - 1.0] {
             if count > fewest {
@@ -46,14 +46,14 @@ impl AsMany {
     }
 }
 
-/// A decision on a take of a count, with the tokens that it takes.
+/// A decision on a take of a count, with the number of tokens taken.
 fn taken(decision: Decision, count: f64) -> (Decision, f64) {
     let count = if decision.ok { count } else { 0.0 };
     (decision, count)
 }
 
-/// Decides a take of as many tokens as there are in `state` at `now`, as [`decide`] does one of a count, and returns the
-/// tokens that it takes.
+/// Decides a take of as many tokens as there are in `state` at `now`, as [`decide`] does one of a count, and returns
+/// the tokens that it takes.
 ///
 /// ```
 /// use ratelimit_core::{AsMany, Micros, config, decide_as_many};

@@ -1,8 +1,8 @@
 //! Calendar windows: whole local dates of a time zone, daylight saving included.
 //!
-//! Owns where such windows begin and how many lie between two instants; the tokens are the fixed window's. The rules of
-//! the time zones are those of the bundled [IANA database], never the system's. Dates end with the year 9999: a later
-//! instant counts as that end, after which no window begins.
+//! Computes the starts of windows and the number of windows between two instants; the tokens are the fixed window's.
+//! The rules of the time zones are those of the bundled [IANA database], never the system's. Dates end with the year
+//! 9999: a later instant counts as that end, after which no window begins.
 //!
 //! [IANA database]: https://www.iana.org/time-zones
 
@@ -12,17 +12,17 @@ use jiff::{Span, Timestamp};
 
 use crate::Micros;
 
-/// Windows of `every` days or months. Window k begins at the first instant of the local date that
-/// lies k of them after `start`; a day that a month lacks is its last.
+/// Windows of `every` days or months. Window k begins at the first instant of the local date k periods after `start`;
+/// in a month without such a day, of its last day.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calendar {
     /// The unit of `every`.
     pub unit: Unit,
-    /// How many units a window has, 1 to 100 years of them.
+    /// The number of units in a window, at most 100 years.
     pub every: i64,
     /// The time zone of the dates.
     pub zone: TimeZone,
-    /// The date that windows are counted from, forwards and backwards.
+    /// The date from which windows are counted, forwards and backwards.
     pub start: Date,
 }
 
@@ -47,7 +47,7 @@ pub fn local_date(zone: &TimeZone, at: Micros) -> Option<Date> {
 }
 
 impl Calendar {
-    /// How long a window is, a day counted as 24 hours; `None` for months.
+    /// The length of a window, a day counted as 24 hours; `None` for months.
     pub(super) fn length(&self) -> Option<Micros> {
         const DAY: i64 = 86_400_000_000;
         (self.unit == Unit::Days).then(|| Micros(self.every.saturating_mul(DAY)))
@@ -58,7 +58,7 @@ impl Calendar {
         self.boundary(self.window(at)).unwrap_or(at)
     }
 
-    /// How many windows have begun after `ts` and by `now`, and the start of the last of them.
+    /// The number of windows that have begun after `ts` and by `now`, and the start of the last of them.
     pub(super) fn turns(&self, ts: Micros, now: Micros) -> (i64, Micros) {
         let current = self.window(now);
         let Some(begun) = self.boundary(current).filter(|&begun| begun > ts) else {
@@ -70,17 +70,17 @@ impl Calendar {
         }
     }
 
-    /// The start of the window that begins `windows` turns after `ts`; `None` past the year 9999.
+    /// The start of the window that begins `windows` windows after `ts`; `None` past the year 9999.
     pub(super) fn after(&self, ts: Micros, windows: f64) -> Option<Micros> {
-        // Saturates, and what saturates has no date.
+        // Saturates; a saturated number has no date.
         match windows as i64 {
             ..1 => Some(ts),
             windows => self.boundary(self.next(ts).saturating_add(windows - 1)),
         }
     }
 
-    /// The window that follows the one that began at `ts`. Where `ts` is no boundary, since the
-    /// config changed over a live row, it is the first to begin a whole period later or more.
+    /// The number of the window after the one that began at `ts`. If `ts` is no boundary, because the config changed
+    /// over a live row, the first window to begin at least a whole period later.
     fn next(&self, ts: Micros) -> i64 {
         let window = self.window(ts);
         if self.boundary(window) == Some(ts) {
@@ -91,8 +91,8 @@ impl Calendar {
         if self.boundary(window) == Some(end) { window } else { window + 1 }
     }
 
-    /// A period after `ts` by the local clock; the last day of a month is followed by last days,
-    /// since it may stand for any that the month lacks.
+    /// A period after `ts` by the local clock. Last days of months are followed by last days, because a last day may
+    /// stand for any day that the month doesn't have.
     fn period_after(&self, ts: Micros) -> Option<Micros> {
         let local = self.zone.to_datetime(timestamp(ts));
         let date = local.date();
@@ -114,17 +114,17 @@ impl Calendar {
                 window - i64::from(self.date(window).is_some_and(|begun| begun > date))
             }
         };
-        // A clock that is set back over midnight shows the date before once more.
+        // A clock that is set back over midnight shows the earlier date once more.
         window + i64::from(self.boundary(window + 1).is_some_and(|next| next <= at))
     }
 
-    /// The instant at which a window begins; `None` outside the years -9999 to 9999. A date that
-    /// the zone skipped whole begins with the one after it.
+    /// The instant at which a window begins; `None` outside the years -9999 to 9999. A window on a date that the zone
+    /// skipped begins with the next date.
     fn boundary(&self, window: i64) -> Option<Micros> {
         self.first_instant(self.date(window)?.to_datetime(Time::midnight()))
     }
 
-    /// Counted from `start` each time, so that a day that one month lacks is back in the next.
+    /// Counted from `start` each time, so that a day missing from one month is back in the next.
     fn date(&self, window: i64) -> Option<Date> {
         self.start.checked_add(self.span(window)?).ok()
     }
@@ -137,13 +137,13 @@ impl Calendar {
         }
     }
 
-    /// The first instant at which the local clock shows this time, or a later one where it skips it.
+    /// The first instant at which the local clock shows this time, or, if the clock skips it, the first later time.
     fn first_instant(&self, local: DateTime) -> Option<Micros> {
         let ambiguous = self.zone.to_ambiguous_timestamp(local);
         let skipped = matches!(ambiguous.offset(), AmbiguousOffset::Gap { .. });
         let mut first = ambiguous.earlier().ok()?;
         if skipped {
-            // As computed it lies before the jump, and the clock doesn't show it there.
+            // The computed instant is before the jump, where the clock doesn't show that time.
             let mut jumps = self.zone.following(first).map(|jump| jump.timestamp());
             first = jumps.find(|&jump| self.zone.to_datetime(jump) >= local)?;
         }
@@ -151,7 +151,7 @@ impl Calendar {
     }
 }
 
-/// An instant, or the nearest that has a date.
+/// An instant, or the nearest one that has a date.
 fn timestamp(at: Micros) -> Timestamp {
     let nearest = if at.0 < 0 { Timestamp::MIN } else { Timestamp::MAX };
     Timestamp::from_microsecond(at.0).unwrap_or(nearest)
@@ -173,7 +173,7 @@ mod tests {
         calendar(1, Unit::Days, zone, "1970-01-05")
     }
 
-    /// The local dates on which `count` windows begin, from that of `from` on.
+    /// The local dates on which `count` windows begin, from the date of `from` on.
     fn dates(calendar: &Calendar, from: &str, count: i64) -> Vec<String> {
         let first = calendar.window(at(from));
         let begun = |window| calendar.boundary(window).unwrap();
@@ -191,7 +191,7 @@ mod tests {
             ("Europe/Berlin", "2027-07-01", "2027-06-30T22:00:00Z"),
             ("Africa/Casablanca", "2023-03-19", "2023-03-18T23:00:00Z"),
             ("Africa/Casablanca", "2023-03-20", "2023-03-20T00:00:00Z"),
-            // By the rule that goes on after the last listed change.
+            // By the rule that applies after the last listed change.
             ("America/New_York", "2500-07-04", "2500-07-04T04:00:00Z"),
             // Midnight is skipped: from 24:00 to 1:00, or to 0:15, or from 23:30 to 0:30.
             ("America/Sao_Paulo", "2018-11-04", "2018-11-04T03:00:00Z"),
@@ -204,7 +204,7 @@ mod tests {
             ("America/St_Johns", "2010-11-07", "2010-11-07T02:30:00Z"),
             // Not repeated: 24:00 became 23:00.
             ("Asia/Beirut", "2022-10-30", "2022-10-29T22:00:00Z"),
-            // A date that never was, and the one after it; a date that was twice.
+            // A date that never existed, and the one after it; a date that existed twice.
             ("Pacific/Apia", "2011-12-30", "2011-12-30T10:00:00Z"),
             ("Pacific/Apia", "2011-12-31", "2011-12-30T10:00:00Z"),
             ("America/Juneau", "1867-10-18", "1867-10-17T08:57:41Z"),
@@ -312,7 +312,7 @@ mod tests {
             assert_eq!(calendar.after(ts, 1e9), None);
             assert_eq!(calendar.after(ts, f64::INFINITY), None);
         }
-        // A date that was skipped turns with the next.
+        // A skipped date ends with the next one.
         let apia = daily("Pacific/Apia");
         let ts = apia.window_start(at("2011-12-29T20:00:00Z"));
         assert_eq!(apia.turns(ts, at("2011-12-30T10:00:00Z")).0, 2);
@@ -322,10 +322,10 @@ mod tests {
     #[test]
     fn the_window_of_another_config_lasts_a_period_at_least() {
         let next = |calendar: &Calendar, ts: &str| calendar.after(at(ts), 1.0);
-        // A day that began in Berlin: it ends with the day of New York in which its 24 hours end.
+        // A day that began in Berlin ends with the day of New York in which its 24 hours end.
         let new_york = daily("America/New_York");
         assert_eq!(next(&new_york, "2027-01-01T23:00:00Z"), Some(at("2027-01-03T05:00:00Z")));
-        // One that began in New York, in Berlin.
+        // A day that began in New York, in Berlin.
         let berlin = daily("Europe/Berlin");
         assert_eq!(next(&berlin, "2027-01-01T05:00:00Z"), Some(at("2027-01-02T23:00:00Z")));
         // Midnight is a boundary of both.
@@ -337,11 +337,11 @@ mod tests {
             weekly.turns(at("2027-01-11T00:00:00Z"), at("2027-01-28T00:00:00Z")),
             (2, at("2027-01-27T00:00:00Z"))
         );
-        // A month from the 1st; one from the 28th of February, which may have been the 31st's.
+        // A month from the 1st; and one from the 28th of February, which may stand for the 31st.
         let monthly = calendar(1, Unit::Months, "Asia/Tokyo", "2027-01-31");
         assert_eq!(next(&monthly, "2026-12-31T15:00:00Z"), Some(at("2027-02-27T15:00:00Z")));
         assert_eq!(next(&monthly, "2027-02-28T00:00:00Z"), Some(at("2027-04-29T15:00:00Z")));
-        // One from the 30th of March ends on a 30th, which is April's 31st.
+        // One from the 30th of March ends on a 30th, which is April's last day.
         assert_eq!(next(&monthly, "2027-03-29T15:00:00Z"), Some(at("2027-04-29T15:00:00Z")));
     }
 

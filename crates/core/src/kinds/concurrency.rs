@@ -2,11 +2,11 @@
 //!
 //! A lease takes a slot until it is released, or until it expires `ttl` after it was granted or last extended, so a
 //! holder that dies loses its slot. The free slots are `slots` minus the leases that have not expired: a counting
-//! semaphore whose permits expire.
+//! semaphore with permits that expire.
 //!
 //! Each lease has an id. The caller passes [`Concurrency::acquire`] a random one, so that no id is used twice, even
-//! after a reset or a step of the clock: if it were derived from state or time, a holder from before a reset could
-//! release another's slot. [`decide`](super::decide()), which is pure, uses the instant.
+//! after a reset or a step of the clock: with an id derived from state or time, a holder from before a reset could
+//! release another holder's slot. [`decide`](super::decide()), which is pure, uses the instant.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ use crate::fields::{FieldError, Fields};
 use crate::headers::CallOutcome;
 use crate::numbers::{MAX_SLOTS_IN_MEMORY, SlotCount};
 
-/// At most `slots` leases at a time.
+/// At most `slots` leases at the same time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Concurrency {
     /// 1 to 1,000.
@@ -27,12 +27,12 @@ pub struct Concurrency {
     pub ttl: Micros,
 }
 
-/// A slot that is taken. A lease of several slots is as many of these.
+/// A taken slot. A lease of several slots is as many of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// Identifies the lease among those of the key: a number, stored and shown as a time.
+    /// Identifies the lease among those of the key: a random number.
     pub id: Micros,
-    /// When it expires.
+    /// The time when it expires.
     pub expires_at: Micros,
 }
 
@@ -63,7 +63,7 @@ impl From<ConcurrencyConfig> for Concurrency {
 }
 
 impl Limit {
-    /// The limit as one of concurrency, the kind whose slots are taken by leases; `None` for the others.
+    /// The limit as a concurrency limit, the kind with leases; `None` for the others.
     pub fn concurrency(&self) -> Option<&Concurrency> {
         match self {
             Limit::Concurrency(limit) => Some(limit),
@@ -92,13 +92,13 @@ impl Limit {
         Some(limit.hold(&limit.current(state, now), now, count, lease))
     }
 
-    /// The state after a lease was extended; `None` where the state has no such lease. See [`Concurrency::extend`].
+    /// The state after a lease was extended; `None` if the state has no such lease. See [`Concurrency::extend`].
     pub fn extend(&self, state: &State, now: Micros, id: Micros) -> Option<State> {
         let limit = self.concurrency()?;
         limit.extend(&limit.current(state, now), now, id).map(State::Leases)
     }
 
-    /// The state after a lease was released; `None` where the state has no such lease. See [`Concurrency::release`].
+    /// The state after a lease was released; `None` if the state has no such lease. See [`Concurrency::release`].
     pub fn release(&self, state: &State, now: Micros, id: Micros) -> Option<State> {
         let limit = self.concurrency()?;
         limit.release(&limit.current(state, now), now, id).map(State::Leases)
@@ -151,8 +151,8 @@ impl Concurrency {
         Decision::denied(expires, level)
     }
 
-    /// Has a lease hold `count` slots, a whole number, until it expires: takes those that it lacks, and extends the
-    /// others, of which it keeps all. A denial changes nothing.
+    /// Makes a lease hold `count` slots, a whole number, until it expires: takes missing slots, and extends and keeps
+    /// all others. A denial changes nothing.
     pub fn hold(&self, state: &Leases, now: Micros, count: f64, lease: Lease) -> Decision {
         let mut live = Concurrency::live(state, now);
         let had = live.iter().filter(|other| other.id == lease.id).count();
@@ -172,7 +172,7 @@ impl Concurrency {
         Decision { ok: true, retry_after: None, level, state: after }
     }
 
-    /// The state after a lease was released; `None` where it has expired, or there is none of this id.
+    /// The state after a lease was released; `None` if it has expired, or does not exist.
     pub fn release(&self, state: &Leases, now: Micros, id: Micros) -> Option<Leases> {
         let mut leases = Concurrency::live(state, now);
         let live = leases.len();
@@ -180,13 +180,13 @@ impl Concurrency {
         (leases.len() < live).then(|| Leases { leases, ts: state.ts.max(now) })
     }
 
-    /// The state after a lease was extended, so that it expires `ttl` from `now` on; `None` where it has expired,
-    /// or there is none of this id.
+    /// The state after a lease was extended, so that it expires `ttl` from `now` on; `None` if it has expired, or
+    /// does not exist.
     pub fn extend(&self, state: &Leases, now: Micros, id: Micros) -> Option<Leases> {
         let mut live = Concurrency::live(state, now);
         let mut found = false;
         for lease in live.iter_mut().filter(|lease| lease.id == id) {
-            // Not sooner than before, where the clock stepped back or the ttl was shortened.
+            // Not earlier than before, if the clock stepped back or the ttl was shortened.
             lease.expires_at = lease.expires_at.max(now.plus(self.ttl));
             found = true;
         }
@@ -231,12 +231,12 @@ impl LimitKind for Concurrency {
         Leases { leases: Vec::new(), ts: now }
     }
 
-    /// No lease that has not expired, and a time that is not ahead of the clock, since the state keeps that.
+    /// Only expired leases, and a time not ahead of the clock, because the state keeps that time.
     fn is_idle(&self, state: &Leases, now: Micros, _: Micros) -> bool {
         state.ts <= now && !state.leases.iter().any(|lease| lease.is_live(now))
     }
 
-    /// When the last lease has expired.
+    /// The time when the last lease has expired.
     fn unused_at(&self, state: &Leases) -> Option<Micros> {
         let last = state.leases.iter().map(|lease| lease.expires_at).max();
         Some(last.unwrap_or(state.ts).max(state.ts))
@@ -251,7 +251,7 @@ impl LimitKind for Concurrency {
         })
     }
 
-    /// Slots come back at several times, of which the outcome has only the last.
+    /// Slots come back at several times; the outcome has only the last.
     fn until_more(&self, outcome: &CallOutcome, _: Micros) -> Option<Micros> {
         outcome.wait()
     }

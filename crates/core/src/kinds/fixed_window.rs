@@ -1,16 +1,16 @@
 //! Fixed window: `rate` tokens are added at the start of each window, up to the capacity.
 //!
-//! `available = min(value + windows * rate, capacity)`, where `windows` have begun since `ts`, after
-//! the [article] and [component][code] of Convex; with a capacity above the rate, what was not used
-//! rolls over. The stored `ts` is the start of a window, and the next window follows from it.
+//! `available = min(value + windows * rate, capacity)`, where `windows` have begun since `ts`, after the [article] and
+//! [component][code] of Convex; with a capacity above the rate, unused tokens roll over. The stored `ts` is the start
+//! of a window, and the next window follows from it.
 //!
-//! Tokens that a window has used stay used when the config changes. So next to `value` the state has the tokens that
-//! the window added ([`Tokens::added`]): this config's `min(rate, capacity)` unless it has changed. A config that adds
-//! more gives the difference at once, one that adds less takes it from the tokens left, and makes no debt; a credit
-//! then counts against the use beyond it. A window that has ended keeps what it added: the new config counts from the
-//! next one. A state without it, such as the component's, keeps its value.
+//! Tokens used in a window stay used when the config changes. So the state has, next to `value`, the tokens that the
+//! window added ([`Tokens::added`]): this config's `min(rate, capacity)` unless the config has changed. A config that
+//! adds more gives the difference at once. One that adds less takes it from the tokens left, and makes no debt; a
+//! credit then counts against the use beyond it. A window that has ended keeps the tokens that it added: the new config
+//! counts from the next one. A state without `added`, such as the component's, keeps its value.
 //!
-//! With overage a call passes where no tokens are left, into a debt that ends with its window.
+//! With overage a call passes when no tokens are left, and makes a debt that ends with its window.
 //!
 //! [article]: https://stack.convex.dev/rate-limiting
 //! [code]: https://github.com/get-convex/rate-limiter/blob/main/src/shared.ts
@@ -33,36 +33,36 @@ use crate::numbers::{Rate, ShardCount, TokenCount};
 pub struct FixedWindow {
     /// Tokens a window: more than 0, at most 1e15.
     pub rate: f64,
-    /// When windows begin.
+    /// The times when windows begin.
     pub windows: Windows,
-    /// The most tokens that accumulate, 0 to 1e15; 0 makes sense with reservations only.
+    /// The maximum number of tokens that accumulate, 0 to 1e15; 0 makes sense with reservations only.
     pub capacity: f64,
     /// The largest debt, 0 to 1e15 tokens; `None`: bounded by a wait of ten years.
     pub max_reserved: Option<f64>,
-    /// Into how many shards it is divided, 1 to 1,024.
+    /// The number of shards, 1 to 1,024.
     pub shards: u32,
-    /// Whether calls pass where no tokens are left; the debt ends with the window.
+    /// Whether calls pass when no tokens are left; the debt ends with the window.
     pub overage: bool,
 }
 
-/// When windows begin.
+/// The times when windows begin.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Windows {
-    /// At a fixed distance. A state's `ts` fixes the phase while it lives.
+    /// At a fixed distance. The `ts` of a state fixes the phase for its lifetime.
     Every {
-        /// From a millisecond to 1e15 of them.
+        /// From a millisecond to 1e15 milliseconds.
         period: Micros,
-        /// Where the windows of a new state begin.
+        /// The start of a new state's windows.
         start: Start,
     },
     /// On local dates.
     Calendar(Calendar),
 }
 
-/// Where the windows of a new state begin.
+/// The start of a new state's windows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Start {
-    /// Boundaries lie at this instant plus `k * period`, for every integer k.
+    /// Boundaries are at this instant plus `k * period`, for every integer k.
     At(Micros),
     /// A window begins at the take that finds the limit full.
     FirstRequest,
@@ -183,15 +183,15 @@ impl Windows {
         }
     }
 
-    /// Counts the windows that begin after `ts` within ten years of the instant before the first of them; infinite if
-    /// none does.
+    /// Counts the windows that begin after `ts` within ten years of the instant before the first of them; infinite
+    /// if none does.
     fn turns_in_ten_years(&self, ts: Micros) -> f64 {
         let Some(next) = self.after(ts, 1.0) else { return f64::INFINITY };
         let last = next.minus(Micros(1)).plus(Micros::TEN_YEARS);
         self.turns(ts, last).0 as f64
     }
 
-    /// The start of the window that is `windows` after that of `ts`; `None` past the last instant or date.
+    /// The start of the window that is `windows` after the window of `ts`; `None` past the last instant or date.
     fn after(&self, ts: Micros, windows: f64) -> Option<Micros> {
         match self {
             Windows::Every { period, .. } => Micros::ceil_from(windows * period.0 as f64)
@@ -204,7 +204,7 @@ impl Windows {
 }
 
 impl FixedWindow {
-    /// The tokens that a window adds where none are left.
+    /// The tokens that a window adds if none are left.
     fn window_adds(&self) -> f64 {
         self.rate.min(self.capacity)
     }
@@ -216,7 +216,7 @@ impl FixedWindow {
         if self.overage { tokens.max(0.0) } else { tokens }
     }
 
-    /// The fields of a config of it, for windows that are given by these.
+    /// The config fields of this limit, with its windows given by these.
     fn fields<P, S, Z>(&self, period: P, start: S, timezone: Z) -> WindowConfig<P, S, Z> {
         WindowConfig {
             rate: Rate(self.rate),
@@ -230,7 +230,7 @@ impl FixedWindow {
         }
     }
 
-    /// Whether no window has begun: its limit is full, and the next take begins one.
+    /// Whether no window has begun: the limit is full, and the next take begins one.
     fn awaits_request(&self, tokens: f64) -> bool {
         matches!(self.windows, Windows::Every { start: Start::FirstRequest, .. })
             // The tolerance of a large limit is many tokens, which a request has taken.
@@ -325,7 +325,7 @@ impl LimitKind for FixedWindow {
         ts <= now && tokens >= self.capacity && in_phase && self.overused(stored, ts) == 0.0
     }
 
-    /// When the window with the last token begins.
+    /// The time when the window with the last token begins.
     fn unused_at(&self, stored: &Tokens) -> Option<Micros> {
         let missing = self.capacity - self.stored_tokens(stored);
         let at = match self.recounted_at(stored, stored.ts) {
@@ -335,7 +335,7 @@ impl LimitKind for FixedWindow {
             _ => self.due(stored.ts, missing)?,
         };
         let (ts, tokens) = self.refilled(stored, at);
-        // It may leave half a tolerance open.
+        // Half a tolerance may be missing.
         let is_full = tokens >= self.capacity && self.overused(stored, ts) == 0.0;
         if is_full { Some(at) } else { self.windows.after(ts, 1.0) }
     }
@@ -355,7 +355,7 @@ impl LimitKind for FixedWindow {
         }
     }
 
-    /// Where one window doesn't bring a whole token, until the retry of a denial.
+    /// If one window doesn't bring a whole token, the time until the retry of a denial.
     fn until_more(&self, outcome: &CallOutcome, now: Micros) -> Option<Micros> {
         if outcome.needs_one() && !self.overage && outcome.remaining + self.rate < 1.0 {
             return outcome.wait();
@@ -380,13 +380,12 @@ impl Refill for FixedWindow {
     fn value_of(&self, stored: &Tokens) -> f64 {
         let Some(added) = stored.added else { return stored.value };
         let more = self.window_adds() - added;
-        // Use beyond what this config adds is no debt.
+        // Use beyond the tokens that this config adds is no debt.
         if more >= -stored.value.max(0.0) { stored.value + more } else { stored.value.min(0.0) }
     }
 
     fn stored(&self, value: f64, ts: Micros, before: &Tokens) -> Tokens {
-        // In the same window what was used stays, also where it is more than this config adds, while nothing is
-        // left of it.
+        // In the same window used tokens stay used, even beyond what this config adds, as long as none are left.
         let used = |added| added - before.value.max(0.0);
         let same = ts == before.ts && value <= 0.0;
         let at_least = before.added.filter(|_| same).map_or(0.0, used);
@@ -399,7 +398,7 @@ impl Refill for FixedWindow {
         if value == stored.value || self.windows.turns(stored.ts, now).0 > 0 {
             return plain;
         }
-        // Whichever of the two rolls over, the next window is full.
+        // The next window is full, whichever of the two rolls over.
         let fills = |tokens: &Tokens| self.rolls_over(tokens) + self.rate >= self.capacity;
         let at_once = Tokens { value, ..plain };
         if fills(stored) && fills(&at_once) { at_once } else { *stored }
@@ -415,7 +414,7 @@ impl Refill for FixedWindow {
         Some(self.window_adds())
     }
 
-    /// Nothing is left of the window then, which is all that a capacity of 0 has.
+    /// No tokens of the window are left then; with a capacity of 0 there are none anyway.
     fn overused(&self, stored: &Tokens, ts: Micros) -> f64 {
         let used = stored.added.map_or(0.0, |added| added - stored.value.max(0.0));
         if ts == stored.ts { (used - self.window_adds()).max(0.0) } else { 0.0 }
@@ -445,14 +444,14 @@ impl Refill for FixedWindow {
     }
 
     fn max_debt(&self, ts: Micros) -> f64 {
-        // As `due` counts windows, less the last bits, which would be a window more.
+        // As `due` counts windows, minus the last bits, which would be one more window.
         let tolerance = tolerance(self.capacity);
         let most = self.windows.turns_in_ten_years(ts) * self.rate + tolerance / 2.0;
         (most * (1.0 - 4.0 * f64::EPSILON)).max(tolerance)
     }
 
     fn due(&self, ts: Micros, tokens: f64) -> Option<Micros> {
-        // Half the tolerance is left for what comes after: that many windows do suffice.
+        // Half of the tolerance is left for the following calculations: this number of windows does suffice.
         let windows = ((tokens - tolerance(self.capacity) / 2.0) / self.rate).ceil();
         self.windows.after(ts, windows.max(0.0))
     }
@@ -460,7 +459,7 @@ impl Refill for FixedWindow {
     fn whole_refill(&self, stored: &Tokens, now: Micros) -> Option<Micros> {
         let least = self.stored_tokens(stored).min(self.rolls_over(stored));
         let missing = self.capacity - if self.overage { least.max(0.0) } else { least };
-        // At least the window that it is in, also where nothing accumulates.
+        // At least the current window, also if nothing accumulates.
         self.due(now, missing.max(self.capacity).max(self.rate))
     }
 
@@ -474,7 +473,7 @@ impl Refill for FixedWindow {
         Level { remaining: rounded(tokens, self.capacity), reset_at }
     }
 
-    /// The debt that is left just before the window begins.
+    /// The debt left just before the window begins.
     fn reserved_last(&self, after: &Tokens, start: Micros) -> f64 {
         let debt = -self.refilled(after, start.minus(Micros(1))).1;
         // Float error may leave none.

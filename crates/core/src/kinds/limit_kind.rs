@@ -1,4 +1,4 @@
-//! The traits that each kind implements: what it is, and its formulas.
+//! The traits that each kind implements: its properties and its formulas.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,8 @@ use crate::Micros;
 use crate::fields::{FieldError, Fields};
 use crate::headers::CallOutcome;
 
-/// A kind of limit. Here and in its [`Formulas`], `now` is the instant of a call, and `state` the one that counts then.
+/// A kind of limit. Here and in its [`Formulas`], `now` is the instant of a call, and `state` the state that
+/// counts then.
 pub(super) trait LimitKind: Clone + Into<super::Limit> {
     /// The name of the kind in a config.
     const NAME: &'static str;
@@ -36,7 +37,7 @@ pub(super) trait LimitKind: Clone + Into<super::Limit> {
     /// The fields of a config of this limit, with their defaults; see [`config::resolved`](crate::config::resolved).
     fn resolved(&self, phase: Micros) -> Self::Config;
 
-    /// Arguments of its builder in SQL, as an example; with a time zone, if the config in question has one.
+    /// Example arguments of its builder in SQL; with a time zone if the config in question has one.
     fn example(_calendar: bool) -> &'static str {
         "rate => 10, period => '1 minute'"
     }
@@ -59,7 +60,7 @@ pub(super) trait LimitKind: Clone + Into<super::Limit> {
     /// The earliest instant at which the limit can be idle, in the past too; `None`: beyond the last instant.
     fn unused_at(&self, state: &Self::State) -> Option<Micros>;
 
-    /// Into how many shards it is divided.
+    /// The number of shards.
     fn shards(&self) -> u32 {
         1
     }
@@ -69,7 +70,7 @@ pub(super) trait LimitKind: Clone + Into<super::Limit> {
         self.clone()
     }
 
-    /// Says why memory can't store its states; `None`: it can.
+    /// Returns the reason why memory can't store its states; `None`: it can.
     fn not_in_memory(&self) -> Option<NotInMemory> {
         (self.shards() > 1).then(|| NotInMemory::Field {
             field: "shards",
@@ -79,18 +80,18 @@ pub(super) trait LimitKind: Clone + Into<super::Limit> {
         })
     }
 
-    /// The span from `now` until more tokens are there than an outcome has left, for HTTP headers: to the reset, or to
-    /// the retry of a denial if that is earlier. `None`: it isn't known.
+    /// The time from `now` until more tokens are there than an outcome has left, for HTTP headers: to the reset, or to
+    /// the retry of a denial if that is earlier. `None`: unknown.
     fn until_more(&self, outcome: &CallOutcome, now: Micros) -> Option<Micros> {
         outcome.until_reset(now)
     }
 }
 
-/// The formulas of a kind. One whose tokens come back up to a capacity has them from [`Refill`].
+/// The formulas of a kind. Kinds with tokens that come back up to a capacity have them from [`Refill`].
 pub(super) trait Formulas: LimitKind {
     /// Whether a stored state counts at `now`: its time is not beyond the horizon, too late for a clock that was
-    /// adjusted. The horizon is [`soon`], or later: when this state will be full, with its debt paid back, or after the
-    /// windows that the kind looks back on.
+    /// adjusted. The horizon is [`soon`], or later: the time when this state will be full, with its debt paid back, or
+    /// the end of the windows that the kind looks back on.
     fn counts(&self, state: &Self::State, now: Micros) -> bool;
 
     /// The state that counts at `now`: the stored one, or an initial one in the same windows.
@@ -124,13 +125,13 @@ pub(super) trait Formulas: LimitKind {
     /// See [`Limit::level`](super::Limit::level).
     fn level(&self, state: &Self::State, now: Micros) -> Level;
 
-    /// The limit by the formulas of tokens that come back up to a capacity, which shards need.
+    /// The limit as tokens that come back up to a capacity, which shards need.
     fn refill(&self) -> Option<&dyn Refill> {
         None
     }
 }
 
-/// A part of a [`State`]: what a kind has of it.
+/// The part of a [`State`] that a kind has.
 pub(super) trait Part: Clone + Into<State> {
     /// Its shape.
     const SHAPE: Shape;
@@ -142,18 +143,18 @@ pub(super) trait Part: Clone + Into<State> {
     fn seen(&self) -> Option<Micros>;
 }
 
-/// Why a limit can't be in memory.
+/// The reason why a limit can't be in memory.
 pub(crate) enum NotInMemory {
-    /// No limit of its kind can.
+    /// A property of its kind.
     Kind {
         /// The reason, as the end of a sentence.
         because: &'static str,
     },
-    /// A field has too large a value.
+    /// A value of a field that is too large.
     Field {
         field: &'static str,
         value: u32,
-        /// Its values in memory.
+        /// The values allowed in memory.
         allowed: String,
         /// The reason, as the end of a sentence.
         because: &'static str,

@@ -1,26 +1,26 @@
-//! The formulas that token bucket and fixed window share: tokens that come back up to a capacity, takes and
-//! reservations from them, and when a denied call can pass.
+//! The formulas shared by token bucket and fixed window: tokens that come back up to a capacity, takes and reservations
+//! from them, and the time when a denied call can pass.
 
 use super::limit_kind::{Formulas, LimitKind, soon};
 use super::{Decision, Level, Returnable, State, Tokens, confirmed, subtract, tolerance};
 use crate::Micros;
 
-/// A kind with a state of [`Tokens`] that come back up to a capacity, which gives it its [`Formulas`].
+/// A kind with a state of [`Tokens`] that come back up to a capacity. Gives the kind its [`Formulas`].
 pub(super) trait Refill {
     fn capacity(&self) -> f64;
 
     /// The largest debt in tokens; `None`: bounded by a wait of ten years.
     fn max_reserved(&self) -> Option<f64>;
 
-    /// The tokens at `now`, and the time that they count from: the latest at which tokens came in,
-    /// never before the stored one. A clock that stepped back refills nothing.
+    /// The tokens at `now`, and the time from which they count: the latest at which tokens came in, never before the
+    /// stored one. A clock that stepped back refills nothing.
     fn refilled(&self, tokens: &Tokens, now: Micros) -> (Micros, f64);
 
-    /// The largest debt in tokens that a take or a reservation can leave in a state of this `ts`: what
-    /// comes in within ten years. A larger one is another config's, or a credit's, and counts as this.
+    /// The largest debt in tokens that a take or a reservation can leave in a state with this `ts`: the tokens of ten
+    /// years. A larger debt comes from another config or a credit, and counts as this.
     fn max_debt(&self, ts: Micros) -> f64;
 
-    /// Whether a call passes where no tokens are left.
+    /// Whether a call passes if no tokens are left.
     fn overage(&self) -> bool {
         false
     }
@@ -30,8 +30,8 @@ pub(super) trait Refill {
         tokens.value
     }
 
-    /// Stored tokens without what their window added, where no take from `now` on is decided by that; they may have
-    /// another value then.
+    /// Stored tokens without the number that their window added, if it decides no take from `now` on; their value
+    /// may change.
     fn reported(&self, tokens: &Tokens, _now: Micros) -> Tokens {
         Tokens { added: None, ..*tokens }
     }
@@ -41,75 +41,75 @@ pub(super) trait Refill {
         self.bounded(self.value_of(tokens), tokens.ts)
     }
 
-    /// Tokens at `ts`; a debt counts as the [largest](Refill::max_debt) at most.
+    /// Tokens at `ts`; a debt counts at most as the [largest](Refill::max_debt).
     fn bounded(&self, value: f64, ts: Micros) -> f64 {
-        // Only a debt needs the bound, which can take some computing; an overage ends with its window.
+        // Only a debt needs the bound, which is expensive to compute; an overage ends with its window.
         if value < 0.0 && !self.overage() { value.max(-self.max_debt(ts)) } else { value }
     }
 
-    /// The state to store for tokens which count from `ts`, after `before`.
+    /// The state to store for tokens that count from `ts`, after `before`.
     fn stored(&self, value: f64, ts: Micros, _before: &Tokens) -> Tokens {
         Tokens { value, ts, added: None }
     }
 
-    /// The state after `count` tokens, 0 or more, were given back to `available` ones, which count from `ts`; `before`
+    /// The state after giving back `count` tokens, 0 or more, to `available` ones, which count from `ts`; `before`
     /// was stored.
     fn given_back(&self, before: &Tokens, ts: Micros, available: f64, count: f64) -> Tokens {
         self.stored((available + count).min(self.capacity()), ts, before)
     }
 
-    /// The tokens that a window adds where none are left; `None` without windows.
+    /// The tokens that a window adds if none are left; `None` without windows.
     fn adds(&self) -> Option<f64> {
         None
     }
 
-    /// The tokens that were used of the window that begins at `ts` beyond what it adds now.
+    /// The tokens used in the window that begins at `ts` beyond the number that it adds now.
     fn overused(&self, _: &Tokens, _: Micros) -> f64 {
         0.0
     }
 
-    /// By how many tokens more are left at the next turn of the window, before that adds any, than at `now`.
+    /// The number of tokens left at the end of the window, before the next one adds any, minus those left at `now`.
     fn rolls_over_more(&self, _: &Tokens, _: Micros) -> f64 {
         0.0
     }
 
-    /// When stored tokens, which count from `ts`, will be counted otherwise than by what comes in: at the end of the
-    /// window in which the config has changed.
+    /// The time when stored tokens, which count from `ts`, change other than by refill: the end of the window in which
+    /// the config has changed.
     fn recounted_at(&self, _: &Tokens, _: Micros) -> Option<Micros> {
         None
     }
 
-    /// When `tokens` will have come in, counted from `ts`; `None`: beyond the last instant.
+    /// The time when `tokens` have come in, counted from `ts`; `None`: beyond the last instant.
     fn due(&self, ts: Micros, tokens: f64) -> Option<Micros>;
 
-    /// When a limit that is empty now, or as deep in debt as it is stored, is full again.
+    /// The time when the limit is full again if it is empty now, or as deep in debt as stored.
     fn whole_refill(&self, tokens: &Tokens, now: Micros) -> Option<Micros> {
         let missing = self.capacity() - self.stored_tokens(tokens);
         self.due(now, missing.max(self.capacity()))
     }
 
-    /// The `ts` that a take at `now` stores, given the one that its tokens count from: that, or a later one.
+    /// The `ts` that a take at `now` stores: the time from which its tokens count, or a later one.
     fn stored_ts(&self, ts: Micros, _: f64, _: Micros) -> Micros {
         ts
     }
 
-    /// The level of a limit whose `tokens` count from `ts`.
+    /// The level of a limit with `tokens` that count from `ts`.
     fn level_of(&self, ts: Micros, tokens: f64, now: Micros) -> Level;
 
-    /// The earliest instant at which tokens were taken that can still be given back to those that count from `ts`.
+    /// The earliest instant of a take that can still be given back to tokens that count from `ts`.
     fn returns_from(&self, ts: Micros) -> Micros;
 
-    /// Whether tokens taken at `taken_at` can still be given back to those that count from `ts`.
+    /// Whether tokens taken at `taken_at` can still be given back to tokens that count from `ts`.
     fn can_return(&self, taken_at: Micros, ts: Micros) -> bool {
         taken_at >= self.returns_from(ts)
     }
 
-    /// How many tokens of a debt are those that come in at `start`; infinite where none end.
+    /// The tokens of a debt that come in at `start`; infinite if no window ends.
     fn reserved_last(&self, _after: &Tokens, _start: Micros) -> f64 {
         f64::INFINITY
     }
 
-    /// The wait until a call's tokens are there; `None`: the call doesn't pass.
+    /// The wait until the tokens of a call are there; `None`: the call doesn't pass.
     fn passes(
         &self,
         ts: Micros,
@@ -130,7 +130,7 @@ pub(super) trait Refill {
         (wait <= Micros::TEN_YEARS).then_some(wait)
     }
 
-    /// After which span a call that is denied at `now` can first pass.
+    /// The time after which a call denied at `now` can first pass.
     fn retry_after(
         &self,
         tokens: &Tokens,
@@ -159,7 +159,7 @@ pub(super) trait Refill {
             at = self.due(ts, missing - max_debt)?;
         }
         if reserve {
-            // And the reserved tokens must come within ten years, counted from those left then: refill above the
+            // The reserved tokens must also come within ten years, counted from the tokens left then: refill above the
             // capacity is lost.
             let (ts, available) = self.refilled(tokens, at);
             at = at.max(self.due(ts, count - available)?.minus(Micros::TEN_YEARS));
@@ -177,7 +177,7 @@ impl<K: LimitKind<State = Tokens> + Refill> Formulas for K {
     #[inline]
     fn counts(&self, tokens: &Tokens, now: Micros) -> bool {
         tokens.ts <= soon(now)
-            // `None`: later than an instant can be.
+            // `None`: later than any instant.
             || self.whole_refill(tokens, now).is_none_or(|horizon| tokens.ts <= horizon)
     }
 

@@ -1,9 +1,9 @@
 //! One limit divided into shards, each with a state of its own: rate, capacity and debt are divided equally, and the
-//! limit has the tokens of all shards together. Where their number has changed, the states stay those of the old
-//! shards until they are resharded, each with a refill of its own.
+//! limit has the tokens of all shards together. If their number has changed, the states stay those of the old shards
+//! until they are resharded, each with its own refill.
 //!
-//! Conservative: a shard that is full loses its refill, so after uneven use the shards together
-//! refill no faster, and maybe more slowly, than one state would.
+//! Conservative: a full shard loses its refill, so after uneven use the shards together refill no faster, and maybe
+//! more slowly, than one state would.
 
 use std::borrow::Cow;
 use std::rc::Rc;
@@ -37,15 +37,15 @@ use crate::Micros;
 #[derive(Clone, Debug)]
 pub struct Shards<'a> {
     limit: &'a Limit,
-    /// The limit of each shard where they are equal.
+    /// The limit of each shard if they are equal.
     shard: Cow<'a, Limit>,
     states: Vec<State>,
-    /// Where the states are those of another number of shards: the limit of each.
+    /// The limit of each shard if the states are those of another number of shards.
     unequal: Vec<Rc<Limit>>,
 }
 
 impl<'a> Shards<'a> {
-    /// Equal shards, one for each state; there must be one at least.
+    /// Equal shards, one for each state; at least one.
     pub fn new(limit: &'a Limit, states: Vec<State>) -> Shards<'a> {
         let shard = match states.len() {
             1 => Cow::Borrowed(limit),
@@ -54,14 +54,14 @@ impl<'a> Shards<'a> {
         Shards { limit, shard, states, unequal: Vec::new() }
     }
 
-    /// The states of another number of shards than the limit is divided into, each with the limit of its shard, by
-    /// which it refills until they are [`resharded`](Shards::resharded). There must be one at least.
+    /// The states of another number of shards than the limit's, each with the limit of its shard. Each refills by that
+    /// limit until they are [`resharded`](Shards::resharded). At least one.
     pub fn unequal(limit: &'a Limit, shards: Vec<(Rc<Limit>, State)>) -> Shards<'a> {
         let (unequal, states) = shards.into_iter().unzip();
         Shards { unequal, ..Shards::new(limit, states) }
     }
 
-    /// The limit that the shards make up.
+    /// The limit that the shards form together.
     pub(super) fn limit(&self) -> &Limit {
         self.limit
     }
@@ -71,7 +71,7 @@ impl<'a> Shards<'a> {
         self.unequal.is_empty()
     }
 
-    /// The limit of each of equal shards.
+    /// The limit of each shard if they are equal.
     pub fn shard_limit(&self) -> &Limit {
         &self.shard
     }
@@ -89,24 +89,24 @@ impl<'a> Shards<'a> {
     /// The tokens in a shard, counted from 0, at `now`; negative: debt.
     ///
     /// # Panics
-    /// Where there is no such shard.
+    /// If there is no such shard.
     pub fn available(&self, shard: usize, now: Micros) -> f64 {
         self.tokens(shard, now).1
     }
 
-    /// The limit that the state of a shard belongs to.
+    /// The limit of a shard's state.
     fn limit_of(&self, shard: usize) -> &Limit {
         self.unequal.get(shard).map_or(&*self.shard, |limit| limit)
     }
 
-    /// The tokens in a shard at `now`, and the time that they count from.
+    /// The tokens in a shard at `now`, and the time from which they count.
     fn tokens(&self, shard: usize, now: Micros) -> (Micros, f64) {
         let limit = self.limit_of(shard);
         let tokens = tokens_of(&limit.current(&self.states[shard], now));
         limit.refill().map_or((tokens.ts, tokens.value), |limit| limit.refilled(&tokens, now))
     }
 
-    /// The instant that a call at `now` is decided at; see [`Limit::present`].
+    /// The instant at which a call at `now` is decided; see [`Limit::present`].
     pub fn present(&self, now: Micros) -> Micros {
         let present = |shard| self.limit_of(shard).present(&self.states[shard], now);
         (0..self.states.len()).map(present).max().unwrap_or(now)
@@ -118,7 +118,7 @@ impl<'a> Shards<'a> {
         shard.refill().map_or(others, |limit| limit.stored(value, ts, before))
     }
 
-    /// The state of a limit that is not divided, as it is stored.
+    /// The stored state of a limit that is not divided.
     pub fn undivided(&self) -> Option<&State> {
         match &self.states[..] {
             [state] if self.are_equal() => Some(state),
@@ -126,8 +126,8 @@ impl<'a> Shards<'a> {
         }
     }
 
-    /// The tokens of all shards at `now`, as one state. It counts from the latest time that any of them counts from:
-    /// nothing refills earlier than it would in its shard.
+    /// The tokens of all shards at `now`, as one state. It counts from the latest time from which any of them counts:
+    /// nothing refills earlier than in its shard.
     pub fn total(&self, now: Micros) -> State {
         match self.undivided() {
             Some(state) => self.limit.current(state, now).into_owned(),
@@ -147,7 +147,7 @@ impl<'a> Shards<'a> {
         self.less_overused(total, self.overused(0..self.states.len(), now))
     }
 
-    /// The tokens that shards have used beyond what their windows bring now.
+    /// The tokens that shards have used beyond what their windows add now.
     fn overused(&self, among: impl IntoIterator<Item = usize>, now: Micros) -> f64 {
         let overused = |shard| {
             let windows = self.limit_of(shard).refill().filter(|limit| limit.adds().is_some());
@@ -163,8 +163,8 @@ impl<'a> Shards<'a> {
         self.overused(0..self.states.len(), now) > 0.0
     }
 
-    /// The total where some shards have used more than their windows bring now. That is known as long as nothing is
-    /// left, and taken from the tokens left in shards that are not equal any more: equal ones still give theirs.
+    /// The total if some shards have used more than their windows add now. That is known as long as no tokens are left.
+    /// It is subtracted from the tokens left in unequal shards; equal ones still give theirs.
     fn less_overused(&self, total: Tokens, overused: f64) -> Tokens {
         let Some(limit) = self.limit.refill() else { return total };
         let Some(adds) = limit.adds() else { return total };
@@ -173,21 +173,21 @@ impl<'a> Shards<'a> {
         limit.stored(value, total.ts, &total)
     }
 
-    /// The [total](Shards::total) as a state that refills no later than any of the shards: as long as
-    /// it doesn't let a call pass, the shards don't. They count from different times where the clock
-    /// stepped back, or where a token bucket has become a fixed window.
+    /// The [total](Shards::total) as a state that refills no later than any of the shards: as long as it admits no
+    /// call, neither do the shards. They count from different times if the clock stepped back, or if a token bucket has
+    /// become a fixed window.
     pub fn upper_bound(&self, now: Micros) -> State {
         if self.undivided().is_some() {
             return self.total(now);
         }
         let total = self.total_tokens(now);
         let ts = (0..self.states.len()).map(|shard| self.tokens(shard, now).0).min();
-        // States from a user's own INSERT may refill faster than the whole: all that is known is that they have no
-        // more tokens than it can.
+        // States from a user's own INSERT may refill faster than the whole limit. All that is known: they have no more
+        // tokens than the limit can have.
         let rate: f64 = self.unequal.iter().map(|limit| limit.policy().0).sum();
         let more = rate > self.limit.policy().0 * (1.0 + 1e-12);
         let known = Tokens { ts: ts.unwrap_or(total.ts), ..total };
-        // Where the config has changed in the present window, more may roll over than is left now.
+        // If the config has changed in the present window, more may roll over than is left now.
         let later = (0..self.states.len()).map(|shard| self.rolls_over_more(shard, now)).sum();
         let known = match later {
             0.0 => known,
@@ -197,14 +197,14 @@ impl<'a> Shards<'a> {
         State::Tokens(if more { unknown } else { known })
     }
 
-    /// By how many tokens more a shard has at the next turn of its window, before that adds any, than at `now`.
+    /// The number of tokens in a shard at the end of its window, before the next one adds any, minus those at `now`.
     fn rolls_over_more(&self, shard: usize, now: Micros) -> f64 {
         let limit = self.limit_of(shard);
         let tokens = tokens_of(&limit.current(&self.states[shard], now));
         limit.refill().map_or(0.0, |limit| limit.rolls_over_more(&tokens, now))
     }
 
-    /// The states of `shards` equal shards that together have the tokens that these have at `now`.
+    /// The states of `shards` equal shards that together have the same tokens at `now`.
     pub fn resharded(&self, shards: u32, now: Micros) -> Vec<State> {
         if self.are_equal() && self.states.len() == shards as usize {
             return self.states.clone();
@@ -219,7 +219,7 @@ impl<'a> Shards<'a> {
     /// The state of a shard, counted from 0, with the tokens that came in by `now`.
     ///
     /// # Panics
-    /// Where there is no such shard.
+    /// If there is no such shard.
     pub fn refilled(&self, shard: usize, now: Micros) -> State {
         State::Tokens(self.refilled_tokens(shard, now))
     }
@@ -229,7 +229,7 @@ impl<'a> Shards<'a> {
         Self::stored(self.limit_of(shard), value, ts, &tokens_of(&self.states[shard]))
     }
 
-    /// The limit's level at `now`; it is full when its last shard is.
+    /// The limit's level at `now`. It is full when its last shard is.
     pub fn level(&self, now: Micros) -> Level {
         if let Some(state) = self.undivided() {
             return self.limit.level(state, now);
@@ -241,8 +241,8 @@ impl<'a> Shards<'a> {
         Level { reset_at: reset_at.flatten(), ..level }
     }
 
-    /// Decides a call for the shards together, as [`decide`] does; the state is that of the
-    /// [total](Shards::total). The wait of a denial is exact for the shards as they are.
+    /// Decides a call for the shards together, as [`decide`] does; the state is that of the [total](Shards::total). The
+    /// wait of a denial is exact for the shards as they are.
     pub fn decide(&self, now: Micros, count: f64, reserve: bool) -> Decision {
         let decision = decide(self.limit, &self.total(now), now, count, reserve);
         if self.undivided().is_some() || decision.ok {
@@ -264,7 +264,7 @@ impl<'a> Shards<'a> {
         let total = self.total(now);
         let overused = self.overused(0..self.states.len(), now);
         let tokens = tokens_of(&total);
-        // Tokens left in some shards don't hide those used beyond the others' windows.
+        // Tokens left in some shards don't hide the tokens used beyond the windows of others.
         let against = if tokens.value > 0.0 { overused.min(count) } else { 0.0 };
         let refill = self.limit.refill().and_then(|limit| Some((limit, limit.adds()?)));
         let Some((limit, adds)) = refill.filter(|_| against > 0.0) else {
@@ -279,14 +279,14 @@ impl<'a> Shards<'a> {
         Some(Decision { state: Some(State::Tokens(Tokens { value, added, ..tokens })), ..decision })
     }
 
-    /// Changes the equal shards that are `among`, counted from 0, so that together they have the tokens of `after`:
-    /// takes from the fullest first and gives to the emptiest first; a debt is divided equally, so that it is paid back
-    /// as fast as by the whole limit, and before any shard gets more. Where `after` is that of a credit and has what
-    /// the window has added, the shards' use beyond their windows is reduced likewise. Shards that need no change
-    /// keep their state.
+    /// Changes the equal shards in `among`, counted from 0, so that together they have the tokens of `after`: takes
+    /// from the fullest first and gives to the emptiest first; a debt is divided equally, so that it is paid back as
+    /// fast as by the whole limit, and before any shard gets more. If `after` comes from a credit and has the tokens
+    /// that the window has added, it also reduces the shards' use beyond their windows. Shards that need no change keep
+    /// their state.
     ///
     /// # Panics
-    /// Where there is no such shard.
+    /// If there is no such shard.
     pub fn distribute(&mut self, among: &[usize], now: Micros, after: &State) {
         let Tokens { value: target, ts, added } = tokens_of(after);
         let had: Vec<f64> = among.iter().map(|&shard| self.available(shard, now)).collect();
@@ -331,7 +331,7 @@ impl<'a> Shards<'a> {
     }
 }
 
-/// The tokens of a state; its value for a kind that has no shards, and so one state.
+/// The tokens of a state. A kind without shards has one state: its value.
 fn tokens_of(state: &State) -> Tokens {
     match state {
         State::Tokens(tokens) => *tokens,
@@ -339,8 +339,8 @@ fn tokens_of(state: &State) -> Tokens {
     }
 }
 
-/// Finds the first span from `least` on after which a call passes, by doubling and halving: `passes`
-/// is false before it and true ever after. `None`: beyond the last instant.
+/// Finds the first span from `least` on after which a call passes, by doubling and halving: `passes` is false before it
+/// and true ever after. `None`: beyond the last instant.
 pub fn first_pass(least: Micros, passes: impl Fn(Micros) -> bool) -> Option<Micros> {
     if passes(least) {
         return Some(least);

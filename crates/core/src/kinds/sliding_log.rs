@@ -1,7 +1,7 @@
 //! Sliding log: the time of every token taken, so the window slides exactly.
 //!
-//! Allowed iff what was taken in `(now - period, now]` plus `count` is at most `rate`: the sliding
-//! window log that [Figma] describes, except that a denied call leaves no entry here.
+//! Allowed iff the tokens taken in `(now - period, now]` plus `count` are at most `rate`: the sliding window log that
+//! [Figma] describes, except that a denied call leaves no entry here.
 //!
 //! [Figma]: https://www.figma.com/blog/an-alternative-approach-to-rate-limiting/
 
@@ -20,7 +20,7 @@ use crate::numbers::WholeRate;
 pub struct SlidingLog {
     /// Tokens a period, 1 to 10,000: the state keeps one entry for each.
     pub rate: u32,
-    /// From a millisecond to 1e15 of them.
+    /// From a millisecond to 1e15 milliseconds.
     pub period: Micros,
 }
 
@@ -91,7 +91,7 @@ impl LimitKind for SlidingLog {
         self.live(log, now).is_empty()
     }
 
-    /// When the newest entry is a period old; any time for an empty log.
+    /// The time when the newest entry is a period old; any time for an empty log.
     fn unused_at(&self, log: &Log) -> Option<Micros> {
         let newest = log.entries.last();
         Some(newest.map_or(Micros(i64::MIN), |newest| newest.plus(self.period)))
@@ -101,7 +101,7 @@ impl LimitKind for SlidingLog {
         Some(NotInMemory::Kind { because: "which stores an entry per token" })
     }
 
-    /// Tokens come back at several times, of which the outcome has only the last.
+    /// Tokens come back at several times; the outcome has only the last.
     fn until_more(&self, outcome: &CallOutcome, _: Micros) -> Option<Micros> {
         outcome.wait()
     }
@@ -118,14 +118,14 @@ impl Formulas for SlidingLog {
         let live = self.live(log, now);
         let level = self.level_of(live, now);
         if count == 0.0 {
-            // There is no debt, not even where the rate was lowered below what is used.
+            // No debt, even if the rate was lowered below the tokens used.
             return Decision::unchanged(level);
         }
         if live.len() as f64 + count > self.rate as f64 {
             if count > self.rate as f64 {
                 return Decision::denied(None, level);
             }
-            // This number of the oldest entries must leave; the last of them does a period after it was taken.
+            // This number of the oldest entries must leave; the last of them does so a period after it was taken.
             let excess = live.len() + count as usize - self.rate as usize;
             let retry_after =
                 excess.checked_sub(1).map(|last| live[last].plus(self.period).minus(now));

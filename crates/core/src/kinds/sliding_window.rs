@@ -22,7 +22,7 @@ use crate::numbers::Rate;
 pub struct SlidingWindow {
     /// Tokens a period: more than 0, at most 1e15.
     pub rate: f64,
-    /// From a millisecond to 1e15 of them.
+    /// From a millisecond to 1e15 milliseconds.
     pub period: Micros,
 }
 
@@ -68,7 +68,7 @@ impl SlidingWindow {
         }
     }
 
-    /// When a call that is denied now can first pass.
+    /// The time when a call denied now can first pass.
     fn retry_after(
         &self,
         stored: &Counters,
@@ -79,7 +79,7 @@ impl SlidingWindow {
         if count > self.rate + tolerance(self.rate) {
             return None;
         }
-        // How far into a window `fading` has left enough next to `fixed`.
+        // The time into a window at which `fading` has left enough next to `fixed`.
         let into = |fading: f64, fixed: f64| {
             let share = 1.0 - (self.rate - fixed - count) / fading;
             Micros::ceil_from(share.clamp(0.0, 1.0) * self.period.0 as f64)
@@ -127,13 +127,13 @@ impl LimitKind for SlidingWindow {
         Counters { value: 0.0, prior: 0.0, ts: now.floor_to(self.period) }
     }
 
-    /// Nothing used in the window of `now` or the one before, and none of it ahead of the clock.
+    /// No tokens used in the window of `now` or the one before, and none ahead of the clock.
     fn is_idle(&self, stored: &Counters, now: Micros, _: Micros) -> bool {
         let Counters { ts, value, prior } = self.counters(stored, now);
         ts <= now && value == 0.0 && prior == 0.0
     }
 
-    /// When neither the window of that time nor the one before it was used.
+    /// The time when neither its window nor the one before was used.
     fn unused_at(&self, stored: &Counters) -> Option<Micros> {
         let Counters { ts, value, prior } = self.counters(stored, stored.ts);
         Some(match (value == 0.0, prior == 0.0) {
@@ -143,7 +143,7 @@ impl LimitKind for SlidingWindow {
         })
     }
 
-    /// Tokens come back at several times, of which the outcome has only the last.
+    /// Tokens come back at several times; the outcome has only the last.
     fn until_more(&self, outcome: &CallOutcome, _: Micros) -> Option<Micros> {
         outcome.wait()
     }
@@ -158,7 +158,7 @@ impl Formulas for SlidingWindow {
     fn take(&self, stored: &Counters, now: Micros, count: f64, _: bool) -> Decision {
         let mut counters = self.counters(stored, now);
         if count == 0.0 {
-            // There is no debt, not even where the rate was lowered below what is used.
+            // No debt, even if the rate was lowered below the tokens used.
             return Decision::unchanged(self.level_of(counters, now));
         }
         if !self.passes(stored, now, count) {

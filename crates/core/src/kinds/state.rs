@@ -23,19 +23,19 @@ pub enum State {
 pub struct Tokens {
     /// Tokens at `ts`, negative in debt.
     pub value: f64,
-    /// When they were counted; for a fixed window, its window's start.
+    /// The time when they were counted; for a fixed window, the start of its window.
     pub ts: Micros,
-    /// For a fixed window, the tokens that its window added, 0 or more; `value` are those left of them and of the ones
-    /// that rolled over. `None` for a bucket, and for a state without it, such as the Convex component's.
+    /// For a fixed window, the tokens that its window added, 0 or more; `value` is the number left of them and of those
+    /// rolled over. `None` for a bucket, and for a state without it, such as the Convex component's.
     pub added: Option<f64>,
 }
 
 /// The counters of a sliding window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Counters {
-    /// Tokens that the window which began at `ts` used.
+    /// Tokens used in the window that began at `ts`.
     pub value: f64,
-    /// Tokens that the window before it used.
+    /// Tokens used in the window before.
     pub prior: f64,
     /// The window's start.
     pub ts: Micros,
@@ -46,7 +46,7 @@ pub struct Counters {
 pub struct Log {
     /// The time of every token, oldest first.
     pub entries: Vec<Micros>,
-    /// When the last was taken.
+    /// The time when the last was taken.
     pub ts: Micros,
 }
 
@@ -73,12 +73,12 @@ pub enum Shape {
 }
 
 impl State {
-    /// Tokens counted at `ts`, without what a window added.
+    /// Tokens counted at `ts`, without the number that a window added.
     pub fn from_tokens(value: f64, ts: Micros) -> State {
         State::Tokens(Tokens { value, ts, added: None })
     }
 
-    /// When it was counted; for the window kinds, the window's start.
+    /// The time when it was counted; for the window kinds, the start of the window.
     pub fn ts(&self) -> Micros {
         match self {
             State::Tokens(tokens) => tokens.ts,
@@ -88,8 +88,8 @@ impl State {
         }
     }
 
-    /// The number that stands for it: the tokens left in a token bucket or fixed window, those that a sliding window or
-    /// sliding log has used, or the slots that are taken.
+    /// The number that represents the state: the tokens left in a token bucket or fixed window, the tokens used in a
+    /// sliding window or sliding log, or the slots taken.
     pub fn value(&self) -> f64 {
         match self {
             State::Tokens(tokens) => tokens.value,
@@ -111,7 +111,7 @@ impl State {
 }
 
 impl State {
-    /// The lease of this id, which may have expired.
+    /// The lease with this id, possibly expired.
     pub fn lease(&self, id: Micros) -> Option<Lease> {
         match self {
             State::Leases(leases) => leases.leases.iter().copied().find(|lease| lease.id == id),
@@ -159,6 +159,6 @@ parts! {
     Tokens: |tokens| Some(tokens.ts),
     Counters: |counters| Some(counters.ts),
     Log: |log| log.entries.last().copied(),
-    // Each lease has times of its own.
+    // Each lease has its own times.
     Leases: |_| None,
 }

@@ -27,13 +27,13 @@ use crate::numbers::{Rate, ShardCount, TokenCount};
 pub struct TokenBucket {
     /// Tokens a period: more than 0, at most 1e15.
     pub rate: f64,
-    /// From a millisecond to 1e15 of them.
+    /// From a millisecond to 1e15 milliseconds.
     pub period: Micros,
-    /// The most tokens that accumulate, 0 to 1e15; 0 makes sense with reservations only.
+    /// The maximum number of tokens that accumulate, 0 to 1e15; 0 makes sense with reservations only.
     pub capacity: f64,
     /// The largest debt, 0 to 1e15 tokens; `None`: bounded by a wait of ten years.
     pub max_reserved: Option<f64>,
-    /// Into how many shards it is divided, 1 to 1,024.
+    /// The number of shards, 1 to 1,024.
     pub shards: u32,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct TokenBucketConfig {
     _start: Option<NoStart>,
 }
 
-/// The `start` of a token bucket, which has none: null, as the Convex rate limiter allows it.
+/// The `start` of a token bucket: null, as the Convex rate limiter allows it.
 struct NoStart;
 
 impl<'de> Deserialize<'de> for NoStart {
@@ -128,7 +128,7 @@ impl LimitKind for TokenBucket {
         tokens.ts <= now && self.refilled(tokens, now).1 >= self.capacity
     }
 
-    /// When the last token comes in.
+    /// The time when the last token comes in.
     fn unused_at(&self, tokens: &Tokens) -> Option<Micros> {
         self.due(tokens.ts, self.capacity - self.stored_tokens(tokens))
     }
@@ -148,14 +148,14 @@ impl LimitKind for TokenBucket {
         }
     }
 
-    /// Where less than one token is left, until there is one.
+    /// If less than one token is left: the time until one is there.
     fn until_more(&self, outcome: &CallOutcome, now: Micros) -> Option<Micros> {
         let until = outcome.until_reset(now)?;
         if !outcome.needs_one() {
             return Some(until);
         }
-        // At the rate at which it is full by the reset, which is the key's own. The reset is rounded up to a
-        // millisecond, so this is rounded to one, or it could be a second too late.
+        // At the rate at which the limit is full by the reset, which is specific to the key. The reset is rounded up to
+        // a millisecond, so this is rounded to one: it could be a second too late otherwise.
         let reset = outcome.reset_at?.minus(now);
         let share = (1.0 - outcome.remaining) / (outcome.capacity - outcome.remaining);
         let next = Micros::from_millis((reset.0 as f64 * share / 1e3).round());
@@ -190,7 +190,7 @@ impl Refill for TokenBucket {
 
     fn level_of(&self, ts: Micros, tokens: f64, now: Micros) -> Level {
         let missing = self.capacity - tokens;
-        // A full one is full now, also where the clock has stepped back behind its state.
+        // A full bucket is full now, even if the clock has stepped back behind its state.
         let reset_at =
             if missing <= tolerance(self.capacity) { Some(now) } else { self.due(ts, missing) };
         Level { remaining: rounded(tokens, self.capacity), reset_at }

@@ -1,4 +1,4 @@
-//! No limit: for keys and names that are exempt.
+//! No limit: for exempt keys and names.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +22,7 @@ impl From<UnlimitedConfig> for Unlimited {
 }
 
 impl Limit {
-    /// Whether it lets every call pass and stores nothing.
+    /// Whether it admits every call and stores nothing.
     pub fn is_unlimited(&self) -> bool {
         matches!(self, Limit::Unlimited(_))
     }

@@ -68,7 +68,7 @@ proptest! {
             let limit = window(plan, plan, shards, false);
             let fresh = || vec![limit.shard_limit(shards).initial_state(now, now); shards as usize];
             let mut all = Shards::new(&limit, states.clone().unwrap_or_else(fresh));
-            // A shard whose share of a smaller plan is used up has no debt, where others have some left.
+            // A shard that has used up its share of a smaller plan has no debt, if others have tokens left.
             prop_assert!(all.level(now).remaining >= (f64::from(plan) - used).max(0.0) - 1e-6);
             if take(&mut all, free, now, count.into(), false).is_some() {
                 used += f64::from(count);
@@ -136,7 +136,7 @@ proptest! {
         let owed = f64::from(left).min(0.0);
         let level = small.level(&state, now).remaining;
         prop_assert_eq!(level, (f64::from(left) + f64::from(plan) - 100.0).max(owed));
-        // What is given back pays the debt, then what was used beyond the plan; the rest is there, also at the next call.
+        // Tokens given back pay the debt, then the use beyond the plan; the rest is left, also at the next call.
         let after = credit(&small, &state, now, back.into(), None).unwrap();
         let used = f64::from(100 - left.max(0));
         let rest = (f64::from(back) + owed).max(0.0);

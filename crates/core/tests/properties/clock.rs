@@ -267,8 +267,8 @@ proptest! {
         }
     }
 
-    /// Leases expire by the clock alone: those that have not expired at the greatest instant that was seen never
-    /// take more than the slots, whatever the clock does.
+    /// Leases expire by the clock alone: leases that have not expired at the greatest instant seen never take more
+    /// than the slots, whatever the clock does.
     #[test]
     fn leases_take_no_more_than_the_slots_at_the_greatest_instant(
         slots in 1..6u32,

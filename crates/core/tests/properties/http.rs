@@ -85,7 +85,7 @@ fn other_id(state: State, n: usize) -> State {
     State::Leases(leases)
 }
 
-/// Two states with the same result, whose calls wait for 360 and 3,600 seconds.
+/// Two states with the same result; their calls wait for 360 and 3,600 seconds.
 #[test]
 fn the_result_of_a_sliding_kind_cannot_tell_when_a_token_is_back() {
     let limit =

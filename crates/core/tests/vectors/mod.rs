@@ -240,7 +240,7 @@ pub struct Report {
     pub compared: usize,
     /// Steps that the published code answered with an error, and we with a denial for ever.
     pub errors: usize,
-    /// Of `compared`: denied reservations, whose wait means something else (README.md).
+    /// Of `compared`: denied reservations: their wait means something else (README.md).
     pub denied_reservations: usize,
     /// Steps where we differ on purpose, under the tag that says so.
     pub left_out: BTreeMap<&'static str, usize>,

@@ -1,4 +1,4 @@
-//! Holds: what they have, and what expires.
+//! Holds: their tokens, and their expiries.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -11,16 +11,16 @@ use crate::history::{Asked, History, Invocation, Storage};
 /// The holds of a key, in the order of their numbers.
 pub(super) type Known = Rc<Vec<(u64, Hold)>>;
 
-/// Whether a call is of a hold.
+/// Whether a call is about a hold.
 pub(super) fn is_of_hold(call: &Invocation) -> bool {
     matches!(call.asked, Asked::Hold { .. } | Asked::Settle { .. })
 }
 
-/// Checks that holds can be judged here: in a row, and with an expiry that is within the answer; and that none is
-/// settled that was never taken.
+/// Checks that holds can be judged here: in a row, and with an expiry in the answer; and that none is settled that was
+/// never taken.
 ///
 /// # Errors
-/// The index of a call, and why.
+/// The index of a call, and the reason.
 pub(super) fn judge(
     history: &History,
     storage: Storage,
@@ -48,7 +48,7 @@ pub(super) fn judge(
     }
 }
 
-/// Those of the holds that give tokens back, in the order of their expiry.
+/// The holds that give tokens back, in the order of their expiry.
 fn returning(known: &[(u64, Hold)]) -> Vec<Hold> {
     let mut holds: Vec<Hold> = known.iter().map(|(_, hold)| *hold).filter(Hold::returns).collect();
     holds.sort_by_key(|hold| hold.expires_at);
@@ -61,7 +61,7 @@ pub(super) fn expiries(known: &[(u64, Hold)], to: i64) -> Vec<i64> {
     holds.filter(|&at| at <= to).collect()
 }
 
-/// The state and the holds once what has expired by `now` has come back.
+/// The state and the holds after the expiries by `now`.
 pub(super) fn expired(limit: &Limit, state: State, known: &Known, now: Micros) -> (State, Known) {
     if !known.iter().any(|(_, hold)| hold.returns() && hold.expires_at <= now) {
         return (state, known.clone());
@@ -81,7 +81,7 @@ pub(super) fn expired(limit: &Limit, state: State, known: &Known, now: Micros) -
     (state, Rc::new(holds))
 }
 
-/// When a denied call passes, if no other call takes or settles.
+/// The time when a denied call passes, if no other call takes or settles.
 pub(super) fn retry_at(
     limit: &Limit,
     (state, known): (&State, &Known),
@@ -102,7 +102,7 @@ pub(super) fn retry_at(
     retry_after(state, now, &expiries, denied, passes).map(|wait| now.plus(wait).0)
 }
 
-/// The holds after what one has was written, or with `None` deleted.
+/// The holds after one was written, or deleted (`None`).
 pub(super) fn put(known: &Known, number: u64, hold: Option<Hold>) -> Known {
     let mut holds = known.to_vec();
     holds.retain(|(other, _)| *other != number);
@@ -111,7 +111,7 @@ pub(super) fn put(known: &Known, number: u64, hold: Option<Hold>) -> Known {
     Rc::new(holds)
 }
 
-/// What a hold has.
+/// A hold by its number.
 pub(super) fn of(known: &Known, number: u64) -> Option<&Hold> {
     known.iter().find(|(other, _)| *other == number).map(|(_, hold)| hold)
 }

@@ -19,28 +19,28 @@ pub(super) enum Writes {
 pub(super) enum Step {
     /// The call of this index.
     Call(u32),
-    /// A savepoint undoes the latest change that is left.
+    /// A savepoint undoes the last remaining change.
     Undo,
 }
 
 /// A part of the order: it reads or changes what is stored, and ends before the next one begins.
 #[derive(Debug)]
 pub(super) struct Item {
-    /// The calls, and which of them are undone.
+    /// The calls and undos.
     pub steps: Vec<Step>,
     /// Whether it changes what is stored.
     pub writes: Writes,
-    /// When it takes effect at the earliest.
+    /// The earliest time at which it takes effect.
     pub earliest: i64,
-    /// The same, if it turns out to have changed something.
+    /// The earliest time if it turns out to have changed something.
     pub earliest_end: i64,
-    /// When it takes effect at the latest.
+    /// The latest time at which it takes effect.
     pub latest: i64,
-    /// When the items before a change have ended at the latest.
+    /// The latest time at which the items before a change have ended.
     pub begun: i64,
-    /// When those that are kept were committed at the latest: when the change read the clock.
+    /// The latest time at which the kept changes before were committed: when the change read the clock.
     pub seen: i64,
-    /// Whether the change is kept; `None`: not known.
+    /// Whether the change is kept; `None`: unknown.
     pub kept: Option<bool>,
     /// Whether an order may leave it out: a call that may have been made, or not.
     pub optional: bool,
@@ -55,7 +55,7 @@ pub(super) fn writes(call: &Invocation) -> Writes {
         }
         Asked::Check { .. } => Writes::No,
         Asked::Credit { .. } => Writes::Perhaps,
-        // One that takes nothing still writes its row, under the lock of the limit's.
+        // A call that takes nothing still writes the hold's row, under the lock of the limit's.
         Asked::Hold { .. } | Asked::Settle { .. } => yes(call.reply.ok),
         Asked::Reset | Asked::Extend { .. } | Asked::Release { .. } => yes(call.reply.ok),
     }
@@ -64,7 +64,7 @@ pub(super) fn writes(call: &Invocation) -> Writes {
 /// Makes the items of one key from its calls, given by their indexes in the order of invocation.
 ///
 /// # Errors
-/// A credit can't be judged where it is not known whether its transaction has the row afterwards.
+/// A credit can't be judged if it is unknown whether its transaction has the row afterwards.
 pub(super) fn items(
     history: &History,
     storage: Storage,
@@ -90,7 +90,7 @@ pub(super) fn items(
     Ok(items)
 }
 
-/// The latest instant at which a call read what is stored: before it read the clock.
+/// The latest instant at which a call read the stored state: before it read the clock.
 fn read_by(history: &History, call: &Invocation) -> i64 {
     match (history.skew, call.now) {
         (Some(skew), Some(now)) => call.answered.min(now.saturating_add(skew)),
@@ -133,7 +133,7 @@ fn of_transaction(
     calls: &[u32],
     items: &mut Vec<Item>,
 ) -> Result<(), (u32, String)> {
-    // The ends of the changes that are not undone yet.
+    // The ends of the changes not undone yet.
     let mut open: Vec<End> = Vec::new();
     let mut tenure: Vec<Step> = Vec::new();
     for (place, &n) in calls.iter().enumerate() {

@@ -1,5 +1,6 @@
-//! Judges leases by their ids: none is given twice, none is released that was never given, and no more slots are surely
-//! taken at once than there are. This is for leases that outlive the history: one that may expire is not surely there.
+//! Judges leases by their ids: none is given twice, none is released that was never given, and the slots surely
+//! taken at any time are not more than there are. For leases that outlive the history: one that may expire does not
+//! surely exist.
 
 use std::collections::HashMap;
 
@@ -8,14 +9,14 @@ use crate::history::{Asked, History, Storage};
 /// Judges the calls of one key by the ids of their leases.
 ///
 /// # Errors
-/// The index of a call, and why.
+/// The index of a call, and the reason.
 pub(super) fn judge(
     history: &History,
     slots: u32,
     storage: Storage,
     calls: &[u32],
 ) -> Result<(), (u32, String)> {
-    // When each lease is given at the latest.
+    // The latest time at which each lease is given.
     let mut given: HashMap<i64, u32> = HashMap::new();
     for &n in calls {
         let call = &history.calls[n as usize];
@@ -38,14 +39,14 @@ pub(super) fn judge(
     at_once(history, slots, storage, calls)
 }
 
-/// Checks how many slots are surely taken at once.
+/// Checks the number of slots surely taken at the same time.
 fn at_once(
     history: &History,
     slots: u32,
     storage: Storage,
     calls: &[u32],
 ) -> Result<(), (u32, String)> {
-    // The end that a call depends on; memory depends on none.
+    // The end that a call depends on; in memory none.
     let end = |n: u32| {
         let call = &history.calls[n as usize];
         call.end.filter(|_| storage != Storage::Memory).map(|end| history.ends[end as usize])

@@ -4,14 +4,14 @@
 //! - **Rows** (`items`, `order`): a transaction has the row from some instant of its first take to some instant of its
 //!   end. A denial or a check sees the latest committed state, or the transaction's own, at some instant of the call.
 //! - **Memory** (`items`, `order`): each call takes effect at some instant between call and answer.
-//! - **Shards** (`shards`): what is admitted in any span, committed or in progress, is at most the capacity and the
-//!   inflow; denials, and the `remaining` of denials and checks, are within the bounds of what can be left. Where the
-//!   rows after each take are known (`rows`), they have lost what it took.
+//! - **Shards** (`shards`): the tokens admitted in any span, committed or in progress, are at most the capacity and the
+//!   inflow; denials, and the `remaining` of denials and checks, are within the bounds of the tokens that can be left.
+//!   If the rows after each take are known (`rows`), they have lost the tokens that it took.
 //! - **Leases**: as a row or memory; and by their ids (`leases`): none is given twice, and no more slots are surely
 //!   taken at once than there are.
 //!
-//! - **Holds** (`holds`): of limits in a row. A hold is a take, and a settlement a credit; what has expired has come back
-//!   at its own instant, whichever calls came since. The rows of holds follow those of their limits.
+//! - **Holds** (`holds`): of limits in a row. A hold is a take, and a settlement a credit; what has expired has come
+//!   back at its own instant, whichever calls came since. The rows of holds follow those of their limits.
 //!
 //! A call without an answer may have been made, or not: an order may leave it out.
 //!
@@ -41,22 +41,22 @@ use crate::history::{History, Invocation, Storage};
 use oracle::Oracle;
 use order::{NoOrder, Search};
 
-/// How many calls were judged, by the rule.
+/// The number of calls judged, by rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Judgement {
     /// On limits in a row, without leases.
     pub rows: usize,
-    /// On limits in memory, likewise.
+    /// On limits in memory, without leases.
     pub memory: usize,
     /// On limits with shards.
     pub shards: usize,
-    /// How many of those took tokens and were judged by the rows that they changed.
+    /// The number of these that took tokens and were judged by the changed rows.
     pub by_rows: usize,
     /// On concurrency limits.
     pub leases: usize,
-    /// How many of those on rows hold or settle.
+    /// The number of calls on rows that hold or settle.
     pub holds: usize,
-    /// How many of all were denied.
+    /// The number of all that were denied.
     pub denied: usize,
 }
 
@@ -76,9 +76,9 @@ impl fmt::Display for Judgement {
 pub struct Refusal {
     /// The limit's name and its key.
     pub of: (String, String),
-    /// The index of the call that is not explained.
+    /// The index of the unexplained call.
     pub call: usize,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
@@ -94,7 +94,7 @@ impl std::error::Error for Refusal {}
 /// Judges a history.
 ///
 /// # Errors
-/// No order explains it, or it can't be judged.
+/// No order explains the history, or it can't be judged.
 pub fn judge(history: &History) -> Result<Judgement, Refusal> {
     let mut by_key: Vec<Vec<u32>> = vec![Vec::new(); history.keys.len()];
     for (n, call) in history.calls.iter().enumerate() {
@@ -122,7 +122,7 @@ fn refusal(history: &History, n: u32, why: String) -> Refusal {
 /// Judges the calls of one key.
 ///
 /// # Errors
-/// The index of a call, and why.
+/// The index of a call, and the reason.
 fn judge_key(
     history: &History,
     key: usize,
@@ -185,7 +185,7 @@ fn in_time(history: &History, n: u32) -> Result<(), (u32, String)> {
     }
 }
 
-/// Checks that the instants of what can expire within the history are known.
+/// Checks that the instants are known at which anything can expire within the history.
 fn has_expiring_instants(
     history: &History,
     limit: &Limit,
@@ -208,7 +208,7 @@ fn has_expiring_instants(
     }
 }
 
-/// When a call was decided.
+/// The span in which a call was decided.
 fn span(history: &History, call: &Invocation) -> (i64, i64) {
     match (call.now, history.skew) {
         (Some(now), _) => (now, now),

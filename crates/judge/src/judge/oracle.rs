@@ -1,9 +1,9 @@
-//! Explains a call's answer by `ratelimit_core`: on a state at an instant, or at any instant of a span where that of
-//! the decision is not known.
+//! Explains a call's answer by `ratelimit_core`: on a state at an instant, or at any instant of a span if that of the
+//! decision is unknown.
 //!
-//! The model has an oracle of its own (`crates/model/src/oracle.rs`). Both are thin layers over the core's `decide`,
-//! which is what they share: here neither the instant nor the state is known for sure, so that answers are explained on
-//! beliefs; there both are, and each change must lead to a single state.
+//! The model has an oracle of its own (`crates/model/src/oracle.rs`). Both are thin layers over the core's `decide`.
+//! Here neither the instant nor the state is surely known, so answers are explained on beliefs; there both are known,
+//! and each change must lead to a single state.
 
 use std::cmp::Ordering;
 
@@ -18,7 +18,7 @@ use crate::history::{Asked, Invocation, Reply};
 pub(super) struct Belief {
     /// `None`: nothing is stored.
     pub state: Option<State>,
-    /// By how much the times in the state may be later, since the instant of a decision was not known.
+    /// How much later the times in the state may be, because the instant of a decision was unknown.
     pub slack: i64,
     /// The holds.
     pub holds: Known,
@@ -30,7 +30,7 @@ impl Belief {
         Belief { state: None, slack: 0, holds: Known::default() }
     }
 
-    /// Mixes it into a hash.
+    /// Mixes the belief into a hash.
     pub(super) fn fingerprint(&self) -> u64 {
         let mut hash = self.slack as u64;
         let mut mix = |value: u64| {
@@ -77,15 +77,15 @@ impl Belief {
 struct Outcome {
     ok: bool,
     remaining: Option<f64>,
-    /// When a denied call can pass.
+    /// The time when a denied call can pass.
     retry_at: Option<i64>,
-    /// What is stored after it; `None`: the same as before.
+    /// The stored state after it; `None`: the same as before.
     after: Option<Option<State>>,
     /// The holds after it.
     holds: Known,
-    /// The tokens that a hold has after it.
+    /// The tokens of a hold after it.
     held: Option<f64>,
-    /// Whether it has counted the tokens: `remaining` are then those of the state after it.
+    /// Whether it has counted the tokens: if so, `remaining` is the number in the state after it.
     counted: bool,
 }
 
@@ -113,7 +113,7 @@ impl Outcome {
 pub(super) struct Explained {
     /// A possible state after it.
     pub after: Belief,
-    /// Whether it changed that.
+    /// Whether the call changed the state.
     pub wrote: bool,
 }
 
@@ -123,11 +123,11 @@ pub(super) struct Oracle {
     pub limit: Limit,
     /// As in [`Limit::initial_state`].
     pub phase: Micros,
-    /// By how much `remaining` may differ: it is rounded to a whole number that is nearer than this.
+    /// The error allowed in `remaining`, which is rounded to a whole number that is nearer than this.
     pub tolerance: f64,
 }
 
-/// The most states that can follow a decision whose instant is not known: a window may end within the call.
+/// The maximum number of states that can follow a decision at an unknown instant: a window may end within the call.
 const MOST: usize = 8;
 
 impl Oracle {
@@ -137,12 +137,12 @@ impl Oracle {
         Oracle { limit, phase, tolerance }
     }
 
-    /// Whether the state has times of decisions. Those of windows are boundaries.
+    /// Whether the state has times of decisions. The times of windows are boundaries.
     fn has_slack(&self) -> bool {
         !matches!(self.limit, Limit::FixedWindow(_) | Limit::SlidingWindow(_))
     }
 
-    /// The believed state, with its times `later`; where nothing is stored, the initial one.
+    /// The believed state, with its times `later`; the initial one if nothing is stored.
     fn state(&self, belief: &Belief, later: i64, now: Micros) -> State {
         match &belief.state {
             Some(state) => shifted(state, later),
@@ -190,7 +190,7 @@ impl Oracle {
         Outcome { retry_at, holds, ..outcome }
     }
 
-    /// The outcome on a state and holds of which nothing is to expire by `now`.
+    /// The outcome on a state and holds, with no expiry left by `now`.
     fn on_state(
         &self,
         belief: &Belief,
@@ -219,7 +219,7 @@ impl Oracle {
             }
             Asked::Check { count, reserve } => {
                 let outcome = Outcome::new(decide(limit, before, now, count, reserve), now, false);
-                // Before what would be taken.
+                // Before the tokens that would be taken.
                 Outcome { remaining: Some(limit.level(before, now).remaining), ..outcome }
             }
             Asked::Credit { count } => match credit(limit, before, now, count, None) {
@@ -284,7 +284,7 @@ impl Oracle {
     }
 
     /// Compares a call's answer with an outcome. `Less`: a later instant may give that answer; `Greater`: an earlier
-    /// one, since tokens come and leases go with time.
+    /// one, because tokens come and leases go with time.
     fn compare(&self, call: &Invocation, outcome: &Outcome) -> Ordering {
         let goes = matches!(call.asked, Asked::Extend { .. } | Asked::Release { .. });
         if call.reply.ok != outcome.ok {
@@ -307,7 +307,7 @@ impl Oracle {
         (from <= to).then_some((from, to))
     }
 
-    /// The ways to explain a call that was decided within `span`; empty: none does.
+    /// The ways to explain a call that was decided within `span`; empty: none.
     pub(super) fn explain(
         &self,
         belief: &Belief,
@@ -321,7 +321,7 @@ impl Oracle {
         ways
     }
 
-    /// The parts of a span between which nothing expires. The answer to a hold says when it was decided.
+    /// The parts of a span between which nothing expires. The answer to a hold shows when it was decided.
     fn parts(&self, belief: &Belief, call: &Invocation, span: (i64, i64)) -> Vec<(i64, i64)> {
         let (mut from, mut to) = span;
         if let (Asked::Hold { hold, ttl, expires_at, .. }, true) = (call.asked, call.reply.ok)
@@ -421,7 +421,7 @@ impl Oracle {
         }
     }
 
-    /// The state after a decision in a span: the earliest, and by how much it may be later.
+    /// The state after a decision in a span: the earliest, and how much later it may be.
     fn within(
         &self,
         before: &Belief,
@@ -432,8 +432,8 @@ impl Oracle {
     ) -> (Option<State>, i64) {
         let most = before.slack.max(to - from);
         let slack = match (&early, &late) {
-            // Not counted since the expiry of a hold, whose instant is known: the tokens then are not, and the latest
-            // state has had its own for some time.
+            // Not counted since the expiry of a hold at a known instant: the tokens at that instant are unknown, and
+            // the latest state has had its number for some time.
             (Some(State::Tokens(tokens)), Some(late)) if !counted && late.ts() == tokens.ts => {
                 let has = |at| self.limit.level(late, Micros(at)).remaining >= tokens.value;
                 let start = tokens.ts.0;
@@ -484,8 +484,8 @@ fn shifted(state: &State, later: i64) -> State {
     state
 }
 
-/// The state after a decision that has counted its tokens, with those of the answer: they are more exact than what is
-/// computed from instants that are not known. At a `known` one they may have been rounded to a whole number.
+/// The state after a decision that has counted its tokens, with the number in the answer, which is more exact than one
+/// computed from unknown instants. At a `known` instant it may have been rounded to a whole number.
 fn told(state: State, reply: &Reply, known: bool) -> State {
     match (state, reply.remaining) {
         (State::Tokens(mut tokens), Some(value)) if !known || value.fract() != 0.0 => {
@@ -504,7 +504,7 @@ fn lease_changed(after: Option<State>) -> Outcome {
 /// Whether a denial's `retry_at` is right, to the millisecond.
 fn retries(reply: &Reply, early: &Outcome, late: &Outcome) -> bool {
     let (false, Some(told)) = (reply.ok, reply.retry_at) else { return true };
-    // A state between them denies.
+    // A state between the two denies.
     if early.ok || late.ok {
         return true;
     }

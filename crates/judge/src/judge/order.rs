@@ -1,11 +1,11 @@
-//! Searches for an order that explains every answer of a key, by backtracking (Wing and Gong), with a memory of the
-//! places that led nowhere (Lowe).
+//! Searches for an order that explains every answer of a key, by backtracking (Wing and Gong), and remembers the places
+//! that led nowhere (Lowe).
 //!
 //! An item takes effect at a point between `earliest` and `latest`. A change begins when the one before it has ended,
 //! and not after `begun`. So the tenures of explicit transactions have one order only, and there is little to search.
 //!
-//! A read that the stored state explains comes next without a try of the alternatives, where that closes no way: its
-//! point is no later than any change still allows.
+//! A read explained by the stored state comes next without a try of the alternatives, if that excludes none: its point
+//! is no later than any remaining change allows.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -14,10 +14,10 @@ use super::items::{Item, Step, Writes};
 use super::oracle::{Belief, Oracle};
 use crate::history::History;
 
-/// The most beliefs of a key. Many unknown ends make more; an order that needs them is refused.
+/// The maximum number of beliefs of a key. Many unknown ends make more; an order that needs them is refused.
 const MOST: usize = 4096;
 
-/// The items that are not placed yet, in the order of an instant: a linked list.
+/// The items not placed yet, in the order of an instant: a linked list.
 struct Queue {
     items: Vec<u32>,
     position: Vec<u32>,
@@ -31,7 +31,7 @@ const NONE: u32 = u32::MAX;
 const UNCHANGED: u32 = 1 << 31;
 
 impl Queue {
-    /// Makes one of the items for which `at` has an instant.
+    /// Makes a queue of the items for which `at` has an instant.
     fn new(items: &[Item], at: impl Fn(&Item) -> Option<i64>) -> Queue {
         let mut order: Vec<u32> =
             (0..items.len() as u32).filter(|&n| at(&items[n as usize]).is_some()).collect();
@@ -88,9 +88,9 @@ struct Place {
     point: i64,
     /// The point of the last change.
     released: i64,
-    /// The point of the last change that is kept.
+    /// The point of the last kept change.
     committed: i64,
-    /// A hash of the items that are placed.
+    /// A hash of the placed items.
     hash: u64,
 }
 
@@ -108,11 +108,11 @@ struct Frame {
     tried: usize,
 }
 
-/// Why there is no order.
+/// The reason why there is no order.
 pub(super) struct NoOrder {
-    /// The index of the call that isn't explained.
+    /// The index of the unexplained call.
     pub call: u32,
-    /// What was tried.
+    /// The attempts.
     pub why: String,
 }
 
@@ -125,9 +125,9 @@ pub(super) struct Search<'h> {
     by_latest: Queue,
     by_begun: Queue,
     by_seen: Queue,
-    /// How many must still be placed.
+    /// The number of items still to be placed.
     left: usize,
-    /// The fewest that were left, some of them, and the beliefs there.
+    /// The fewest items left, some of them, and the beliefs there.
     closest: (usize, Vec<u32>, Rc<Vec<Belief>>),
 }
 
@@ -152,7 +152,7 @@ impl<'h> Search<'h> {
     /// Finds an order.
     ///
     /// # Errors
-    /// There is none, or the search takes too long.
+    /// There is no order, or the search takes too long.
     pub(super) fn run(mut self) -> Result<(), NoOrder> {
         let beliefs = Rc::new(vec![Belief::nothing()]);
         let place =
@@ -277,8 +277,8 @@ impl<'h> Search<'h> {
         Some(Place { beliefs: Rc::new(beliefs), point, released: point, committed, hash })
     }
 
-    /// The possible states after an item, and whether it changed something; `None`: an answer is not explained.
-    /// `only` asks for explanations with a change, or without.
+    /// The possible states after an item, and whether it changed something; `None`: an answer is not explained. `only`
+    /// asks for explanations with a change, or without.
     fn explain(
         &self,
         beliefs: &[Belief],
@@ -325,7 +325,7 @@ impl<'h> Search<'h> {
         (after, wrote)
     }
 
-    /// Describes where the search came closest.
+    /// Describes the closest place that the search reached.
     fn refusal(&self) -> NoOrder {
         let (_, left, beliefs) = &self.closest;
         let mut call = 0;

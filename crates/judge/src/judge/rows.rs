@@ -1,4 +1,5 @@
-//! Judges a limit with shards by the rows that each call left: the rows of a call have lost, together, what it took.
+//! Judges a limit with shards by the rows that each call left: together, the rows of a call have lost the tokens
+//! that it took.
 //!
 //! A row stays locked to the end of the transaction, and its time never goes back, so its times order its versions. A
 //! version that overwrites another, or that was decided on a version that was rolled back, takes more or less than its
@@ -11,11 +12,11 @@ use ratelimit_core::{Limit, Micros, State};
 
 use crate::history::{Asked, History, ShardSeen};
 
-/// Judges the takes of one key by their rows; returns how many, 0 where a row or the end of a transaction is not known,
+/// Judges the takes of one key by their rows; returns their number, 0 if a row or the end of a transaction is unknown,
 /// or the number of shards changed.
 ///
 /// # Errors
-/// The index of a call, and why.
+/// The index of a call, and the reason.
 pub(super) fn judge(
     history: &History,
     limit: &Limit,
@@ -53,8 +54,8 @@ pub(super) fn judge(
     Ok(takes.len())
 }
 
-/// The takes that were kept, by their indexes, each with its rows; `None` where one has no row or no known end, or
-/// where other calls changed rows.
+/// The kept takes, by their indexes, each with its rows; `None` if one has no row or no known end, or if other calls
+/// changed rows.
 fn takes<'h>(history: &'h History, calls: &[u32]) -> Option<HashMap<u32, Vec<&'h ShardSeen>>> {
     let mut rows: HashMap<(u32, u32, i64), Vec<&ShardSeen>> = HashMap::new();
     let key = history.calls[*calls.first()? as usize].key;

@@ -1,10 +1,11 @@
-//! Judges a limit with shards by bounds that every order keeps, where the rows of a call are not known.
+//! Judges a limit with shards by bounds that every order keeps, if the rows of a call are unknown.
 //!
-//! In any span, what was surely admitted within it, and is committed or still in progress at its end, is at most the
-//! capacity, what flows in, and what is given back. At every instant at least the capacity without all that may be
-//! taken is left, and at most the capacity without what is surely taken, with all that flows in and is given back. A
-//! denial, and the `remaining` of a denial or a check, must be within the bounds of some instant of the call; the
-//! `remaining` of a take is an estimate. How tokens are spread over shards, and over how many, doesn't matter here.
+//! The tokens surely admitted within any span, and committed or still in progress at its end, are at most the
+//! capacity, the inflow, and the tokens given back. At every instant, the tokens left are at least the capacity minus
+//! all that may be taken, and at most the capacity minus the tokens surely taken, plus all inflow and tokens given
+//! back. A denial, and the `remaining` of a denial or a check, must be within the bounds of some instant of the call;
+//! the `remaining` of a take is an estimate. The distribution of tokens over shards, and the number of shards, don't
+//! matter here.
 
 use std::collections::HashMap;
 
@@ -13,20 +14,20 @@ use ratelimit_core::{Limit, Micros};
 
 use crate::history::{Asked, End, History, Invocation};
 
-/// The most tokens that a call can find, and what flows in by an instant.
+/// The most tokens that a call can find, and the inflow by an instant.
 struct Source {
     most: f64,
     inflow: Box<dyn Fn(i64) -> f64>,
 }
 
 impl Source {
-    /// That of a limit; `None`: it isn't known for this kind, or these windows.
+    /// The source of a limit; `None`: unknown for this kind, or these windows.
     fn new(limit: &Limit, phase: Micros) -> Option<Source> {
         let most = |reserved: Option<f64>| limit.capacity() + reserved.unwrap_or(f64::INFINITY);
         match limit {
             Limit::TokenBucket(bucket) => {
                 let (rate, period) = (bucket.rate, bucket.period.0);
-                // Whole periods apart, for the float's precision.
+                // In whole periods, for the float's precision.
                 let inflow = move |at: i64| {
                     at.div_euclid(period) as f64 * rate
                         + at.rem_euclid(period) as f64 * rate / period as f64
@@ -54,7 +55,7 @@ struct Change {
     n: u32,
     /// Tokens taken; negative: given.
     count: f64,
-    /// When it was decided.
+    /// The time of the decision.
     from: i64,
     to: i64,
     end: End,
@@ -63,7 +64,7 @@ struct Change {
 /// Judges the calls of one key.
 ///
 /// # Errors
-/// The index of a call, and why.
+/// The index of a call, and the reason.
 pub(super) fn judge(
     history: &History,
     limit: &Limit,
@@ -123,7 +124,7 @@ enum Event {
     Check { n: u32 },
 }
 
-/// Checks what was admitted in every span.
+/// Checks the tokens admitted in every span.
 fn admitted(
     history: &History,
     source: &Source,
@@ -137,7 +138,7 @@ fn admitted(
     starts.sort_unstable();
     starts.dedup();
     let mut sums = Sums::new(starts.iter().map(|&at| inflow(at) - inflow(base)).collect());
-    // At one instant: what is given or ends, then what is taken, then the check.
+    // At one instant: first tokens given back or ended spans, then tokens taken, then the check.
     let mut events: Vec<(i64, u8, Event)> = Vec::new();
     for change in changes {
         let &Change { n, count, from, to, end } = change;
@@ -154,7 +155,7 @@ fn admitted(
         }
     }
     events.sort_by_key(|&(at, order, ref event)| {
-        // What is undone at the same instant comes first.
+        // Undone changes of the same instant come first.
         let undone = matches!(event, Event::Add { count, .. } if *count < 0.0 && order == 0);
         (at, order, undone)
     });
@@ -191,8 +192,8 @@ fn by(
     })
 }
 
-/// The tokens that a transaction has taken, and whether it has rows, by its calls before an instant. Calls that were
-/// rolled back to a savepoint by then don't count.
+/// The tokens that a transaction has taken, and whether it has rows, by its calls before an instant. Calls rolled back
+/// to a savepoint by then don't count.
 fn own(history: &History, before: &[&Invocation], at: i64) -> (f64, bool) {
     let stays = |call: &&&Invocation| {
         let end = call.end.map(|end| history.ends[end as usize]);
@@ -250,7 +251,7 @@ fn found(
         let least = capacity - perhaps(call.answered, true) - own - slack;
         let until = call.answered.saturating_add(history.skew.unwrap_or(0));
         let more = inflow(until) + given(until, true);
-        // In debt there is nothing.
+        // In debt no tokens are left.
         let greatest = (capacity - surely(call.invoked, false) + more).clamp(0.0, capacity) + slack;
         let is_check = matches!(call.asked, Asked::Check { .. });
         if let Some(remaining) = call.reply.remaining

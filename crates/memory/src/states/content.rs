@@ -10,20 +10,20 @@ pub enum Content {
     Tokens(Tokens),
     /// The state of a sliding window.
     Counters(Counters),
-    /// A slot that is taken.
+    /// A taken slot.
     Slot {
-        /// The lease that takes it.
+        /// The lease that holds the slot.
         lease: Lease,
-        /// When the slots of its key last changed.
+        /// The time when the slots of its key last changed.
         ts: Micros,
-        /// Whether it is the first of its key, so that a key with several is counted once.
+        /// Whether it is the first of its key: a key with several is counted once.
         is_first: bool,
     },
 }
 
-/// [`Tokens`] without what a window added, as in a new entry: value, ts.
+/// [`Tokens`] without `added`, as in a new entry: value, ts.
 pub(super) const TOKENS: u8 = 1;
-/// [`Tokens`] with it: value, ts, added.
+/// [`Tokens`] with `added`: value, ts, added.
 const WINDOW: u8 = 2;
 /// [`Counters`]: value, ts, prior.
 const COUNTERS: u8 = 3;
@@ -71,7 +71,7 @@ impl Content {
         }
     }
 
-    /// Reads what [`encode`](Content::encode) wrote; under any other tag, tokens.
+    /// Decodes the result of [`encode`](Content::encode); any other tag counts as tokens.
     pub(crate) fn decode(tag: u8, [first, second, third]: [u64; 3]) -> Content {
         let instant = |word: u64| Micros(word.cast_signed());
         let (value, ts) = (f64::from_bits(first), instant(second));

@@ -1,8 +1,8 @@
-//! Reads and writes the whole state of a key. Leases take an entry for each slot, since only one fits into an entry.
-//! They are numbered from 0 without a gap, whatever the number of slots is now; but one may have been evicted.
+//! Reads and writes the whole state of a key. Leases take an entry for each slot, because only one fits into an entry.
+//! They are numbered from 0 without a gap, independently of the present number of slots; but one may have been evicted.
 //!
 //! The key's own entry has the state of any other kind. A take under one kind ends the state of the other, as in a row:
-//! leases don't count while that entry is there, and a granted lease removes it.
+//! leases don't count while that entry exists, and a granted lease removes it.
 
 use ratelimit_core::config::MAX_SLOTS_IN_MEMORY;
 use ratelimit_core::kinds::Leases;
@@ -15,14 +15,14 @@ use super::{Content, Evicted, Owner, Partition, PartitionView};
 pub struct Id {
     /// A hash that callers can't predict.
     pub key: [u64; 2],
-    /// The number of slots; 0: it is no concurrency limit.
+    /// The number of slots; 0: not a concurrency limit.
     pub slots: u32,
 }
 
-/// What decides which entry is evicted.
+/// The data that decides which entry is evicted.
 #[derive(Clone, Copy, Debug)]
 pub struct Retention {
-    /// When the state is full again; `None`: never.
+    /// The time when the state is full again; `None`: never.
     pub idle_at: Option<Micros>,
     /// Whether half of the limit or more is used.
     pub half_used: bool,
@@ -33,9 +33,9 @@ pub struct Retention {
 /// The numbers of states that a write evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Evictions {
-    /// Those that were idle.
+    /// States that were idle.
     pub idle: u64,
-    /// Those that were not.
+    /// States that were not idle.
     pub live: u64,
 }
 
@@ -52,12 +52,12 @@ impl Evictions {
 impl Id {
     /// The key of a slot.
     fn slot(self, number: u32) -> [u64; 2] {
-        // An odd number whose multiples are far from each other: 2^64 divided by the golden ratio.
+        // An odd number with multiples far from each other: 2^64 divided by the golden ratio.
         let apart = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(u64::from(number) + 1);
         [self.key[0], self.key[1].wrapping_add(apart)]
     }
 
-    /// Reads the leases in the slots, and in those beyond up to the first that is free; `None`: there are none.
+    /// Reads the leases in the slots, and beyond them up to the first free one; `None`: no leases.
     fn leases(self, mut read: impl FnMut([u64; 2]) -> Option<Content>) -> Option<State> {
         let mut found = Leases { leases: Vec::new(), ts: Micros(i64::MIN) };
         for number in 0..MAX_SLOTS_IN_MEMORY {
@@ -84,7 +84,7 @@ impl PartitionView<'_> {
 }
 
 impl Partition<'_> {
-    /// Reads the state of a key for a call, which marks it as used.
+    /// Reads the state of a key for a call, and marks it as used.
     #[inline]
     pub fn read(&mut self, id: Id) -> Option<State> {
         let own = self.touch(id.key).and_then(|entry| entry.content().state());
@@ -94,7 +94,7 @@ impl Partition<'_> {
         id.leases(|key| self.touch(key).map(|entry| entry.content()))
     }
 
-    /// Stores the state of a key; returns what that evicted. A log doesn't fit: no limit in memory has one.
+    /// Stores the state of a key; returns the evictions. A log doesn't fit: no limit in memory has one.
     #[inline]
     pub fn write(
         &mut self,
@@ -114,7 +114,7 @@ impl Partition<'_> {
         evictions
     }
 
-    /// Stores leases, which are all that there are: an expired one would live again after a step of the clock.
+    /// Stores leases in place of all others: an expired one would be valid again after a step of the clock.
     fn write_leases(
         &mut self,
         id: Id,
@@ -139,7 +139,7 @@ impl Partition<'_> {
         self.remove_leases(id, 0) || was
     }
 
-    /// Removes the leases from a number on; false if there was none.
+    /// Removes the leases from a number on; false if there were none.
     fn remove_leases(&mut self, id: Id, from: u32) -> bool {
         let mut was = false;
         for number in from..MAX_SLOTS_IN_MEMORY {

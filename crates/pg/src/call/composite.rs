@@ -43,7 +43,7 @@ impl Argument<'_> for Composite {
 }
 
 impl Composite {
-    /// The number of a column of this type.
+    /// The number of a column, if it has this type.
     fn number(&self, column: &CStr, of: pg_sys::BuiltinOid) -> Option<i32> {
         // SAFETY: the description is that of the row's type.
         unsafe {
@@ -54,7 +54,8 @@ impl Composite {
         }
     }
 
-    /// Refuses a row that lacks one of these columns, or has it with another type. `allowed` says which rows have them.
+    /// Refuses a row that has not all of these columns, with these types. `allowed`: the rows that have them,
+    /// for the error.
     ///
     /// # Errors
     /// [`ArgumentError::Invalid`] (22023).
@@ -69,7 +70,7 @@ impl Composite {
         }
     }
 
-    /// Reads a column; `None` if it is NULL, or not there.
+    /// Reads a column; `None`: NULL, or no such column.
     fn field(&self, column: &CStr, of: pg_sys::BuiltinOid) -> Option<pg_sys::Datum> {
         let number = self.number(column, of)?;
         let mut is_null = false;
@@ -103,7 +104,7 @@ pub struct Column {
     pub of: ColumnType,
 }
 
-/// The types of columns that are read.
+/// The readable types of columns.
 #[derive(Clone, Copy)]
 pub enum ColumnType {
     /// boolean

@@ -1,8 +1,8 @@
 //! Forms rows by copying a template and setting the values, because `heap_form_tuple` takes a fifth of the time of a
 //! call that writes no table.
 //!
-//! A tuple's header depends on the description and on which columns are NULL, and minor releases have added to it. So
-//! `heap_form_tuple` forms the template for each pattern of NULLs. Its values follow the header, each aligned to its
+//! The header of a tuple depends on the description and on the columns with NULLs, and minor releases have added to it.
+//! So `heap_form_tuple` forms the template for each pattern of NULLs. Its values follow the header, each aligned to its
 //! width. A constant is the last column, and part of the template.
 
 use std::cell::RefCell;
@@ -28,7 +28,7 @@ thread_local! {
     static TEMPLATES: RefCell<Vec<Template>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns the width of a type whose values can be copied into a template: one that is passed by value.
+/// Returns the width of a type with values that can be copied into a template: a type passed by value.
 const fn width(column: &ResultColumn) -> Option<usize> {
     match column.oid {
         BOOLOID => Some(1),
@@ -51,7 +51,7 @@ pub const fn fits(columns: &[ResultColumn]) -> bool {
 }
 
 /// Forms a row of columns that [fit](fits), as a composite datum in the current memory context; `None` if there is no
-/// memory. Each type of row `R` has this code for itself, so that it is inlined.
+/// memory. Each type of row `R` has its own copy of this code, to inline it.
 ///
 /// # Safety
 /// The description lives as long as the session, and has these columns.

@@ -1,6 +1,6 @@
-//! The row types that SQL functions are declared to return: which of the library's columns each attribute has, by its
-//! name. A type may have more attributes than the library has columns, since newer scripts add some at its end, and these
-//! are NULL; or fewer. Cached for the session, since a look-up costs as much as a good part of a call.
+//! The row types that SQL functions are declared to return: the library's column of each attribute, by its name. A type
+//! may have more attributes than the library has columns, because newer scripts add some at its end, which are NULL; or
+//! fewer. Cached for the session, because a look-up takes a large part of the time of a call.
 
 use std::cell::{Cell, RefCell};
 
@@ -13,7 +13,7 @@ use crate::error::{PgError, Result};
 pub struct RowType {
     /// Its attributes.
     pub description: pg_sys::TupleDesc,
-    /// Where their values come from.
+    /// The source of the attributes' values.
     pub order: Order,
 }
 
@@ -26,8 +26,8 @@ pub enum Order {
 }
 
 impl Order {
-    /// Finds the columns of a type's attributes. [`PgError::Declaration`]: an attribute has the name of a column and another
-    /// type, or none has a name of these.
+    /// Finds the columns of a type's attributes. [`PgError::Declaration`]: an attribute with the name of a column has
+    /// another type, or no attribute has the name of a column.
     ///
     /// # Safety
     /// The description is valid.
@@ -35,7 +35,7 @@ impl Order {
         // SAFETY: as the caller says.
         let mut order = vec![None; unsafe { (*description).natts } as usize];
         for (n, column) in columns.iter().enumerate() {
-            // SAFETY: likewise; the number is that of an attribute if it is positive.
+            // SAFETY: as the caller says; the number is that of an attribute if it is positive.
             let (number, of) = unsafe {
                 let number = pg_sys::SPI_fnumber(description, column.name.as_ptr());
                 match number {
@@ -57,7 +57,7 @@ impl Order {
     }
 }
 
-/// Puts columns in the order of attributes: the values, and which of them are NULL.
+/// Puts columns in the order of attributes: the values, and whether each is NULL.
 pub fn in_order(
     order: &[Option<usize>],
     values: &[pg_sys::Datum],
@@ -83,7 +83,7 @@ thread_local! {
     static KNOWN: RefCell<Vec<CachedType>> = const { RefCell::new(Vec::new()) };
     /// The relations of the composite types among them.
     static TYPES: RefCell<Vec<pg_sys::Oid>> = const { RefCell::new(Vec::new()) };
-    /// Counts the invalidations that may concern one of these.
+    /// Counts the invalidations that may concern one of these types.
     static CHANGES: Cell<u64> = const { Cell::new(1) };
 }
 
@@ -98,12 +98,12 @@ pub fn changed(relation: pg_sys::Oid) {
     }
 }
 
-/// How many changes of types were seen.
+/// The number of changes of types seen so far.
 pub fn changes() -> u64 {
     CHANGES.get()
 }
 
-/// Counts invalidations of a composite type from now on, given by its relation.
+/// Counts the invalidations of a composite type from now on, given by its relation.
 fn watch(relation: pg_sys::Oid) {
     TYPES.with_borrow_mut(|types| {
         if !types.contains(&relation) {
@@ -112,9 +112,9 @@ fn watch(relation: pg_sys::Oid) {
     });
 }
 
-/// Returns the row type that the function is declared to return, which must fit `columns` ([`PgError::Declaration`]). It
-/// stays allocated: after a change of the type, an outer call may still use it. If the type turns out unchanged, the same
-/// is returned, so that invalidations don't grow the session.
+/// Returns the row type that the function is declared to return, which must fit `columns` ([`PgError::Declaration`]).
+/// It stays allocated: after a change of the type, an outer call may still use it. If the type turns out unchanged, the
+/// same one is returned, so that invalidations don't grow the session.
 ///
 /// # Safety
 /// `fcinfo` is that of the call.

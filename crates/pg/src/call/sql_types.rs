@@ -1,4 +1,4 @@
-//! Rust types that stand for SQL types, as arguments and as results.
+//! Rust types for SQL types, as arguments and as results.
 
 use std::ffi::{CStr, c_char};
 use std::marker::PhantomData;
@@ -34,7 +34,7 @@ pub trait Argument<'call>: Sized {
 
 /// An argument that allows only some values of its SQL type.
 pub trait Checked<'call>: Sized {
-    /// The type that is read, to be checked.
+    /// The type to read and check.
     type Base: Argument<'call>;
 
     /// Checks a value of the argument `name`.
@@ -230,18 +230,18 @@ impl Text {
     }
 }
 
-/// A text that is one of some constants.
+/// One of several constant texts.
 #[derive(Clone, Copy)]
 pub struct Constant(&'static [u8]);
 
 impl Constant {
-    /// The text whose [`constant_text`] this is.
+    /// The text made by [`constant_text`].
     pub const fn new(text: &'static [u8]) -> Constant {
         Constant(text)
     }
 }
 
-/// Makes a text as Postgres has short ones: `N` bytes, a header and the text, of at most 126 bytes.
+/// Makes a short text as Postgres stores it: `N` bytes, a header and the text, of at most 126 bytes.
 #[allow(clippy::panic, reason = "at compile time only")]
 pub const fn constant_text<const N: usize>(text: &str) -> [u8; N] {
     let (mut bytes, text) = ([0; N], text.as_bytes());
@@ -334,7 +334,7 @@ pub trait SqlRow: Sized {
     /// Its columns in their order.
     const COLUMNS: &'static [ResultColumn];
 
-    /// Passes the columns to `work` as Postgres takes them: the values, and which of them are NULL.
+    /// Passes the columns to `work` in the form of heap_form_tuple: the values, and whether each is NULL.
     fn with_columns<T>(self, work: impl FnOnce(&mut [pg_sys::Datum], &mut [bool]) -> T) -> T;
 }
 

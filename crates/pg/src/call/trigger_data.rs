@@ -11,11 +11,11 @@ use crate::interrupts::check_for_interrupts;
 use crate::memory_context::Scratch;
 use crate::values::{Jsonb, jsonb, utf8, varlena_bytes};
 
-/// The firing of a trigger. A column that is read as a type must be declared with it: the table's owner can alter it, or
-/// create the trigger on another table ([`PgError::AlteredColumn`], 42804).
+/// The firing of a trigger. A column must have the declared type under which it is read: the table's owner can alter
+/// it, or create the trigger on another table ([`PgError::AlteredColumn`], 42804).
 pub struct Trigger<'a>(&'a pg_sys::TriggerData);
 
-/// What fires it.
+/// The event that fires a trigger.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Event {
     /// INSERT.
@@ -28,7 +28,7 @@ pub enum Event {
     Truncate,
 }
 
-/// When it fires.
+/// The time and level of the firing.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Timing {
     /// BEFORE the event FOR EACH ROW.
@@ -48,7 +48,7 @@ impl<'a> Trigger<'a> {
         Trigger(data)
     }
 
-    /// What fires it.
+    /// The event that fires it.
     pub fn event(&self) -> Event {
         match self.0.tg_event & pg_sys::TRIGGER_EVENT_OPMASK {
             pg_sys::TRIGGER_EVENT_INSERT => Event::Insert,
@@ -58,7 +58,7 @@ impl<'a> Trigger<'a> {
         }
     }
 
-    /// When it fires.
+    /// The time and level of the firing.
     pub fn timing(&self) -> Timing {
         let row = self.0.tg_event & pg_sys::TRIGGER_EVENT_ROW != 0;
         match (self.0.tg_event & pg_sys::TRIGGER_EVENT_TIMINGMASK, row) {
@@ -136,7 +136,7 @@ impl<'a> Trigger<'a> {
         Some(TriggerRow { slot, trigger: PhantomData })
     }
 
-    /// FOR EACH STATEMENT: the transition table of the new rows, for DELETE of the old ones; or null.
+    /// FOR EACH STATEMENT: the transition table of the new rows, or for DELETE of the old ones; or null.
     fn transition_table(&self) -> *mut pg_sys::Tuplestorestate {
         match self.event() {
             Event::Delete => self.0.tg_oldtable,
@@ -161,8 +161,8 @@ impl<'a> Trigger<'a> {
         if table.is_null() {
             return Ok(());
         }
-        // SAFETY: the rows of a transition table are of the relation's type. Triggers share the table, and each reads it from its
-        // start. Its tuples are not in `scratch`.
+        // SAFETY: the rows of a transition table are of the relation's type. Triggers share the table, and each reads
+        // it from its start. Its tuples are not in `scratch`.
         unsafe {
             let slot = pg_sys::MakeSingleTupleTableSlot(
                 (*self.0.tg_relation).rd_att,
@@ -181,7 +181,7 @@ impl<'a> Trigger<'a> {
         }
     }
 
-    /// Returns the value that lets the event happen unchanged.
+    /// Returns the value that lets the event proceed unchanged.
     pub fn proceed(&self) -> pg_sys::Datum {
         pg_sys::Datum::from(match self.event() {
             Event::Update => self.0.tg_newtuple,
@@ -251,7 +251,7 @@ pub struct Column {
     generated: c_char,
 }
 
-/// Every setting that a value's text can depend on. Clients can change them, and so a key that is made of the text.
+/// Every setting that the text of a value can depend on. Clients can change them, and so a key made of the text.
 const TEXT_SETTINGS: [(&CStr, &CStr); 8] = [
     (c"DateStyle", c"ISO, MDY"),
     (c"IntervalStyle", c"postgres"),
@@ -281,7 +281,7 @@ impl Column {
         }
     }
 
-    /// The settings under which [`TriggerRow::text`] does not depend on the session's.
+    /// The settings under which [`TriggerRow::text`] does not depend on those of the session.
     pub fn text_settings(&self) -> &'static [(&'static CStr, &'static CStr)] {
         // SAFETY: a look-up in the system catalogs.
         let is_enum = unsafe { pg_sys::type_is_enum(self.base) };
@@ -315,8 +315,8 @@ impl TriggerRow<'_> {
         }
     }
 
-    /// Reads a value as a cast to text does, but without a numeric's trailing zeros, since numbers that differ in them are
-    /// equal. `None` if it is NULL.
+    /// Reads a value as a cast to text does, but without the trailing zeros of a numeric, because numbers that differ
+    /// only in them are equal. `None` if it is NULL.
     pub fn text(&self, column: &Column) -> Option<&[u8]> {
         let value = self.value(column)?;
         let convert = |function: u32, value| {

@@ -10,7 +10,7 @@ use pgrx::{PgMemoryContexts, pg_sys};
 use super::Call;
 use crate::error::{PgError, Result};
 
-// From windowapi.h, which pgrx does not bind. Called through its guard, since an argument can raise any error.
+// From windowapi.h, which pgrx does not bind. Called through its guard, because an argument can raise any error.
 unsafe extern "C-unwind" {
     fn WinGetPartitionLocalMemory(
         window: *mut pg_sys::WindowObjectData,
@@ -35,8 +35,8 @@ impl Call {
         }
     }
 
-    /// Evaluates the arguments for the current row: a window function does not get them in its call. They live as long as
-    /// the call.
+    /// Evaluates the arguments for the current row: a window function does not get them in its call. They live as long
+    /// as the call.
     pub fn evaluate_arguments(&self) -> Result<()> {
         let window = self.window()?;
         // SAFETY: fcinfo has space for this number of arguments, and no other code reads them.
@@ -54,15 +54,15 @@ impl Call {
         Ok(())
     }
 
-    /// Runs `work` on the partition's value of type `T`: new in its first row, and dropped with the partition. A call inside
-    /// `work` gets a new value, which is not kept.
+    /// Runs `work` on the partition's value of type `T`: new in its first row, and dropped with the partition. A call
+    /// inside `work` gets a new value, which is not kept.
     pub fn in_partition<T: Default + 'static, R, E: From<PgError>>(
         &self,
         work: impl FnOnce(&mut T) -> Result<R, E>,
     ) -> Result<R, E> {
         let window = self.window()?;
-        // SAFETY: the memory is zeroed, belongs to the partition and is used only here, so it is null or a Kept, which is
-        // written only through its RefCell, and dropped by the partition's context after the call.
+        // SAFETY: the memory is zeroed, belongs to the partition and is used only here, so it is null or a Kept, which
+        // is written only through its RefCell, and dropped by the partition's context after the call.
         let kept = unsafe {
             let place: *mut *mut Kept = pg_guard_ffi_boundary(|| {
                 WinGetPartitionLocalMemory(window, size_of::<*mut Kept>())
@@ -87,7 +87,7 @@ impl Kept {
     fn with<T: Default + 'static, R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         let mut value = self.take::<T>().unwrap_or_default();
         let result = work(&mut value);
-        self.take::<T>(); // that of a call inside
+        self.take::<T>(); // the value of a call inside
         self.0.borrow_mut().push(value);
         result
     }
