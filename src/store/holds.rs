@@ -233,10 +233,13 @@ impl Holds for SqlHolds<'_> {
         };
         let of_id = [text(id), text(name), text(key)];
         if self.0.execute(&LOCK_UNLOCKED, &of_id)? == 0 {
-            return Ok(match self.0.execute(&LOCK, &of_id)? {
-                0 => Deleted::Gone,
-                _ => Deleted::Waited,
-            });
+            if self.0.execute(&LOCK, &of_id)? > 0 {
+                return Ok(Deleted::Waited);
+            }
+            // If it is there, a policy of the owner's hides it from the lock alone.
+            if self.one(id, name, key)?.is_none() {
+                return Ok(Deleted::Gone);
+            }
         }
         match self.holds(&DELETE, &of_id)?.pop() {
             Some(deleted) => Ok(Deleted::Row(deleted)),
