@@ -122,7 +122,7 @@ fn serve(saved: &SavedMemory, writer: &'static Writer, origin: &Origin) {
         // A session that sees this process starts no other. So it looks for unsaved keys after it has left.
         writer::leave(writer);
         let next = saved.unsaved(Some(origin.scope)).due;
-        writer.due.fetch_min(next.map_or(i64::MAX, |next| next.0), SeqCst);
+        next.inspect(|&next| writer::due_by(writer, next));
         if asked_at.is_some() {
             // Sessions that continue have left keys to this process: another one writes them.
             if next.is_some() && !background::is_server_stopping() {

@@ -76,14 +76,19 @@ pub fn note_and_start(saved: &SavedMemory, origin: &Origin, due: Option<Micros>)
 pub fn note(saved: &SavedMemory, origin: &Origin, due: Option<Micros>) -> Option<&'static Writer> {
     loop {
         let writer = saved.writer(origin.scope)?;
-        let is_sooner = due.is_some_and(|due| due.0 < writer.due.fetch_min(due.0, SeqCst));
+        due.inspect(|&due| due_by(writer, due));
         // Unless another scope got the place meanwhile.
         if writer.scope.load(SeqCst) == origin.scope.number() {
-            if is_sooner {
-                wake(writer);
-            }
             return Some(writer);
         }
+    }
+}
+
+/// Has a writer wake up at `due` at the latest: also one that has just come, and saw nothing due yet.
+#[inline]
+pub fn due_by(writer: &Writer, due: Micros) {
+    if due.0 < writer.due.fetch_min(due.0, SeqCst) {
+        wake(writer);
     }
 }
 
@@ -149,9 +154,10 @@ pub fn come(saved: &SavedMemory, writer: &'static Writer) -> bool {
     OWN.set(Some(writer));
     // After an error keys may be due, and the next writer is not started at once.
     background::at_exit(|| {
-        if let Some(writer) = OWN.get().filter(|writer| leave(writer)) {
+        if let Some(writer) = OWN.get().filter(|writer| writer.process.load(SeqCst) == number()) {
             writer.due.store(0, SeqCst);
             writer.asked_at.store(clock::monotonic().0, SeqCst);
+            leave(writer);
         }
         if let Some(saved) = SavedMemory::seen() {
             stop_waiting(saved);
