@@ -1,4 +1,4 @@
-//! The documents list the kinds and fields that the core has, the packages those that can be borrowed, and the SQL says
+//! The documents list the kinds and fields that the core has, the packages the facts that they share, and the SQL says
 //! the version of the crates.
 
 use ratelimit_core::Kind;
@@ -34,10 +34,21 @@ fn the_packages_lend_the_kinds_that_can_be_given_back_to() {
     let limits = configs.map(|config| ratelimit_core::config::parse(config).unwrap());
     let lends = limits.iter().filter(|limit| limit.can_be_credited() || limit.is_unlimited());
     let lends: Vec<String> = lends.map(|limit| limit.kind().to_string()).collect();
-    let node = include_str!("../../adapters/node/src/limiter.cts");
-    assert!(node.contains(&format!("\nconst LENDS = ['{}'];\n", lends.join("', '"))), "{lends:?}");
-    let python = include_str!("../../adapters/python/postgres_rate_limit/_borrowed.py");
-    assert!(python.contains(&format!("\nLENDS = (\"{}\")\n", lends.join("\", \""))), "{lends:?}");
+    assert_eq!(serde_json::json!(lends), facts()["lends"]);
+}
+
+/// The facts that the packages share, and compare their own with.
+fn facts() -> serde_json::Value {
+    serde_json::from_str(include_str!("../../adapters/facts.json")).unwrap()
+}
+
+#[test]
+fn the_page_about_failing_lists_the_errors_that_the_packages_call_not_now() {
+    let page = include_str!("../../docs/failing.md");
+    let states: Vec<String> =
+        serde_json::from_value(facts()["not now"]["sqlstates"].clone()).unwrap();
+    assert!(page.contains(&format!("NOT_NOW = {{\"{}\"}}", states.join("\", \""))), "{states:?}");
+    assert!(page.contains(&format!("NOT_NOW = ['{}']", states.join("', '"))), "{states:?}");
 }
 
 #[test]
