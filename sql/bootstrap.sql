@@ -29,7 +29,7 @@ CREATE TYPE @extschema@.rl_limit_all_result AS (
     n integer, name text, key text, ok boolean, retry_after double precision, retry_at timestamptz,
     remaining double precision, capacity double precision, reset_at timestamptz, limited_by text, error jsonb
 );
-COMMENT ON TYPE @extschema@.rl_limit_all_result IS 'result of rl_limit_all and rl_check_all, for one request';
+COMMENT ON TYPE @extschema@.rl_limit_all_result IS 'result of rl_limit_all, rl_check_all and rl_limit_each, for one request';
 
 CREATE TYPE @extschema@.rl_hold_result AS (
     ok boolean, hold text, held double precision, expires_at timestamptz, retry_after double precision,

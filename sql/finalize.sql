@@ -42,7 +42,7 @@ END
 $$;
 
 REVOKE ALL ON FUNCTION
-    @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_take, @extschema@.rl_credit, @extschema@.rl_limit_all,
+    @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_take, @extschema@.rl_credit, @extschema@.rl_limit_all, @extschema@.rl_limit_each,
     @extschema@.rl_hold, @extschema@.rl_settle, @extschema@.rl_hold_all, @extschema@.rl_settle_all,
     @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_keys, @extschema@.rl_define,
     @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers, @extschema@.rl_headers_all,
@@ -52,7 +52,7 @@ REVOKE ALL ON FUNCTION
     @extschema@.rl_forget, @extschema@.rl_config_changed, @extschema@.rl_blocks_changed
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
-    @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_take, @extschema@.rl_credit, @extschema@.rl_limit_all,
+    @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_take, @extschema@.rl_credit, @extschema@.rl_limit_all, @extschema@.rl_limit_each,
     @extschema@.rl_hold, @extschema@.rl_settle, @extschema@.rl_hold_all, @extschema@.rl_settle_all,
     @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_keys, @extschema@.rl_define,
     @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers, @extschema@.rl_headers_all,

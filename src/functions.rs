@@ -62,6 +62,7 @@ pub const DECLARED: &[crate::declaration::declared::Declaration] = &[
     reset::rl_reset_keys,
     several::rl_check_all,
     several::rl_limit_all,
+    several::rl_limit_each,
     stats::rl_memory,
     stats::rl_save,
     stats::rl_stats,

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
 use pgrx::pg_sys;
 use ratelimit_core::Micros;
@@ -26,6 +27,7 @@ use crate::store::memory::writer::{self, Origin};
 use crate::store::memory::{Memory, SavedMemory, SharedEntries};
 use crate::store::own_locks::{self, Noting};
 use crate::tally;
+use ratelimit_pg::background;
 use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::memory_context::Scratch;
@@ -113,6 +115,10 @@ impl Interrupts for Session<'_> {
     #[inline]
     fn check_for_interrupts(&self) {
         check_for_interrupts();
+    }
+
+    fn pause(&self, time: Micros) {
+        background::pause(Duration::from_micros(time.0.unsigned_abs()));
     }
 
     fn each_page<T: 'static>(&self, mut page: impl FnMut() -> Option<T>) -> T {

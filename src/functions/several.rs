@@ -1,18 +1,22 @@
-//! Calls for several limits at once, all or nothing.
+//! Calls for several limits at once: all or nothing, or each by itself.
 
-use ratelimit_core::requests;
+use ratelimit_core::config::Interval;
+use ratelimit_core::requests::{self, InvalidRequest, RawRequest};
 use ratelimit_core::{ArgumentError, Micros};
+use ratelimit_limiter::each;
 use ratelimit_limiter::error::LimiterError;
-use ratelimit_limiter::request::Request;
+use ratelimit_limiter::ports::Host;
+use ratelimit_limiter::request::{Answer, Request};
 use ratelimit_limiter::several::{self, RequestOutcome};
 
 use super::answers::{self, RlResult};
-use super::arguments::{refuse_long_list, valid_key, valid_name};
+use super::arguments::{Span, refuse_long_list, valid_key, valid_name};
 use crate::declaration::sql_function;
 use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::{Error, Result};
-use ratelimit_pg::call::sql_types::{Constant, Json, Text, Timestamptz, sql_row};
+use ratelimit_pg::call::sql_types::{Checked, Constant, Json, Text, Timestamptz, sql_row};
 use ratelimit_pg::call::{Call, Rows};
+use ratelimit_pg::error::{Raised, Report};
 use ratelimit_pg::interrupts::larger_reserve;
 use ratelimit_pg::values::{Jsonb, jsonb_from_json, server_text};
 
@@ -20,8 +24,9 @@ sql_row! {
     /// The outcome of the `n`th request, from 1.
     pub struct RequestRow as "@extschema@.rl_limit_all_result" {
         n: i32,
-        name: Text,
-        key: Text,
+        /// NULL, and the key, if a request that is made by itself has none.
+        name: Option<Text>,
+        key: Option<Text>,
         ok: bool,
         retry_after: Option<f64>,
         retry_at: Option<Timestamptz>,
@@ -29,7 +34,7 @@ sql_row! {
         capacity: Option<f64>,
         reset_at: Option<Timestamptz>,
         limited_by: Option<Constant>,
-        /// Always NULL: an error fails the whole call.
+        /// The error of a request that is made by itself; any other fails the whole call.
         error: Option<Json>,
     }
 }
@@ -52,6 +57,125 @@ sql_function! {
     }
 }
 
+/// How long a call waits for locked rows.
+pub struct LockWait(Micros);
+
+impl Checked<'_> for LockWait {
+    type Base = Interval;
+
+    fn check(wait: Interval, argument: &'static str) -> Result<LockWait, ArgumentError> {
+        let Span(length) = Span::from_interval(wait);
+        let value = match length {
+            Micros(..0) => "negative",
+            Micros(i64::MAX) => "out of range",
+            _ => return Ok(LockWait(length)),
+        };
+        Err(ArgumentError::invalid(argument, value, "an interval of 0 or more, or NULL"))
+    }
+}
+
+sql_function! {
+    /// As `rl_limit`, except that errors of a request stand in its row, with 55P03 if `lock_wait` is over.
+    #[effect(Takes)]
+    fn rl_limit_each(call: &Call, requests: Jsonb, lock_wait: Option<LockWait>) -> Rows<RequestRow> {
+        let lock_wait = lock_wait.map(|LockWait(length)| length);
+        let json = json_of(requests)?;
+        let _larger = larger_reserve(json.len());
+        let written = requests::parse_each(json)?;
+        let texts: Vec<Texts> = written.iter().map(texts).collect();
+        let mut errors: Vec<Option<Error>> = Vec::new();
+        let (mut list, mut at) = (Vec::new(), Vec::new());
+        for (n, (written, texts)) in written.iter().zip(&texts).enumerate() {
+            let request = written.as_ref().map_err(|invalid| invalid.error.clone());
+            match request.and_then(|written| texts.request(written)) {
+                Ok(request) => {
+                    list.push(request);
+                    at.push(n);
+                    errors.push(None);
+                }
+                Err(error) => errors.push(Some(error.into())),
+            }
+        }
+        let answers = Session::run(Use::Takes, call.function(), |host| {
+            match lock_wait.is_some() && !host.has_holds() {
+                true => Err(Error::LockWaitOnCitus.into()),
+                false => each::limit(host, &list, lock_wait),
+            }
+        })?;
+        let mut answered = at.into_iter().zip(list.iter().zip(answers)).peekable();
+        let rows = call.rows()?;
+        for (n, (texts, error)) in texts.iter().zip(errors).enumerate() {
+            rows.put(match answered.next_if(|&(at, _)| at == n) {
+                Some((_, (request, Ok(answer)))) => row(n, request, &answer),
+                Some((_, (_, Err(error)))) => texts.row(n, &error.into(), call),
+                None => texts.row(n, &error.unwrap_or(Error::Moved), call),
+            });
+        }
+        Ok(rows)
+    }
+}
+
+/// The texts of a request, in the server's encoding; `None`: it has none.
+struct Texts<'a> {
+    name: Option<Vec<u8>>,
+    key: Option<Vec<u8>>,
+    config: Option<CallConfig<'a>>,
+}
+
+fn texts<'a>(written: &Result<RawRequest, InvalidRequest>) -> Texts<'a> {
+    let text = |text: &Option<String>| text.as_deref().map(server_text);
+    match written {
+        Ok(RawRequest { name, key, config, .. }) => Texts {
+            name: Some(server_text(name)),
+            key: Some(server_text(key)),
+            config: config.as_deref().map(|json| CallConfig(jsonb_from_json(json))),
+        },
+        Err(InvalidRequest { name, key, .. }) => {
+            Texts { name: text(name), key: text(key), config: None }
+        }
+    }
+}
+
+impl Texts<'_> {
+    /// The request with these texts.
+    fn request(&self, written: &RawRequest) -> Result<Request<'_>, ArgumentError> {
+        Ok(Request {
+            name: valid_name(self.name.as_deref().unwrap_or_default())?,
+            key: valid_key(self.key.as_deref().unwrap_or_default())?,
+            count: written.count,
+            reserve: written.reserve,
+            config: inline(&self.config),
+        })
+    }
+
+    /// The row of the `n`th request, from 0, which has an error.
+    fn row(&self, n: usize, error: &Error, call: &Call) -> RequestRow {
+        let Report { sqlstate, message, detail, hint } = error.report(&|| call.qualifier());
+        let fields = [
+            ("code", Some(String::from_utf8_lossy(&sqlstate).into_owned())),
+            ("message", Some(message)),
+            ("detail", detail),
+            ("hint", hint),
+        ];
+        let given =
+            fields.into_iter().filter_map(|(name, text)| Some((name.to_owned(), text?.into())));
+        let error: serde_json::Map<String, serde_json::Value> = given.collect();
+        RequestRow {
+            n: n as i32 + 1,
+            name: self.name.as_deref().map(Text::new),
+            key: self.key.as_deref().map(Text::new),
+            ok: false,
+            retry_after: None,
+            retry_at: None,
+            remaining: None,
+            capacity: None,
+            reset_at: None,
+            limited_by: None,
+            error: Some(Json::new(error.into())),
+        }
+    }
+}
+
 /// Makes a call, and returns its rows. 22023: an invalid list; PT429 with `throws` if it is denied.
 fn answer_all(
     call: &Call,
@@ -66,7 +190,7 @@ fn answer_all(
         }
         let rows = call.rows()?;
         for (n, (request, outcome)) in list.iter().zip(&outcomes).enumerate() {
-            rows.put(row(n, request, outcome));
+            rows.put(row(n, request, &outcome.answer));
         }
         Ok(rows)
     })
@@ -74,33 +198,22 @@ fn answer_all(
 
 /// Reads a list of requests, and runs `work` on it. 22023: an invalid list.
 pub fn with_requests<T>(given: Jsonb, work: impl FnOnce(&[Request]) -> Result<T>) -> Result<T> {
-    refuse_long_list("requests", given)?;
-    let json = given.to_exact_json("requests", requests::MAX_BYTES)?;
+    let json = json_of(given)?;
     let _larger = larger_reserve(json.len());
-    let written = requests::parse(json)?;
-    let names: Vec<(Vec<u8>, Vec<u8>)> = written
-        .iter()
-        .map(|request| (server_text(&request.name), server_text(&request.key)))
-        .collect();
-    let config = |json: &str| CallConfig(jsonb_from_json(json));
-    let configs: Vec<Option<CallConfig>> =
-        written.iter().map(|request| request.config.as_deref().map(config)).collect();
+    let written: Vec<_> = requests::parse(json)?.into_iter().map(Ok).collect();
+    let texts: Vec<Texts> = written.iter().map(texts).collect();
     let mut list = Vec::new();
-    for (n, ((request, config), (name, key))) in
-        written.iter().zip(&configs).zip(&names).enumerate()
-    {
-        let checked = || -> Result<Request, ArgumentError> {
-            Ok(Request {
-                name: valid_name(name)?,
-                key: valid_key(key)?,
-                count: request.count,
-                reserve: request.reserve,
-                config: inline(config),
-            })
-        };
-        list.push(checked().map_err(|error| LimiterError::in_request(n + 1, error))?);
+    for (n, (written, texts)) in written.iter().flatten().zip(&texts).enumerate() {
+        let request = texts.request(written);
+        list.push(request.map_err(|error| LimiterError::in_request(n + 1, error))?);
     }
     work(&list)
+}
+
+/// The JSON of a list of requests. 22023: it is too long.
+fn json_of(given: Jsonb<'_>) -> Result<&str> {
+    refuse_long_list("requests", given)?;
+    Ok(given.to_exact_json("requests", requests::MAX_BYTES)?)
 }
 
 /// Returns the error of a denied call: for a request that can never succeed, if there is one, or else for the refusing
@@ -121,13 +234,13 @@ pub fn denied_of_all<'o, O: Iterator<Item = &'o RequestOutcome>>(
 }
 
 /// Returns the row of the `n`th request, from 0.
-fn row(n: usize, request: &Request, outcome: &RequestOutcome) -> RequestRow {
+fn row(n: usize, request: &Request, answer: &Answer) -> RequestRow {
     let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at, limited_by } =
-        RlResult::from(&outcome.answer);
+        RlResult::from(answer);
     RequestRow {
         n: n as i32 + 1,
-        name: Text::new(request.name),
-        key: Text::new(request.key),
+        name: Some(Text::new(request.name)),
+        key: Some(Text::new(request.key)),
         ok,
         retry_after,
         retry_at,

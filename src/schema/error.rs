@@ -57,6 +57,9 @@ pub enum Error {
     /// A hold with a table that several nodes share.
     #[error("tokens can't be held where Citus distributes the table rateLimits")]
     HoldsOnCitus,
+    /// A bounded wait for rows of a table that several nodes share.
+    #[error("lock_wait is not supported where Citus distributes the table rateLimits")]
+    LockWaitOnCitus,
     /// PREPARE TRANSACTION after a definition was changed from or to a saved one.
     #[error("cannot PREPARE a transaction that has changed the store of rate limit \"{name}\"")]
     Prepared { name: String },
@@ -139,6 +142,8 @@ impl Raised for Error {
             Error::HoldsOnCitus => report(b"0A000")
                 .detail("A hold and the tokens that it has taken change together, on one node.")
                 .hint(take_and_give_back("name", &schema())),
+            Error::LockWaitOnCitus => report(b"0A000")
+                .hint(format!("Call it without: SELECT * FROM {}rl_limit_each($1);", schema())),
             Error::Prepared { .. } => report(b"0A000")
                 .detail("Memory would have to know what became of it after a restart.")
                 .hint("COMMIT it instead, or leave \"save\" and \"store\" as they are."),
@@ -266,6 +271,9 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
             "A trigger, a rule or row security on the table {table} prevents rows from being written or read."
         )),
         LimiterError::Busy => report(b"55P03"),
+        LimiterError::Locked { .. } => {
+            report(b"55P03").hint("Call it again later, or with a longer lock_wait.")
+        }
         LimiterError::MemoryFull { .. } => report(b"53200").detail(
             "The keys that are there are not saved to the table yet, so none can be evicted.",
         ),

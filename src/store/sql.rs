@@ -19,6 +19,7 @@ use crate::schema::spi::{Connection, Statement};
 use crate::store::codec::{Columns, decode, decode_array, encode, int_array};
 use ratelimit_pg::clock::from_timestamptz;
 use ratelimit_pg::interrupts::check_for_interrupts;
+use ratelimit_pg::subtransaction::attempt_at_once;
 use ratelimit_pg::values::{text_datum, varlena_bytes};
 
 /// Selects these columns of the rows that meet all conditions.
@@ -172,7 +173,7 @@ impl Rows for Connection<'_> {
         id: RowId,
         row: &Stored,
         holds_due: Option<Micros>,
-        _wait: bool,
+        wait: bool,
     ) -> PortResult<bool> {
         // Names no columns in ON CONFLICT: that would choose only the valid index, and the one that REINDEX
         // CONCURRENTLY is building would raise 23505.
@@ -187,8 +188,12 @@ impl Rows for Connection<'_> {
             sql: concat!(insert!(), " ON CONFLICT (name, key, shard) DO NOTHING"),
             ..INSERT
         };
-        let insert = if self.catalog.usual_key { &INSERT } else { &INSERT_BY_COLUMNS };
-        Ok(self.execute(insert, &row_parameters(id, row, holds_due))? > 0)
+        let statement = if self.catalog.usual_key { &INSERT } else { &INSERT_BY_COLUMNS };
+        let insert = || self.execute(statement, &row_parameters(id, row, holds_due));
+        Ok(match wait {
+            true => insert()? > 0,
+            false => attempt_at_once(|| insert().map(Some))?.is_some_and(|rows| rows > 0),
+        })
     }
 
     fn update(

@@ -7,6 +7,7 @@ mod contract;
 mod database;
 mod documents;
 mod dump;
+mod each;
 mod fuzz;
 mod holds;
 mod in_memory;

@@ -22,9 +22,9 @@ const MODULES: [(&str, &[&str]); 10] = [
 ];
 
 /// The modules of `crates/limiter` from the bottom up; each may name all before it.
-const LIMITER: [&str; 15] = [
+const LIMITER: [&str; 16] = [
     "error", "ports", "request", "target", "keys", "change", "stores", "engine", "single",
-    "leases", "several", "holds", "status", "forget", "prune",
+    "leases", "several", "each", "holds", "status", "forget", "prune",
 ];
 
 /// Returns the source files below a folder.

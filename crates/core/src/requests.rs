@@ -159,17 +159,46 @@ impl Visitor<'_> for Bounded {
 /// [`RequestError`] for JSON other than a list with items, and for the first request with a field that is unknown,
 /// repeated or of a wrong type, or without a name.
 pub fn parse(json: &str) -> Result<Vec<RawRequest>, RequestError> {
+    let number = |(n, request): (usize, ParsedRequest)| {
+        request.map_err(|InvalidRequest { error, .. }| RequestError { n: n + 1, error })
+    };
+    parse_each(json)?.into_iter().enumerate().map(number).collect()
+}
+
+/// A request of a list, or what is wrong with it.
+pub type ParsedRequest = Result<RawRequest, InvalidRequest>;
+
+/// A request that is not valid.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidRequest {
+    /// The limit's name, if it is a text.
+    pub name: Option<String>,
+    /// The key, if it is a text; empty if left out.
+    pub key: Option<String>,
+    /// What is wrong.
+    pub error: ArgumentError,
+}
+
+/// Reads a list of requests, each by itself, as [`parse`] reads all.
+///
+/// # Errors
+/// [`RequestError`] for JSON other than a list with items.
+pub fn parse_each(json: &str) -> Result<Vec<ParsedRequest>, RequestError> {
     let list: Option<Vec<&RawValue>> = serde_json::from_str(json).ok();
     let list = list.filter(|list| !list.is_empty()).ok_or_else(|| RequestError {
         n: 0,
         error: ArgumentError::invalid("requests", type_of(json), LIST),
     })?;
-    list.iter()
-        .enumerate()
-        .map(|(n, request)| {
-            parse_one(request.get()).map_err(|error| RequestError { n: n + 1, error })
+    let parse = |request: &&RawValue| {
+        parse_one(request.get()).map_err(|error| {
+            let given: Value = serde_json::from_str(request.get()).unwrap_or_default();
+            let text = |field| given.get(field)?.as_str().map(str::to_owned);
+            let has_no_key = given.is_object() && given.get("key").is_none();
+            let key = text("key").or(has_no_key.then(String::new));
+            InvalidRequest { name: text("name"), key, error }
         })
-        .collect()
+    };
+    Ok(list.iter().map(parse).collect())
 }
 
 fn parse_one(json: &str) -> Result<RawRequest, ArgumentError> {

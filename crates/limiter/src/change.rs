@@ -21,6 +21,8 @@ pub(crate) enum Change<'a> {
     Take(Take),
     /// Takes tokens for several requests, one after the other: all or none.
     Takes(Vec<Take>),
+    /// Takes tokens for several requests, one after the other, each by itself: one that is denied takes nothing.
+    Each(Vec<Take>),
     /// Takes tokens and holds them.
     Hold(HeldTake<'a>),
     /// Settles a hold.
@@ -160,7 +162,7 @@ impl Decided {
 impl<'a> Change<'a> {
     /// Whether it takes tokens, which a block denies.
     pub(crate) fn is_take(&self) -> bool {
-        matches!(self, Change::Take(_) | Change::Takes(_) | Change::Hold(_))
+        matches!(self, Change::Take(_) | Change::Takes(_) | Change::Each(_) | Change::Hold(_))
     }
 
     /// The end of the block that denies it.
@@ -213,7 +215,7 @@ impl<'a> Change<'a> {
     /// The whole contents of a limit to decide on; `own`: the hold with the call's id.
     pub(crate) fn contents<'c>(&self, shards: &'c Shards, own: Option<&'c Hold>) -> Contents<'c> {
         match self {
-            Change::Hold(_) | Change::Settle(_) => Contents::Held(shards, own),
+            Change::Hold(_) | Change::Settle(_) | Change::Each(_) => Contents::Held(shards, own),
             _ => Contents::All(shards),
         }
     }
@@ -297,6 +299,7 @@ impl<'a> Change<'a> {
             },
             Contents::Held(shards, own) => match self {
                 Change::Hold(hold) => return Ok(hold.decide(target, shards, own, now)),
+                Change::Each(takes) => return Ok(takes::one_by_one(target, takes, shards, now)),
                 Change::Settle(settlement) => {
                     return Ok(settlement.decide(target, shards, own, now));
                 }
@@ -347,7 +350,7 @@ impl<'a> Change<'a> {
             Change::Extend(id) => limit.extend(state, now, id),
             Change::Release(id) => limit.release(state, now, id),
             // These are decided on the whole contents.
-            Change::Takes(_) | Change::Hold(_) | Change::Settle(_) => None,
+            Change::Takes(_) | Change::Each(_) | Change::Hold(_) | Change::Settle(_) => None,
         };
         let level = limit.level(after.as_ref().unwrap_or(state), now);
         Ok(Decision { ok: after.is_some(), retry_after: None, level, state: after })

@@ -124,6 +124,12 @@ pub enum LimiterError {
     /// The call needs rows that are locked, and may not wait for them. A function that can deny answers with a denial.
     #[error("could not lock the rows of a rate limit")]
     Busy,
+    /// The row of a request is locked, and the call waits no longer for it.
+    #[error("the row of rate limit \"{name}\" is locked")]
+    Locked {
+        /// The limit.
+        name: String,
+    },
     /// The memory for saved keys is full of keys that are not saved yet.
     #[error("no room in memory for another key of rate limit \"{name}\"")]
     MemoryFull {
@@ -173,6 +179,31 @@ impl LimiterError {
     /// The error of the `n`th request of a list, from 1.
     pub fn in_request(n: usize, error: impl Into<LimiterError>) -> LimiterError {
         LimiterError::InRequest { n, error: Box::new(error.into()) }
+    }
+
+    /// Whether it concerns one request of a call that makes each by itself, and stops no other.
+    pub(crate) fn is_of_request(&self) -> bool {
+        match self {
+            LimiterError::Argument(_)
+            | LimiterError::Config(_)
+            | LimiterError::StoredConfig { .. }
+            | LimiterError::Undefined { .. }
+            | LimiterError::UndefinedPlan { .. }
+            | LimiterError::Keyed { .. }
+            | LimiterError::NotKeyed { .. }
+            | LimiterError::InlineConfig { .. }
+            | LimiterError::NotForKind { .. }
+            | LimiterError::BadState { .. }
+            | LimiterError::MemoryFull { .. }
+            | LimiterError::Locked { .. } => true,
+            LimiterError::ConfigOf { .. }
+            | LimiterError::InRequest { .. }
+            | LimiterError::NotForHolds { .. }
+            | LimiterError::SeveralLimits { .. }
+            | LimiterError::NotWritten { .. }
+            | LimiterError::Busy
+            | LimiterError::Host(_) => false,
+        }
     }
 
     /// The same error, for a function of leases: its hint defines a concurrency limit.

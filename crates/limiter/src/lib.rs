@@ -12,6 +12,7 @@
 #![deny(missing_docs)]
 #![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unwrap_used))]
 
+pub mod each;
 pub mod error;
 pub mod forget;
 pub mod holds;

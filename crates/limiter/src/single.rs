@@ -8,7 +8,7 @@ use ratelimit_core::{AsMany, Micros, State};
 use crate::change::{Change, Contents};
 use crate::engine::{self, Ask};
 use crate::error::{LimiterError, Result};
-use crate::ports::{Counted, Definitions, Host, RowAccess};
+use crate::ports::{Counted, Definitions, Host, RowAccess, Rows};
 use crate::request::{Answer, Request, Take};
 use crate::stores::{self, Peeked, memory, shards};
 use crate::target::{Store, Target, bad_count, check_as_many, check_count, check_key, of_state};
@@ -59,16 +59,10 @@ pub fn take<H: Host>(host: &H, request: &Request, at_least: f64) -> Result<Answe
 /// # Errors
 /// [`LimiterError::BadState`] (55000); [`Host::refuse_read_only`].
 pub(crate) fn apply<H: Host>(host: &H, ask: &Ask) -> Result<Answer> {
-    let Ask { target, change, .. } = ask;
-    // Asks for the time only if there is a block to compare it with.
-    if target.blocked_until.is_some()
-        && change.block(target, host.now()).is_some()
-        // Without `blocked`, the block has just ended.
-        && let answer = look(host, ask)?
-        && answer.blocked.is_some()
-    {
+    if let Some(answer) = denied_by_block(host, ask)? {
         return Ok(answer);
     }
+    let Ask { target, change, .. } = ask;
     match target.store {
         Store::Nowhere => {
             let now = host.now();
@@ -77,16 +71,35 @@ pub(crate) fn apply<H: Host>(host: &H, ask: &Ask) -> Result<Answer> {
         }
         Store::Row | Store::Shards(_) => {
             host.refuse_read_only()?;
-            host.with_rows(RowAccess::Write, |rows| match target.store {
-                Store::Shards(_) => shards::apply(host, rows, target, change),
-                _ => {
-                    let decided = engine::row::apply::<H, false>(host, rows, ask)?;
-                    decided.map(|decided| decided.answer).ok_or_else(LimiterError::not_written)
-                }
-            })
+            host.with_rows(RowAccess::Write, |rows| in_table(host, rows, ask))
         }
         Store::Memory | Store::Saved => memory::apply(host, target, change, ask.entry),
     }
+}
+
+/// Makes a change of a target in the table.
+///
+/// # Errors
+/// As [`apply`].
+#[inline]
+pub(crate) fn in_table<H: Host>(host: &H, rows: &dyn Rows, ask: &Ask) -> Result<Answer> {
+    let Ask { target, change, .. } = ask;
+    if let Store::Shards(_) = target.store {
+        return shards::apply(host, rows, target, change);
+    }
+    let decided = engine::row::apply::<H, false>(host, rows, ask)?;
+    decided.map(|decided| decided.answer).ok_or_else(LimiterError::not_written)
+}
+
+/// The answer of a take of a blocked key. Asks for the time only if there is a block to compare it with.
+#[inline]
+pub(crate) fn denied_by_block<H: Host>(host: &H, ask: &Ask) -> Result<Option<Answer>> {
+    let Ask { target, change, .. } = ask;
+    if target.blocked_until.is_none() || change.block(target, host.now()).is_none() {
+        return Ok(None);
+    }
+    // Without `blocked`, the block has just ended.
+    Ok(Some(look(host, ask)?).filter(|answer| answer.blocked.is_some()))
 }
 
 /// Returns what a call would return, without locking or writing anything. Only a denial that expiries may end takes the

@@ -200,6 +200,10 @@ impl Clock for Run<'_> {
 impl Interrupts for Run<'_> {
     fn check_for_interrupts(&self) {}
 
+    fn pause(&self, _: Micros) {
+        self.check_for_interrupts();
+    }
+
     fn each_page<T: 'static>(&self, mut page: impl FnMut() -> Option<T>) -> T {
         loop {
             if let Some(result) = page() {

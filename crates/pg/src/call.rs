@@ -140,6 +140,11 @@ impl<'call> Arguments<'call> {
 }
 
 impl Call {
+    /// Returns the function's schema and a dot, or nothing if `search_path` finds it.
+    pub fn qualifier(&self) -> String {
+        qualifier(self.fcinfo)
+    }
+
     /// The arguments.
     pub fn arguments(&self) -> Arguments<'_> {
         Arguments { call: self, next: 0 }

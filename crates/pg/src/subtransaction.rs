@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use pgrx::pg_sys;
+use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
 
 /// A callback at the rollback of a subtransaction, by its number.
 pub type RollbackHook = fn(pg_sys::SubTransactionId);
@@ -64,4 +64,30 @@ pub fn attempt<T, E>(work: impl FnOnce() -> Result<Option<T>, E>) -> Result<Opti
         pg_sys::CurrentResourceOwner = owner;
         outcome.unwrap_or_else(|panic| resume_unwind(panic))
     }
+}
+
+/// Runs `work` as [`attempt`], and waits for no lock in it for longer than a millisecond; `None` also if it would.
+pub fn attempt_at_once<T, E>(work: impl FnOnce() -> Result<Option<T>, E>) -> Result<Option<T>, E> {
+    let work = || {
+        // SAFETY: the setting is for this level only, which the end of the subtransaction ends, too.
+        unsafe {
+            let level = pg_sys::NewGUCNestLevel();
+            pg_sys::set_config_option(
+                c"lock_timeout".as_ptr(),
+                c"1ms".as_ptr(),
+                pg_sys::GucContext::PGC_USERSET,
+                pg_sys::GucSource::PGC_S_SESSION,
+                pg_sys::GucAction::GUC_ACTION_SAVE,
+                true,
+                0,
+                false,
+            );
+            let outcome = work();
+            pg_sys::AtEOXact_GUC(true, level);
+            outcome
+        }
+    };
+    PgTryBuilder::new(AssertUnwindSafe(|| attempt(work)))
+        .catch_when(PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE, |_| Ok(None))
+        .execute()
 }

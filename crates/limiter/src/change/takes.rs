@@ -1,4 +1,4 @@
-//! The requests of a list for one name and key: takes decided one after the other, all or none.
+//! The requests of a list for one name and key: takes decided one after the other, all or none, or each by itself.
 
 use ratelimit_core::kinds::{Kind, first_pass};
 use ratelimit_core::{Decision, Limit, Micros, Shards, State, decide as decide_one};
@@ -8,7 +8,7 @@ use crate::ports::Interrupts;
 use crate::request::{Answer, Take};
 use crate::target::Target;
 
-/// Decides the takes at `now`, each on the state that those before it left.
+/// Decides the takes at `now`, all or none, with one wait for all that are denied.
 pub(super) fn decide(
     host: &impl Interrupts,
     target: &Target,
@@ -16,6 +16,18 @@ pub(super) fn decide(
     shards: &Shards,
     now: Micros,
 ) -> Decided {
+    let mut decided = one_by_one(target, takes, shards, now);
+    if decided.answers().any(|answer| !answer.ok) {
+        let retry_after = retry_after(host, target, takes, shards, now);
+        for answer in decided.answers_mut().filter(|answer| !answer.ok) {
+            answer.retry_after = retry_after;
+        }
+    }
+    decided
+}
+
+/// Decides the takes at `now`, each on the state that those before it left.
+pub(super) fn one_by_one(target: &Target, takes: &[Take], shards: &Shards, now: Micros) -> Decided {
     let limit = target.limit();
     let before = shards.total(now);
     let mut after: Option<State> = None;
@@ -34,12 +46,6 @@ pub(super) fn decide(
     let mut decided = Decided::of(answer, after);
     if !later.is_empty() {
         decided.more = Some(Box::new(More { later, hold: None }));
-    }
-    if decided.answers().any(|answer| !answer.ok) {
-        let retry_after = retry_after(host, target, takes, shards, now);
-        for answer in decided.answers_mut().filter(|answer| !answer.ok) {
-            answer.retry_after = retry_after;
-        }
     }
     decided
 }

@@ -7,17 +7,18 @@ use ratelimit_core::{Micros, Shards};
 use ratelimit_faults::Fault;
 
 use super::Ask;
-use crate::change::{Contents, Decided, Wait};
+use crate::change::{Change, Contents, Decided, Wait};
 use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Host, Row, Rows, Stored, TRIES};
 use crate::stores::{expiry, shards, with_locked};
 
-/// Makes a change of a limit in one row. `None`: nothing is changed, since a hold needs [more steps](super::run).
-/// `HOLD`: whether it is a hold, known to the compiler so that a take pays nothing for it.
+/// Makes a change of a limit in one row. `None`: nothing is changed, since a hold needs [more steps](super::run), or
+/// several takes need a step each. `MORE`: whether it is one of those, known to the compiler so that a single take pays
+/// nothing for it.
 ///
 /// # Errors
 /// [`LimiterError::BadState`], [`LimiterError::NotWritten`] (55000).
-pub(crate) fn apply<H: Host, const HOLD: bool>(
+pub(crate) fn apply<H: Host, const MORE: bool>(
     host: &H,
     rows: &dyn Rows,
     ask: &Ask,
@@ -31,7 +32,7 @@ pub(crate) fn apply<H: Host, const HOLD: bool>(
         let seen = rows.read(id)?;
         let stored = seen.as_ref().map(|seen| &seen.stored);
         if stored.is_some_and(Stored::is_marker) && !Fault::MarkerOverlooked.is_on() {
-            if HOLD {
+            if MORE {
                 return Ok(None);
             }
             // The rows are still those of a limit with shards.
@@ -45,10 +46,13 @@ pub(crate) fn apply<H: Host, const HOLD: bool>(
                 None => continue,
             }
         }
-        let own = if HOLD { ask.own(host)? } else { None };
+        if MORE && has_holds_due(ask, seen.as_ref()) {
+            return Ok(None);
+        }
+        let own = if MORE { ask.own(host)? } else { None };
         let now = host.now();
         if seen.as_ref().is_some_and(|seen| expiry::is_due(target, seen, now)) {
-            if HOLD {
+            if MORE {
                 // A denial writes nothing.
                 if !super::would_pass(host, rows, ask)? {
                     return Ok(None);
@@ -63,11 +67,11 @@ pub(crate) fn apply<H: Host, const HOLD: bool>(
             expiry::apply(host, rows, target)?;
             continue;
         }
-        let mut decided = decide::<H, HOLD>(host, ask, stored, own.as_ref(), now)?;
-        if HOLD && decided.hold_after().is_none() {
+        let mut decided = decide::<H, MORE>(host, ask, stored, own.as_ref(), now)?;
+        if MORE && !is_done(ask, &decided) {
             return Ok(None);
         }
-        let Some(Next { after, holds_due }) = next::<HOLD>(&mut decided, seen.as_ref(), now) else {
+        let Some(Next { after, holds_due }) = next::<MORE>(&mut decided, seen.as_ref(), now) else {
             match &seen {
                 Some(row @ Row { holds_due: Some(_), .. }) => {
                     match unchanged(host, rows, ask, row, decided)? {
@@ -79,10 +83,10 @@ pub(crate) fn apply<H: Host, const HOLD: bool>(
             }
         };
         if stored.is_some_and(|stored| target.begins_anew(stored, now)) && host.has_holds() {
-            if HOLD {
+            if MORE {
                 return Ok(None);
             }
-            match change_locked::<H, HOLD>(host, rows, ask)? {
+            match change_locked::<H, MORE>(host, rows, ask)? {
                 Some(decided) => return Ok(Some(decided)),
                 None => continue,
             }
@@ -94,11 +98,11 @@ pub(crate) fn apply<H: Host, const HOLD: bool>(
         if written {
             // An older decision waited for a transaction, or a row has come, become idle and been pruned since.
             let is_new = !waits || host.now().minus(now) < rows.facts().patience;
-            if is_new && (!HOLD || ask.put(host, own.as_ref(), &decided)?) {
+            if is_new && (!MORE || ask.put(host, own.as_ref(), &decided)?) {
                 return Ok(Some(decided));
             }
-            match decide_again::<H, HOLD>(host, rows, ask, seen)? {
-                None if !HOLD => continue,
+            match decide_again::<H, MORE>(host, rows, ask, seen)? {
+                None if !MORE => continue,
                 decided => return Ok(decided),
             }
         }
@@ -110,7 +114,7 @@ pub(crate) fn apply<H: Host, const HOLD: bool>(
             tries = TRIES;
             continue;
         }
-        if let Some(decided) = change_locked::<H, HOLD>(host, rows, ask)? {
+        if let Some(decided) = change_locked::<H, MORE>(host, rows, ask)? {
             return Ok(Some(decided));
         }
     }
@@ -119,20 +123,30 @@ pub(crate) fn apply<H: Host, const HOLD: bool>(
 
 /// Decides a change on the row's contents.
 #[inline(always)]
-fn decide<H: Host, const HOLD: bool>(
+fn decide<H: Host, const MORE: bool>(
     host: &H,
     Ask { target, change, .. }: &Ask,
     stored: Option<&Stored>,
     own: Option<&HoldRow>,
     now: Micros,
 ) -> Result<Decided> {
-    if HOLD {
+    if MORE {
         let state = target.state(target.limit(), stored, now)?.into_owned();
         let shards = Shards::new(target.limit(), vec![state]);
         let own = own.map(|own| &own.hold);
         return change.decide(host, target, Contents::Held(&shards, own), now);
     }
     change.decide(host, target, Contents::Row(stored), now)
+}
+
+/// Whether the short way makes the change: of a hold, only if it is taken.
+fn is_done(ask: &Ask, decided: &Decided) -> bool {
+    !matches!(ask.change, Change::Hold(_)) || decided.hold_after().is_some()
+}
+
+/// Whether each of several takes has a wait of its own, which counts the holds that will expire.
+fn has_holds_due(ask: &Ask, row: Option<&Row>) -> bool {
+    matches!(ask.change, Change::Each(_)) && row.is_some_and(|row| row.holds_due.is_some())
 }
 
 /// A row after a change.
@@ -143,9 +157,9 @@ struct Next {
 
 /// Returns the row to write, which may differ only in the first expiry of the key's holds; `None`: nothing to write.
 #[inline(always)]
-fn next<const HOLD: bool>(decided: &mut Decided, seen: Option<&Row>, now: Micros) -> Option<Next> {
+fn next<const MORE: bool>(decided: &mut Decided, seen: Option<&Row>, now: Micros) -> Option<Next> {
     let holds_due = seen.and_then(|seen| seen.holds_due);
-    let Some(hold) = decided.hold_after().filter(|_| HOLD) else {
+    let Some(hold) = decided.hold_after().filter(|_| MORE) else {
         return decided.after.take().map(|after| Next { after: Stored::State(after), holds_due });
     };
     let after = match (decided.after.take(), seen) {
@@ -159,7 +173,7 @@ fn next<const HOLD: bool>(decided: &mut Decided, seen: Option<&Row>, now: Micros
 /// Decides a written change again, at the time of the lock, as if the row were still as `seen`: the write waited for a
 /// transaction that changed nothing in the end, or the hold has changed meanwhile. `None`: the row is as it was, or
 /// gone.
-fn decide_again<H: Host, const HOLD: bool>(
+fn decide_again<H: Host, const MORE: bool>(
     host: &H,
     rows: &dyn Rows,
     ask: &Ask,
@@ -176,10 +190,9 @@ fn decide_again<H: Host, const HOLD: bool>(
         let mut decided = None;
         // Expired holds come first.
         if !seen.as_ref().is_some_and(|seen| expiry::is_due(&ask.target, seen, now)) {
-            decided = Some(decide::<H, HOLD>(host, ask, stored, own.as_ref(), now)?);
+            decided = Some(decide::<H, MORE>(host, ask, stored, own.as_ref(), now)?);
         }
-        let is_done = |decided: &Decided| !HOLD || decided.hold_after().is_some();
-        let Some(mut decided) = decided.filter(is_done) else {
+        let Some(mut decided) = decided.filter(|decided| !MORE || is_done(ask, decided)) else {
             let full = Stored::Reset { ts: now };
             rows.update(id, locked, stored.unwrap_or(&full), holds_due)?;
             return Ok(None);
@@ -187,7 +200,7 @@ fn decide_again<H: Host, const HOLD: bool>(
         if !ask.put(host, own.as_ref(), &decided)? {
             continue;
         }
-        match (next::<HOLD>(&mut decided, seen.as_ref(), now), stored) {
+        match (next::<MORE>(&mut decided, seen.as_ref(), now), stored) {
             (Some(Next { after, holds_due }), _) => rows.update(id, locked, &after, holds_due)?,
             (None, Some(stored)) => rows.update(id, locked, stored, holds_due)?,
             (None, None) => {}
@@ -198,7 +211,7 @@ fn decide_again<H: Host, const HOLD: bool>(
 }
 
 /// Locks the row and decides again; releases it if nothing changes. `None`: the row must be read again.
-fn change_locked<H: Host, const HOLD: bool>(
+fn change_locked<H: Host, const MORE: bool>(
     host: &H,
     rows: &dyn Rows,
     ask: &Ask,
@@ -211,12 +224,12 @@ fn change_locked<H: Host, const HOLD: bool>(
         if row.stored.is_marker() || expiry::is_due(target, &row, now) {
             return Ok(None);
         }
-        let mut decided = decide::<H, HOLD>(host, ask, Some(&row.stored), own.as_ref(), now)?;
+        let mut decided = decide::<H, MORE>(host, ask, Some(&row.stored), own.as_ref(), now)?;
         let begins_anew = target.begins_anew(&row.stored, now);
-        if HOLD && (begins_anew || decided.hold_after().is_none()) {
+        if MORE && (begins_anew || !is_done(ask, &decided) || has_holds_due(ask, Some(&row))) {
             return Ok(None);
         }
-        let Some(Next { after, mut holds_due }) = next::<HOLD>(&mut decided, Some(&row), now)
+        let Some(Next { after, mut holds_due }) = next::<MORE>(&mut decided, Some(&row), now)
         else {
             unchanged = Some((decided, row));
             let kept = unchanged.take_if(|_| Fault::DeniedRowKept.is_on());

@@ -204,9 +204,9 @@ pub trait Rows {
     /// locked.
     fn lock(&self, id: RowId, wait: bool) -> Result<Option<Row>>;
 
-    /// Inserts a row; `holds_due` as in [`Row`]. Waits for another transaction that is inserting or deleting the same
-    /// row; direct access does so only with `wait`. False if the row is there; with direct access also after any wait,
-    /// even if the other was rolled back: the caller reads the row again.
+    /// Inserts a row; `holds_due` as in [`Row`]. With `wait`, waits for another transaction that is inserting or
+    /// deleting the same row. False if the row is there, or another transaction is inserting it; with direct access
+    /// also after any wait, even if the other was rolled back: the caller reads the row again.
     fn insert(
         &self,
         id: RowId,

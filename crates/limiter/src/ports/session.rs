@@ -15,6 +15,9 @@ pub trait Interrupts {
     /// Ends the work with an error of the host if that was requested, or if memory is short.
     fn check_for_interrupts(&self);
 
+    /// Pauses for a time, of whole milliseconds; ends the work as [`check_for_interrupts`](Self::check_for_interrupts).
+    fn pause(&self, time: Micros);
+
     /// Runs `page` until it returns something, and after each run frees what the host allocated for it.
     fn each_page<T: 'static>(&self, page: impl FnMut() -> Option<T>) -> T;
 }

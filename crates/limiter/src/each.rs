@@ -1,0 +1,310 @@
+//! Several requests in one call, each made by itself: one that is denied takes nothing, and one that is wrong has its
+//! error; neither stops another.
+//!
+//! Rows are locked in the order of name and key, as in a call for all or nothing, and the requests for one key in their
+//! order, with one lock and one version of its row. Limits in memory come last: a rollback keeps what was taken there.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use ratelimit_core::Micros;
+
+use crate::change::Change;
+use crate::engine::{self, Ask};
+use crate::error::{LimiterError, Result};
+use crate::ports::{
+    Host, KeyRows, KeyedRow, Row, RowAccess, RowFacts, RowId, Rows, ShardRow, Stored, TupleId,
+};
+use crate::request::{Answer, Request};
+use crate::single;
+use crate::target::{Store, Target, check_count};
+
+/// The longest pause between two looks at a locked row.
+const PAUSE: Micros = Micros(10_000);
+
+/// A request by its number, from 0, and its target.
+struct Resolved<'a> {
+    n: usize,
+    target: Target<'a>,
+}
+
+/// Takes tokens for each request as [`single::limit`] would; the answers are in the order of the requests. `lock_wait`:
+/// how long the call waits for locked rows, all in all; `None`: as long as [`single::limit`].
+///
+/// # Errors
+/// For a request those of [`single::limit`], and [`LimiterError::Locked`] (55P03): its row is locked for longer than
+/// the call waits. For the call [`LimiterError::NotWritten`] (55000) and those of the host.
+pub fn limit<H: Host>(
+    host: &H,
+    requests: &[Request],
+    lock_wait: Option<Micros>,
+) -> Result<Vec<Result<Answer>>> {
+    let mut call = Call { host, requests, answers: Vec::new(), lock_wait };
+    call.answers.resize_with(requests.len(), || None);
+    let keys = call.resolve()?;
+    if keys.iter().flatten().any(|resolved| resolved.target.store.is_in_table()) {
+        host.refuse_read_only()?;
+        host.with_rows(RowAccess::Write, |rows| {
+            keys.iter().try_for_each(|resolved| call.take_in_table(rows, resolved))
+        })?;
+    }
+    for resolved in keys.iter().flatten().filter(|one| !one.target.store.is_in_table()) {
+        let answer = single::apply(host, &call.ask(resolved));
+        call.answer(resolved.n, answer)?;
+    }
+    call.counted()
+}
+
+/// A call.
+struct Call<'a, H> {
+    host: &'a H,
+    requests: &'a [Request<'a>],
+    /// The answers so far.
+    answers: Vec<Option<Result<Answer>>>,
+    /// The rest of the time that it waits for locked rows.
+    lock_wait: Option<Micros>,
+}
+
+impl<'a, H: Host> Call<'a, H> {
+    /// Resolves the requests, and answers those that are wrong, or whose key is blocked; returns the others by name and
+    /// key, in the order in which rows are locked.
+    fn resolve(&mut self) -> Result<Vec<Vec<Resolved<'a>>>> {
+        let mut keys: BTreeMap<(&[u8], &[u8]), Vec<Resolved>> = BTreeMap::new();
+        for (n, request) in self.requests.iter().enumerate() {
+            self.host.check_for_interrupts();
+            let key = keys.entry((request.name, request.key)).or_default();
+            let defined =
+                |one: &&Resolved| request.config.is_none() && self.requests[one.n].config.is_none();
+            let resolved = match key.iter().find(defined) {
+                // Not resolved again: the definition may have changed meanwhile.
+                Some(earlier) => Ok(earlier.target.clone()),
+                None => Target::resolve(self.host, request),
+            };
+            let checked = resolved.and_then(|target| {
+                target.refuse_leases("rl_limit")?;
+                check_count(target.limit(), request.count)?;
+                Ok(target)
+            });
+            match checked {
+                Ok(target) => key.push(Resolved { n, target }),
+                Err(error) => self.answer(n, Err(error))?,
+            }
+        }
+        for resolved in keys.values_mut() {
+            for one in std::mem::take(resolved) {
+                match single::denied_by_block(self.host, &self.ask(&one)) {
+                    Ok(None) => resolved.push(one),
+                    Ok(Some(answer)) => self.answer(one.n, Ok(answer))?,
+                    Err(error) => self.answer(one.n, Err(error))?,
+                }
+            }
+        }
+        Ok(keys.into_values().collect())
+    }
+
+    /// The ask of one request.
+    fn ask(&self, Resolved { n, target }: &Resolved<'a>) -> Ask<'a> {
+        let change = Change::Take(self.requests[*n].tokens());
+        Ask { target: target.clone(), change, entry: None }
+    }
+
+    /// Takes for the requests of one key whose limits are in the table: those that follow each other with the same
+    /// definition together, if its state is in one row.
+    fn take_in_table(&mut self, rows: &dyn Rows, key: &[Resolved<'a>]) -> Result<()> {
+        for together in key.chunk_by(|one, next| {
+            Rc::ptr_eq(&one.target.definition, &next.target.definition)
+                || one.target.definition == next.target.definition
+        }) {
+            let target = &together[0].target;
+            if !target.store.is_in_table() {
+                continue;
+            }
+            if together.len() > 1
+                && target.store == Store::Row
+                && self.take_together(rows, together)?
+            {
+                continue;
+            }
+            for one in together {
+                let ask = self.ask(one);
+                let answer =
+                    self.waiting(rows, target, |host, rows| single::in_table(host, rows, &ask));
+                self.answer(one.n, answer)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes for several requests with one version of their row; false if each needs a step of its own.
+    fn take_together(&mut self, rows: &dyn Rows, together: &[Resolved<'a>]) -> Result<bool> {
+        let target = together[0].target.clone();
+        let takes = together.iter().map(|one| self.requests[one.n].tokens()).collect();
+        let ask = Ask { target, change: Change::Each(takes), entry: None };
+        let apply = |host: &H, rows: &dyn Rows| engine::row::apply::<H, true>(host, rows, &ask);
+        match self.waiting(rows, &ask.target, apply) {
+            Ok(None) | Err(LimiterError::BadState { .. }) => Ok(false),
+            Ok(Some(decided)) => {
+                for (one, answer) in together.iter().zip(decided.answers()) {
+                    self.answer(one.n, Ok(answer.clone()))?;
+                }
+                Ok(true)
+            }
+            Err(LimiterError::Locked { name }) => {
+                for one in together {
+                    self.answer(one.n, Err(LimiterError::Locked { name: name.clone() }))?;
+                }
+                Ok(true)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Runs `work` on the rows, which waits for locked ones no longer than the call does.
+    fn waiting<T>(
+        &mut self,
+        rows: &dyn Rows,
+        target: &Target,
+        work: impl Fn(&H, &dyn Rows) -> Result<T>,
+    ) -> Result<T> {
+        self.host.check_for_interrupts();
+        let Some(left) = &mut self.lock_wait else { return work(self.host, rows) };
+        let locked = || LimiterError::Locked { name: H::utf8(target.name).into_owned() };
+        let unwaiting = Unwaiting { rows, locked: &locked };
+        let mut pause = Micros::MILLISECOND;
+        loop {
+            match work(self.host, &unwaiting) {
+                Err(LimiterError::Locked { .. }) if *left > Micros(0) => {
+                    pause = pause.min(*left);
+                    self.host.pause(pause);
+                    *left = left.minus(pause);
+                    pause = PAUSE.min(Micros(2 * pause.0));
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// Notes the answer to a request, from 0; fails with an error that is not the request's alone.
+    fn answer(&mut self, n: usize, answer: Result<Answer>) -> Result<()> {
+        match answer {
+            Err(error) if !error.is_of_request() => Err(error),
+            answer => {
+                self.answers[n] = Some(answer);
+                Ok(())
+            }
+        }
+    }
+
+    /// Counts all answers, and returns them.
+    fn counted(self) -> Result<Vec<Result<Answer>>> {
+        let Call { host, requests, answers, .. } = self;
+        let counted = |(request, answer): (&Request, Option<Result<Answer>>)| {
+            let answer = answer.ok_or_else(LimiterError::not_written)?;
+            if let Ok(answer) = &answer {
+                let counter = host.counter(request.name, request.key)?;
+                host.count(counter, request.counted(answer.verdict(), answer));
+            }
+            Ok(answer.map(Answer::or_let_pass))
+        };
+        requests.iter().zip(answers).map(counted).collect()
+    }
+}
+
+/// Rows that are never waited for: where others would wait, it fails.
+struct Unwaiting<'r> {
+    rows: &'r dyn Rows,
+    locked: &'r dyn Fn() -> LimiterError,
+}
+
+impl Unwaiting<'_> {
+    /// Fails if a row is there, but not to be had.
+    fn refuse_there(&self, id: RowId, is_there: bool) -> Result<()> {
+        match self.rows.read(id)?.is_some() == is_there {
+            true => Err((self.locked)()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Rows for Unwaiting<'_> {
+    fn lock(&self, id: RowId, wait: bool) -> Result<Option<Row>> {
+        let row = self.rows.lock(id, false)?;
+        if row.is_none() && wait {
+            self.refuse_there(id, true)?;
+        }
+        Ok(row)
+    }
+
+    fn insert(
+        &self,
+        id: RowId,
+        stored: &Stored,
+        holds_due: Option<Micros>,
+        wait: bool,
+    ) -> Result<bool> {
+        let inserted = self.rows.insert(id, stored, holds_due, false)?;
+        if !inserted && wait {
+            self.refuse_there(id, false)?;
+        }
+        Ok(inserted)
+    }
+
+    fn replace(
+        &self,
+        id: RowId,
+        seen: &Row,
+        stored: &Stored,
+        holds_due: Option<Micros>,
+        _: bool,
+    ) -> Result<bool> {
+        self.rows.replace(id, seen, stored, holds_due, false)
+    }
+
+    /// A row that could not be replaced is locked next: that shows whether it is free.
+    fn facts(&self) -> RowFacts {
+        RowFacts { locks_first: true, ..self.rows.facts() }
+    }
+
+    fn read(&self, id: RowId) -> Result<Option<Row>> {
+        self.rows.read(id)
+    }
+
+    fn read_key(&self, name: &[u8], key: &[u8], shards: Option<&[i32]>) -> Result<Vec<ShardRow>> {
+        self.rows.read_key(name, key, shards)
+    }
+
+    fn read_after(
+        &self,
+        after: (&[u8], &[u8]),
+        same_name: bool,
+        rows: i64,
+    ) -> Result<Vec<KeyedRow>> {
+        self.rows.read_after(after, same_name, rows)
+    }
+
+    fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        self.rows.random_key()
+    }
+
+    fn update(
+        &self,
+        id: RowId,
+        locked: TupleId,
+        stored: &Stored,
+        holds_due: Option<Micros>,
+    ) -> Result<()> {
+        self.rows.update(id, locked, stored, holds_due)
+    }
+
+    fn delete(&self, id: RowId, locked: TupleId) -> Result<()> {
+        self.rows.delete(id, locked)
+    }
+
+    fn remove(&self, keys: &[KeyRows]) -> Result<u64> {
+        self.rows.remove(keys)
+    }
+
+    fn delete_name(&self, name: &[u8]) -> Result<Option<Vec<KeyedRow>>> {
+        self.rows.delete_name(name)
+    }
+}
