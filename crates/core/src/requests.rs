@@ -202,9 +202,16 @@ pub fn parse_each(json: &str) -> Result<Vec<ParsedRequest>, RequestError> {
 }
 
 fn parse_one(json: &str) -> Result<RawRequest, ArgumentError> {
-    let fields = Fields::from_json(json)
-        .ok_or_else(|| ArgumentError::invalid("it", type_of(json), FIELDS))?;
-    let request: RequestFields = fields.read()?;
+    // At once, and field by field if that fails, for the error: serde takes null for a field that is left out.
+    let at_once = (!json.contains("null")).then(|| serde_json::from_str(json).ok());
+    let request = match at_once.flatten() {
+        Some(request) => request,
+        None => {
+            let fields = Fields::from_json(json)
+                .ok_or_else(|| ArgumentError::invalid("it", type_of(json), FIELDS))?;
+            fields.read::<RequestFields>()?
+        }
+    };
     let config = request.config.map(|config| Box::<str>::from(config).into_string());
     let config = config.filter(|config| config != "null");
     if let Some(config) = config.as_ref().filter(|config| config.len() > config::MAX_BYTES) {
