@@ -5,7 +5,6 @@
 //! order, with one lock and one version of its row. Limits in memory come last: a rollback keeps what was taken there.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
 use ratelimit_core::Micros;
 
@@ -16,6 +15,7 @@ use crate::ports::{
     Host, KeyRows, KeyedRow, Row, RowAccess, RowFacts, RowId, Rows, ShardRow, Stored, TupleId,
 };
 use crate::request::{Answer, Request};
+use crate::several::another_config;
 use crate::single;
 use crate::target::{Store, Target, check_count};
 
@@ -83,7 +83,10 @@ impl<'a, H: Host> Call<'a, H> {
             let checked = resolved.and_then(|target| {
                 target.refuse_leases("rl_limit")?;
                 check_count(target.limit(), request.count)?;
-                Ok(target)
+                match key.first().is_some_and(|one| one.target.definition != target.definition) {
+                    true => Err(another_config()),
+                    false => Ok(target),
+                }
             });
             match checked {
                 Ok(target) => key.push(Resolved { n, target }),
@@ -91,6 +94,9 @@ impl<'a, H: Host> Call<'a, H> {
             }
         }
         for resolved in keys.values_mut() {
+            if !resolved.iter().any(|one| one.target.blocked_until.is_some()) {
+                continue;
+            }
             for one in std::mem::take(resolved) {
                 match single::denied_by_block(self.host, &self.ask(&one)) {
                     Ok(None) => resolved.push(one),
@@ -108,29 +114,21 @@ impl<'a, H: Host> Call<'a, H> {
         Ask { target: target.clone(), change, entry: None }
     }
 
-    /// Takes for the requests of one key whose limits are in the table: those that follow each other with the same
-    /// definition together, if its state is in one row.
-    fn take_in_table(&mut self, rows: &dyn Rows, key: &[Resolved<'a>]) -> Result<()> {
-        for together in key.chunk_by(|one, next| {
-            Rc::ptr_eq(&one.target.definition, &next.target.definition)
-                || one.target.definition == next.target.definition
-        }) {
-            let target = &together[0].target;
-            if !target.store.is_in_table() {
-                continue;
-            }
-            if together.len() > 1
+    /// Takes for the requests of one key whose limit is in the table: together, if its state is in one row.
+    fn take_in_table(&mut self, rows: &dyn Rows, requests: &[Resolved<'a>]) -> Result<()> {
+        let Some(Resolved { target, .. }) = requests.first() else { return Ok(()) };
+        if !target.store.is_in_table()
+            || requests.len() > 1
                 && target.store == Store::Row
-                && self.take_together(rows, together)?
-            {
-                continue;
-            }
-            for one in together {
-                let ask = self.ask(one);
-                let answer =
-                    self.waiting(rows, target, |host, rows| single::in_table(host, rows, &ask));
-                self.answer(one.n, answer)?;
-            }
+                && self.take_together(rows, requests)?
+        {
+            return Ok(());
+        }
+        for one in requests {
+            let ask = self.ask(one);
+            let answer =
+                self.waiting(rows, target, |host, rows| single::in_table(host, rows, &ask));
+            self.answer(one.n, answer)?;
         }
         Ok(())
     }
@@ -142,18 +140,15 @@ impl<'a, H: Host> Call<'a, H> {
         let ask = Ask { target, change: Change::Each(takes), entry: None };
         let apply = |host: &H, rows: &dyn Rows| engine::row::apply::<H, true>(host, rows, &ask);
         match self.waiting(rows, &ask.target, apply) {
-            Ok(None) | Err(LimiterError::BadState { .. }) => Ok(false),
             Ok(Some(decided)) => {
                 for (one, answer) in together.iter().zip(decided.answers()) {
                     self.answer(one.n, Ok(answer.clone()))?;
                 }
                 Ok(true)
             }
-            Err(LimiterError::Locked { name }) => {
-                for one in together {
-                    self.answer(one.n, Err(LimiterError::Locked { name: name.clone() }))?;
-                }
-                Ok(true)
+            // Those that a locked row denies wait for nobody.
+            Ok(None) | Err(LimiterError::BadState { .. } | LimiterError::Locked { .. }) => {
+                Ok(false)
             }
             Err(error) => Err(error),
         }

@@ -93,12 +93,7 @@ impl<'a> Groups<'a> {
             in_memory += usize::from(target.store.is_in_memory());
             match earlier {
                 Some(group) if group.ask.target.definition != target.definition => {
-                    let error = ArgumentError::invalid(
-                        "config",
-                        "different from that of an earlier request for the same name and key",
-                        "one config per name and key",
-                    );
-                    return Err(in_request(error.into()));
+                    return Err(in_request(another_config()));
                 }
                 Some(group) => {
                     group.defined |= defined;
@@ -141,6 +136,12 @@ impl<'a> Groups<'a> {
         all.sort_by_key(|&(n, _)| n);
         all.into_iter().map(|(_, outcome)| outcome).collect()
     }
+}
+
+/// The error of a request with another config than an earlier one for its name and key (22023).
+pub(crate) fn another_config() -> LimiterError {
+    let value = "different from that of an earlier request for the same name and key";
+    ArgumentError::invalid("config", value, "one config per name and key").into()
 }
 
 /// Makes the outcome of a request from its answer.
