@@ -128,7 +128,8 @@ BEGIN
         ends timestamptz, -- of a hold of another kind
         d ratelimit._decision, -- of several takes: of all, and the state after them
         decisions ratelimit._decision[], -- of several takes
-        changed boolean, allows boolean');
+        changed boolean, allows boolean,
+        error jsonb'); -- of a request that stops no other
     PERFORM set_config('search_path', path, true);
 END
 $do$;

@@ -217,7 +217,7 @@ CREATE OR REPLACE FUNCTION ratelimit._ask(function text, verb text, name text, k
     ttl bigint DEFAULT NULL, charge boolean DEFAULT NULL) RETURNS ratelimit._ask IMMUTABLE LANGUAGE sql AS $$
     SELECT ROW(function, verb, name, key, config, count, reserve, at_least, taken_at, lease, id, ttl, charge, NULL,
                NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-               NULL, NULL, NULL)::ratelimit._ask
+               NULL, NULL, NULL, NULL)::ratelimit._ask
 $$;
 
 -- Decides a take, or with at_least one of as many tokens as there are, up to count.

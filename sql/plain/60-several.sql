@@ -41,6 +41,28 @@ BEGIN
 END
 $$;
 
+-- Refuses what is no list of requests, or too long.
+CREATE OR REPLACE FUNCTION ratelimit._check_list(requests jsonb) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF jsonb_typeof(requests) = 'array' AND jsonb_array_length(requests) > 10000 THEN
+        PERFORM ratelimit._bad('requests', 'a list of ' || jsonb_array_length(requests),
+            'a list of at most 10000');
+    ELSIF octet_length(requests::text) > 2000000 THEN
+        PERFORM ratelimit._bad('requests', octet_length(requests::text) || ' bytes long', 'at most 2000000 bytes');
+    ELSIF jsonb_typeof(requests) <> 'array' OR requests = '[]' THEN
+        PERFORM ratelimit._bad('requests', ratelimit._type_of(requests),
+            'an array of objects such as [{"name": "perUser", "key": "u1"}, {"name": "global"}]');
+    END IF;
+END
+$$;
+
+-- The count of a request. A float has no larger ones.
+CREATE OR REPLACE FUNCTION ratelimit._count(request jsonb) RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN NOT request ? 'count' THEN 1 WHEN abs((request -> 'count')::numeric) > 1.7976931348623157e308
+                THEN sign((request -> 'count')::numeric) * float8 'Infinity'
+                ELSE ratelimit._float((request -> 'count')::numeric) END
+$$;
+
 -- Reads a list of requests into asks, in the order in which rows are locked; those of a hold are like the given one.
 CREATE OR REPLACE FUNCTION ratelimit._asks(requests jsonb, given ratelimit._ask) RETURNS ratelimit._ask[]
 LANGUAGE plpgsql AS $$
@@ -59,15 +81,7 @@ DECLARE
     reserve boolean;
     state text; message text; detail text; hint text;
 BEGIN
-    IF jsonb_typeof(requests) = 'array' AND jsonb_array_length(requests) > 10000 THEN
-        PERFORM ratelimit._bad('requests', 'a list of ' || jsonb_array_length(requests),
-            'a list of at most 10000');
-    ELSIF octet_length(requests::text) > 2000000 THEN
-        PERFORM ratelimit._bad('requests', octet_length(requests::text) || ' bytes long', 'at most 2000000 bytes');
-    ELSIF jsonb_typeof(requests) <> 'array' OR requests = '[]' THEN
-        PERFORM ratelimit._bad('requests', ratelimit._type_of(requests),
-            'an array of objects such as [{"name": "perUser", "key": "u1"}, {"name": "global"}]');
-    END IF;
+    PERFORM ratelimit._check_list(requests);
     BEGIN
         FOR request, i IN SELECT r, at FROM jsonb_array_elements(requests) WITH ORDINALITY e(r, at) ORDER BY at LOOP
             PERFORM ratelimit._check_request(request);
@@ -89,10 +103,7 @@ BEGIN
                 a := given; a.name := request ->> 'name'; a.key := coalesce(request ->> 'key', '');
             END IF;
             a.config := nullif(request -> 'config', 'null');
-            count := CASE WHEN NOT request ? 'count' THEN 1
-                          WHEN abs((request -> 'count')::numeric) > 1e300
-                          THEN sign((request -> 'count')::numeric) * 1e300
-                          ELSE ratelimit._float((request -> 'count')::numeric) END;
+            count := ratelimit._count(request);
             reserve := coalesce((request -> 'reserve')::boolean, false);
             a.count := count;
             a.ns := a.ns || i;

@@ -1,0 +1,296 @@
+-- Lists of requests that are decided one by one. Those for one name and key are one ask, whose row is locked and written
+-- once; each is decided on what those before it have left.
+
+-- An error as the rows of rl_limit_each show it.
+CREATE OR REPLACE FUNCTION ratelimit._error(code text, message text, detail text, hint text) RETURNS jsonb IMMUTABLE
+LANGUAGE sql AS $$
+    SELECT jsonb_strip_nulls(jsonb_build_object('code', code, 'message', message, 'detail', nullif(detail, ''),
+                                                'hint', nullif(hint, '')))
+$$;
+
+-- Reads the requests of one name and key into an ask; ns: their places. Those that are wrong are in the list wrong.
+CREATE OR REPLACE FUNCTION ratelimit._ask_of(INOUT a ratelimit._ask, requests jsonb[], ns int[],
+    OUT wrong ratelimit.rl_limit_all_result[]) LANGUAGE plpgsql AS $$
+DECLARE
+    defined CONSTANT ratelimit._limit := a.l;
+    l ratelimit._limit;
+    count double precision;
+    o ratelimit.rl_limit_all_result;
+    code text; message text; detail text; hint text;
+BEGIN
+    FOR i IN 1..cardinality(ns) LOOP
+        BEGIN
+            PERFORM ratelimit._check_request(requests[i]);
+            PERFORM ratelimit._check(a.name, coalesce(a.key, ''));
+            count := ratelimit._count(requests[i]);
+            a.config := nullif(requests[i] -> 'config', 'null');
+            a.count := count;
+            l := ratelimit._resolve(a, defined);
+            PERFORM ratelimit._check_use(a, l);
+            IF a.ns IS NOT NULL AND l IS DISTINCT FROM a.l THEN
+                PERFORM ratelimit._bad('config', 'different from that of an earlier request for the same name and key',
+                    'one config per name and key');
+            END IF;
+            a.l := l;
+            a.ns := a.ns || ns[i];
+            a.counts := a.counts || count;
+            a.reserves := a.reserves || coalesce((requests[i] -> 'reserve')::boolean, false);
+        EXCEPTION WHEN invalid_parameter_value OR null_value_not_allowed OR undefined_object OR insufficient_privilege
+            OR feature_not_supported THEN
+            GET STACKED DIAGNOSTICS code = RETURNED_SQLSTATE, message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL,
+                hint = PG_EXCEPTION_HINT;
+            o.n := ns[i]; o.ok := false; o.error := ratelimit._error(code, message, detail, hint);
+            o.name := CASE jsonb_typeof(requests[i] -> 'name') WHEN 'string' THEN requests[i] ->> 'name' END;
+            o.key := CASE jsonb_typeof(coalesce(requests[i] -> 'key', '""')) WHEN 'string' THEN a.key END;
+            IF jsonb_typeof(requests[i]) <> 'object' THEN o.key := NULL; END IF;
+            wrong := wrong || o;
+        END;
+    END LOOP;
+END
+$$;
+
+-- Decides the requests of an ask in turn, at an instant: in d is the last one that changes the row, in r the row before
+-- that. Without its lock, what is after the first change is not known yet; of a row that is not free, all are as if none
+-- of them took anything. STABLE, so that the row and its holds are of one moment.
+CREATE OR REPLACE FUNCTION ratelimit._in_turn(a ratelimit._ask, now bigint) RETURNS ratelimit._ask STABLE
+LANGUAGE plpgsql AS $$
+DECLARE
+    x ratelimit._ask := a;
+    decisions ratelimit._decision[];
+    code text; message text; detail text; hint text;
+BEGIN
+    x.ns := NULL; x.counts := NULL; x.reserves := NULL; x.decisions := NULL;
+    a.changed := false;
+    FOR i IN 1..cardinality(a.ns) LOOP
+        x.count := a.counts[i];
+        x.reserve := a.reserves[i];
+        x := ratelimit._decided(x, now);
+        IF NOT x.allows AND (x.r).holds_due IS NOT NULL THEN x := ratelimit._denied_until(x); END IF;
+        decisions[i] := x.d;
+        IF NOT a.changed THEN a.r := x.r; a.ids := x.ids; a.came := x.came; END IF;
+        IF x.changed AND a.locked IS DISTINCT FROM false THEN
+            a.d := x.d;
+            a.changed := true;
+            EXIT WHEN a.locked IS NULL AND (a.r).shard IS NOT NULL;
+            x.r := ratelimit._row_with(x.r, x.l, ratelimit._left(x.d));
+            x.r.shard := 0; -- as of a row that is there
+        END IF;
+    END LOOP;
+    a.decisions := decisions;
+    RETURN a;
+EXCEPTION WHEN object_not_in_prerequisite_state THEN
+    GET STACKED DIAGNOSTICS code = RETURNED_SQLSTATE, message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL,
+        hint = PG_EXCEPTION_HINT;
+    a.changed := false;
+    a.error := ratelimit._error(code, message, detail, hint);
+    RETURN a;
+END
+$$;
+
+-- Locks the row of an ask, decides its requests again, and writes it. A row that isn't there is inserted as decided.
+CREATE OR REPLACE FUNCTION ratelimit._take_in_turn(a ratelimit._ask) RETURNS ratelimit._ask LANGUAGE plpgsql AS $$
+DECLARE
+    now bigint := ratelimit._now();
+BEGIN
+    a.d.at := now; -- the decisions of many requests take a while
+    IF (a.r).shard IS NULL AND ratelimit._inserted(a) THEN RETURN a; END IF;
+    a := ratelimit._locked(a);
+    now := ratelimit._now();
+    a := ratelimit._in_turn(a, now);
+    IF a.error IS NULL THEN a.h := ratelimit._write(a, now); END IF;
+    RETURN a;
+END
+$$;
+
+-- Takes what asks take, in their order. Their waits together last no longer than a number of milliseconds, each no longer
+-- than lock_timeout, which is back as it was when the function ends. busy: the place of the ask whose row wasn't free by
+-- then; then nothing has been taken.
+CREATE OR REPLACE FUNCTION ratelimit._take_within(INOUT asks ratelimit._ask[], INOUT wait double precision,
+    patience double precision, OUT busy int) LANGUAGE plpgsql SET lock_timeout = 0 AS $$
+DECLARE
+    given CONSTANT ratelimit._ask[] := asks;
+    began timestamptz;
+BEGIN
+    FOR i IN 1..cardinality(asks) LOOP
+        busy := i;
+        began := clock_timestamp();
+        PERFORM set_config('lock_timeout', ceil(greatest(least(wait, patience), 1))::text, true);
+        asks[i] := ratelimit._take_in_turn(asks[i]);
+        -- Without the work.
+        wait := wait - greatest(extract(epoch FROM clock_timestamp() - began) * 1000 - 1, 0);
+    END LOOP;
+    busy := NULL;
+EXCEPTION WHEN lock_not_available THEN
+    asks := given;
+    wait := wait - extract(epoch FROM clock_timestamp() - began) * 1000;
+END
+$$;
+
+-- An ask whose row wasn't free: nothing is taken.
+CREATE OR REPLACE FUNCTION ratelimit._not_free(a ratelimit._ask) RETURNS ratelimit._ask LANGUAGE plpgsql AS $$
+BEGIN
+    a.locked := false;
+    RETURN ratelimit._in_turn(a, ratelimit._now());
+END
+$$;
+
+-- The rows of an ask's requests. Denials are logged.
+CREATE OR REPLACE FUNCTION ratelimit._rows_in_turn(a ratelimit._ask, OUT rows ratelimit.rl_limit_all_result[])
+LANGUAGE plpgsql AS $$
+DECLARE
+    decisions CONSTANT ratelimit._decision[] := a.decisions;
+    busy CONSTANT jsonb := CASE WHEN a.locked = false THEN ratelimit._error('55P03',
+        format('the row of rate limit "%s" is locked', a.name), NULL,
+        'Call it again later, or with a longer lock_wait.') END;
+    o ratelimit.rl_limit_all_result;
+    d ratelimit._decision;
+    r ratelimit.rl_result;
+    none ratelimit.rl_result;
+BEGIN
+    FOR i IN 1..cardinality(a.ns) LOOP
+        o := NULL;
+        o.n := a.ns[i]; o.name := a.name; o.key := a.key; o.ok := false; o.error := a.error;
+        IF a.error IS NULL THEN
+            d := decisions[i];
+            IF busy IS NOT NULL AND d.changed THEN
+                o.error := busy;
+            ELSE
+                IF NOT d.ok THEN
+                    PERFORM ratelimit._log_denial(a.name, d.enforced, d.wait);
+                    IF NOT d.enforced THEN d.ok := true; d.wait := NULL; END IF;
+                END IF;
+                r := ratelimit._answer(d);
+                o.ok := r.ok; o.retry_after := r.retry_after; o.retry_at := r.retry_at; o.remaining := r.remaining;
+                o.capacity := r.capacity; o.reset_at := r.reset_at; o.limited_by := r.limited_by;
+            END IF;
+        END IF;
+        rows[i] := o;
+    END LOOP;
+END
+$$;
+
+-- Reads a list of requests into asks, in the order in which rows are locked, with the rows of those that are wrong.
+CREATE OR REPLACE FUNCTION ratelimit._each_asks(requests jsonb, given ratelimit._ask, OUT a ratelimit._ask,
+    OUT wrong ratelimit.rl_limit_all_result[]) RETURNS SETOF record LANGUAGE plpgsql AS $$
+DECLARE
+    k record;
+    read record;
+BEGIN
+    -- Most requests have nothing that could be wrong. They are not looked at one by one.
+    FOR k IN
+        SELECT e.name, e.key, e.ns, e.counts, e.requests, e.plain, f.defined, f.until, f.r
+        FROM (SELECT p.r ->> 'name' COLLATE "C" AS name, coalesce(p.r ->> 'key', '') COLLATE "C" AS key,
+                     array_agg(p.n::int ORDER BY p.n) AS ns, array_agg(p.count ORDER BY p.n) AS counts,
+                     array_agg(p.r ORDER BY p.n) AS requests,
+                     bool_and(CASE WHEN p.count BETWEEN 0 AND 1e15
+                         THEN p.r - '{name,key,count}'::text[] = '{}' AND jsonb_typeof(p.r -> 'name') = 'string'
+                              AND jsonb_typeof(coalesce(p.r -> 'key', '""')) = 'string' ELSE false END) AS plain
+              FROM (SELECT r, n, CASE WHEN jsonb_typeof(r) <> 'object' THEN NULL WHEN NOT r ? 'count' THEN 1
+                                      WHEN jsonb_typeof(r -> 'count') = 'number' THEN ratelimit._count(r) END AS count
+                    FROM jsonb_array_elements(requests) WITH ORDINALITY x(r, n)) p
+              GROUP BY 1, 2) e CROSS JOIN LATERAL ratelimit._look_up(e.name, e.key) f ORDER BY e.name, e.key
+    LOOP
+        a := given;
+        a.name := k.name; a.key := k.key; a.l := k.defined; a.until := k.until; a.r := k.r;
+        wrong := NULL;
+        IF k.plain AND (a.l).usual AND octet_length(k.name) BETWEEN 1 AND 200 AND octet_length(k.key) <= 1024 THEN
+            a.ns := k.ns; a.counts := k.counts; a.reserves := array_fill(false, ARRAY[cardinality(k.ns)]);
+        ELSE
+            read := ratelimit._ask_of(a, k.requests, k.ns);
+            a := read.a; wrong := read.wrong;
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+END
+$$;
+
+-- Takes what asks take whose rows weren't free, or have to be inserted: it waits for each of the former in a block of its
+-- own, and inserts the latter in one, without that on which another transaction's insertion is in progress.
+CREATE OR REPLACE FUNCTION ratelimit._take_late(asks ratelimit._ask[], wait double precision, patience double precision)
+RETURNS SETOF ratelimit._ask LANGUAGE plpgsql AS $$
+DECLARE
+    fresh ratelimit._ask[] := '{}'::ratelimit._ask[];
+    taken ratelimit._ask[];
+    a ratelimit._ask;
+    busy int;
+    blocks int := 0;
+BEGIN
+    FOREACH a IN ARRAY asks LOOP
+        IF (a.r).shard IS NULL THEN
+            fresh[cardinality(fresh) + 1] := a;
+            CONTINUE;
+        END IF;
+        busy := 1;
+        IF wait > 0 AND blocks < 32 THEN
+            blocks := blocks + 1;
+            SELECT t.asks, t.wait, t.busy INTO taken, wait, busy
+            FROM ratelimit._take_within(ARRAY[a], wait, patience) t;
+        END IF;
+        RETURN NEXT CASE WHEN busy IS NULL THEN taken[1] ELSE ratelimit._not_free(a) END;
+    END LOOP;
+    WHILE cardinality(fresh) > 0 LOOP
+        blocks := blocks + 1;
+        SELECT t.asks, t.wait, t.busy INTO taken, wait, busy FROM ratelimit._take_within(fresh, wait, patience) t;
+        IF busy IS NULL THEN
+            RETURN QUERY SELECT t.* FROM unnest(taken) t;
+            RETURN;
+        ELSIF blocks > 32 THEN
+            RETURN QUERY SELECT n.* FROM unnest(fresh) f, ratelimit._not_free(f) n;
+            RETURN;
+        END IF;
+        RETURN NEXT ratelimit._not_free(fresh[busy]);
+        fresh := fresh[:busy - 1] || fresh[busy + 1:];
+    END LOOP;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_limit_each(requests jsonb, lock_wait interval DEFAULT NULL)
+RETURNS SETOF ratelimit.rl_limit_all_result LANGUAGE plpgsql ROWS 10 AS $$
+DECLARE
+    given CONSTANT ratelimit._ask := ratelimit._ask('rl_limit', 'take', NULL, NULL, 1);
+    late ratelimit._ask[] := '{}'::ratelimit._ask[];
+    outcomes ratelimit.rl_limit_all_result[];
+    x record;
+    a ratelimit._ask;
+    r ratelimit.rl_limit_all_result;
+BEGIN
+    IF requests IS NULL THEN
+        PERFORM ratelimit._null('requests');
+    ELSIF NOT (lock_wait >= interval '0' AND lock_wait < interval '106751991 days') THEN
+        PERFORM ratelimit._bad('lock_wait', CASE WHEN lock_wait < interval '0' THEN 'negative' ELSE 'out of range' END,
+            'an interval of 0 or more, or NULL');
+    END IF;
+    PERFORM ratelimit._attend(), ratelimit._check_list(requests), ratelimit._now();
+    outcomes := array_fill(NULL::ratelimit.rl_limit_all_result, ARRAY[jsonb_array_length(requests)]);
+    FOR x IN SELECT e.a, e.wrong FROM ratelimit._each_asks(requests, given) e LOOP
+        a := x.a;
+        FOREACH r IN ARRAY coalesce(x.wrong, '{}') LOOP outcomes[r.n] := r; END LOOP;
+        CONTINUE WHEN a.ns IS NULL;
+        IF current_setting('transaction_read_only') = 'on' AND (a.l).kind <> 'unlimited'
+            AND (ratelimit._us(a.until) > ratelimit._now()) IS NOT TRUE THEN
+            PERFORM ratelimit._writable('rl_limit_each');
+        END IF;
+        a := ratelimit._in_turn(a, ratelimit._now());
+        IF a.changed THEN
+            IF lock_wait IS NOT NULL THEN
+                PERFORM FROM ONLY ratelimit.rateLimits l WHERE l.name = a.name AND l.key = a.key FOR UPDATE SKIP LOCKED;
+                IF NOT FOUND THEN
+                    late[cardinality(late) + 1] := a;
+                    CONTINUE;
+                END IF;
+            END IF;
+            a := ratelimit._take_in_turn(a);
+        ELSIF lock_wait IS NULL THEN
+            PERFORM ratelimit._write_found(a);
+        END IF;
+        FOREACH r IN ARRAY ratelimit._rows_in_turn(a) LOOP outcomes[r.n] := r; END LOOP;
+    END LOOP;
+    FOR x IN SELECT ratelimit._rows_in_turn(t) AS rows FROM ratelimit._take_late(late,
+        least(ratelimit._micros(lock_wait) / 1000.0,
+              extract(epoch FROM current_setting('deadlock_timeout')::interval) * 100)::float8,
+        nullif(extract(epoch FROM current_setting('lock_timeout')::interval) * 1000, 0)::float8) t LOOP
+        FOREACH r IN ARRAY x.rows LOOP outcomes[r.n] := r; END LOOP;
+    END LOOP;
+    FOREACH r IN ARRAY outcomes LOOP RETURN NEXT r; END LOOP;
+END
+$$;
