@@ -169,39 +169,30 @@ BEGIN
 END
 $$;
 
--- Reads a list of requests into asks, in the order in which rows are locked, with the rows of those that are wrong.
-CREATE OR REPLACE FUNCTION ratelimit._each_asks(requests jsonb, given ratelimit._ask, OUT a ratelimit._ask,
-    OUT wrong ratelimit.rl_limit_all_result[]) RETURNS SETOF record LANGUAGE plpgsql AS $$
-DECLARE
-    k record;
-    read record;
-BEGIN
-    -- Most requests have nothing that could be wrong. They are not looked at one by one.
-    FOR k IN
-        SELECT e.name, e.key, e.ns, e.counts, e.requests, e.plain, f.defined, f.until, f.r
-        FROM (SELECT p.r ->> 'name' COLLATE "C" AS name, coalesce(p.r ->> 'key', '') COLLATE "C" AS key,
-                     array_agg(p.n::int ORDER BY p.n) AS ns, array_agg(p.count ORDER BY p.n) AS counts,
-                     array_agg(p.r ORDER BY p.n) AS requests,
-                     bool_and(CASE WHEN p.count BETWEEN 0 AND 1e15
-                         THEN p.r - '{name,key,count}'::text[] = '{}' AND jsonb_typeof(p.r -> 'name') = 'string'
-                              AND jsonb_typeof(coalesce(p.r -> 'key', '""')) = 'string' ELSE false END) AS plain
-              FROM (SELECT r, n, CASE WHEN jsonb_typeof(r) <> 'object' THEN NULL WHEN NOT r ? 'count' THEN 1
-                                      WHEN jsonb_typeof(r -> 'count') = 'number' THEN ratelimit._count(r) END AS count
-                    FROM jsonb_array_elements(requests) WITH ORDINALITY x(r, n)) p
-              GROUP BY 1, 2) e CROSS JOIN LATERAL ratelimit._look_up(e.name, e.key) f ORDER BY e.name, e.key
-    LOOP
-        a := given;
-        a.name := k.name; a.key := k.key; a.l := k.defined; a.until := k.until; a.r := k.r;
-        wrong := NULL;
-        IF k.plain AND (a.l).usual AND octet_length(k.name) BETWEEN 1 AND 200 AND octet_length(k.key) <= 1024 THEN
-            a.ns := k.ns; a.counts := k.counts; a.reserves := array_fill(false, ARRAY[cardinality(k.ns)]);
-        ELSE
-            read := ratelimit._ask_of(a, k.requests, k.ns);
-            a := read.a; wrong := read.wrong;
-        END IF;
-        RETURN NEXT;
-    END LOOP;
-END
+-- The tokens of a row of a usual limit, which is a token bucket or fixed window without options; NULL for a row that
+-- takes longer to read.
+CREATE OR REPLACE FUNCTION ratelimit._usual_tokens(l ratelimit._limit, kind "char", value double precision, ts bigint,
+    added double precision, holds_due timestamptz, now bigint) RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN kind = 't' AND holds_due IS NULL AND added IS NOT DISTINCT FROM l.adds AND value >= 0
+                 AND value < 'Infinity' AND ts BETWEEN 0 AND now THEN ratelimit._tokens_at(l, value, ts, now) END
+$$;
+
+-- The keys of a list of requests, in the order in which rows are locked, with all that is known of them; ns: the places of
+-- their requests. plain: no request is wrong, if the limit is a usual one, and none has more than a name, a key and a
+-- count. Most are.
+CREATE OR REPLACE FUNCTION ratelimit._each_key(requests jsonb) RETURNS TABLE (name text, key text, ns int[],
+    counts double precision[], requests_of jsonb[], plain boolean, defined ratelimit._limit, until timestamptz,
+    r ratelimit._row) STABLE LANGUAGE sql AS $$
+    SELECT e.name, e.key, e.ns, e.counts, e.requests, e.plain, f.defined, f.until, f.r
+    FROM (SELECT p.name, p.key, array_agg(p.n) AS ns, array_agg(p.count) AS counts, array_agg(p.r) AS requests,
+                 bool_and(CASE WHEN p.count BETWEEN 0 AND 1e15
+                     THEN p.r - '{name,key,count}'::text[] = '{}' AND jsonb_typeof(p.r -> 'name') = 'string'
+                          AND jsonb_typeof(coalesce(p.r -> 'key', '""')) = 'string' ELSE false END) AS plain
+          FROM (SELECT r ->> 'name' COLLATE "C" AS name, coalesce(r ->> 'key', '') COLLATE "C" AS key, r, n::int,
+                       CASE WHEN jsonb_typeof(r) <> 'object' THEN NULL WHEN NOT r ? 'count' THEN 1
+                            WHEN jsonb_typeof(r -> 'count') = 'number' THEN ratelimit._count(r) END AS count
+                FROM jsonb_array_elements(requests) WITH ORDINALITY x(r, n) ORDER BY 1, 2, n) p
+          GROUP BY 1, 2) e CROSS JOIN LATERAL ratelimit._look_up(e.name, e.key) f ORDER BY e.name, e.key
 $$;
 
 -- Takes what asks take whose rows weren't free, or have to be inserted: it waits for each of the former in a block of its
@@ -250,6 +241,14 @@ DECLARE
     given CONSTANT ratelimit._ask := ratelimit._ask('rl_limit', 'take', NULL, NULL, 1);
     late ratelimit._ask[] := '{}'::ratelimit._ask[];
     outcomes ratelimit.rl_limit_all_result[];
+    writable CONSTANT boolean := current_setting('transaction_read_only') = 'off';
+    k record;
+    locked record;
+    l ratelimit._limit;
+    tokens double precision;
+    now bigint;
+    at bigint;
+    o ratelimit.rl_limit_all_result;
     x record;
     a ratelimit._ask;
     r ratelimit.rl_limit_all_result;
@@ -262,18 +261,52 @@ BEGIN
     END IF;
     PERFORM ratelimit._attend(), ratelimit._check_list(requests), ratelimit._now();
     outcomes := array_fill(NULL::ratelimit.rl_limit_all_result, ARRAY[jsonb_array_length(requests)]);
-    FOR x IN SELECT e.a, e.wrong FROM ratelimit._each_asks(requests, given) e LOOP
-        a := x.a;
-        FOREACH r IN ARRAY coalesce(x.wrong, '{}') LOOP outcomes[r.n] := r; END LOOP;
-        CONTINUE WHEN a.ns IS NULL;
-        IF current_setting('transaction_read_only') = 'on' AND (a.l).kind <> 'unlimited'
+    FOR k IN SELECT e.*, e.ns[1] AS n, e.counts[1] AS count, (e.r).kind, (e.r).value, (e.r).added, (e.r).holds_due,
+                    ratelimit._us((e.r).ts) AS ts, ratelimit._now() AS now FROM ratelimit._each_key(requests) e LOOP
+        l := k.defined;
+        IF k.plain AND l.usual AND k.count > 0 AND k.count <= l.capacity AND cardinality(k.ns) = 1 AND k.until IS NULL
+            AND writable AND k.count - ratelimit._usual_tokens(l, k.kind, k.value, k.ts, k.added, k.holds_due, k.now)
+                <= l.tolerance THEN
+            IF lock_wait IS NULL THEN
+                SELECT t.ctid AS place, t.kind, t.value, t.added, t.holds_due, ratelimit._us(t.ts) AS ts INTO locked
+                FROM ONLY ratelimit.rateLimits t WHERE t.name = k.name AND t.key = k.key FOR UPDATE;
+            ELSE
+                SELECT t.ctid AS place, t.kind, t.value, t.added, t.holds_due, ratelimit._us(t.ts) AS ts INTO locked
+                FROM ONLY ratelimit.rateLimits t WHERE t.name = k.name AND t.key = k.key FOR UPDATE SKIP LOCKED;
+            END IF;
+            now := ratelimit._now();
+            tokens := ratelimit._usual_tokens(l, locked.kind, locked.value, locked.ts, locked.added, locked.holds_due,
+                                              now) - k.count;
+            IF tokens >= -l.tolerance AND tokens < tokens + k.count AND l.capacity - tokens > l.tolerance THEN
+                at := ratelimit._counted_at(l, locked.ts, now);
+                UPDATE ONLY ratelimit.rateLimits t SET value = tokens, ts = ratelimit._nearest(at)
+                WHERE t.ctid = locked.place AND t.name = k.name AND t.key = k.key;
+                IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
+                at := at + CASE l.kind WHEN 'token bucket' THEN ratelimit._span(l, l.capacity - tokens) ELSE l.period END;
+                o.n := k.n; o.name := k.name; o.key := k.key; o.ok := true;
+                o.remaining := ratelimit._rounded(tokens, l.capacity, l.tolerance);
+                o.capacity := l.capacity; o.reset_at := ratelimit._rounded_up(at);
+                outcomes[k.n] := o;
+                CONTINUE;
+            END IF;
+        END IF;
+        a := given; a.name := k.name; a.key := k.key; a.l := k.defined; a.until := k.until; a.r := k.r;
+        IF k.plain AND (a.l).usual AND octet_length(a.name) BETWEEN 1 AND 200 AND octet_length(a.key) <= 1024 THEN
+            a.ns := k.ns; a.counts := k.counts; a.reserves := array_fill(false, ARRAY[cardinality(k.ns)]);
+        ELSE
+            x := ratelimit._ask_of(a, k.requests_of, k.ns);
+            a := x.a;
+            FOREACH r IN ARRAY coalesce(x.wrong, '{}') LOOP outcomes[r.n] := r; END LOOP;
+            CONTINUE WHEN a.ns IS NULL;
+        END IF;
+        IF NOT writable AND (a.l).kind <> 'unlimited'
             AND (ratelimit._us(a.until) > ratelimit._now()) IS NOT TRUE THEN
             PERFORM ratelimit._writable('rl_limit_each');
         END IF;
         a := ratelimit._in_turn(a, ratelimit._now());
         IF a.changed THEN
             IF lock_wait IS NOT NULL THEN
-                PERFORM FROM ONLY ratelimit.rateLimits l WHERE l.name = a.name AND l.key = a.key FOR UPDATE SKIP LOCKED;
+                PERFORM FROM ONLY ratelimit.rateLimits t WHERE t.name = a.name AND t.key = a.key FOR UPDATE SKIP LOCKED;
                 IF NOT FOUND THEN
                     late[cardinality(late) + 1] := a;
                     CONTINUE;
