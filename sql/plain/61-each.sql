@@ -1,5 +1,5 @@
--- Lists of requests that are decided one by one. Those for one name and key are one ask, whose row is locked and written
--- once; each is decided on what those before it have left.
+-- Lists of requests that are decided one by one. Those for one name and key are one ask: its row is locked and written
+-- once, and each is decided on what those before it have left.
 
 -- An error as the rows of rl_limit_each show it.
 CREATE OR REPLACE FUNCTION ratelimit._error(code text, message text, detail text, hint text) RETURNS jsonb IMMUTABLE
@@ -49,9 +49,9 @@ BEGIN
 END
 $$;
 
--- Decides the requests of an ask in turn, at an instant: in d is the last one that changes the row, in r the row before
--- that. Without its lock, what is after the first change is not known yet; of a row that is not free, all are as if none
--- of them took anything. STABLE, so that the row and its holds are of one moment.
+-- Decides the requests of an ask in turn, at an instant: d is the last decision that changes the row, r the row before
+-- the first. Without its lock, the rest after that is not known yet, unless there is no row; if the row isn't free, all
+-- are decided as if none of them took anything. STABLE, so that the row and its holds are of one moment.
 CREATE OR REPLACE FUNCTION ratelimit._in_turn(a ratelimit._ask, now bigint) RETURNS ratelimit._ask STABLE
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -102,9 +102,9 @@ BEGIN
 END
 $$;
 
--- Takes what asks take, in their order. Their waits together last no longer than a number of milliseconds, each no longer
--- than lock_timeout, which is back as it was when the function ends. busy: the place of the ask whose row wasn't free by
--- then; then nothing has been taken.
+-- Takes what asks take, in their order. Its waits together last no longer than wait, each no longer than patience, both
+-- in milliseconds; its lock_timeout ends with the function. busy: the place of the ask whose row wasn't free by then;
+-- then nothing has been taken.
 CREATE OR REPLACE FUNCTION ratelimit._take_within(INOUT asks ratelimit._ask[], INOUT wait double precision,
     patience double precision, OUT busy int) LANGUAGE plpgsql SET lock_timeout = 0 AS $$
 DECLARE
@@ -177,9 +177,8 @@ CREATE OR REPLACE FUNCTION ratelimit._usual_tokens(l ratelimit._limit, kind "cha
                  AND value < 'Infinity' AND ts BETWEEN 0 AND now THEN ratelimit._tokens_at(l, value, ts, now) END
 $$;
 
--- The keys of a list of requests, in the order in which rows are locked, with all that is known of them; ns: the places of
--- their requests. plain: no request is wrong, if the limit is a usual one, and none has more than a name, a key and a
--- count. Most are.
+-- The keys of a list of requests, in the order in which rows are locked, with their definitions, blocks and rows, all
+-- of one moment; ns: the places of the requests. plain: none of them can be wrong, if the limit is a usual one.
 CREATE OR REPLACE FUNCTION ratelimit._each_key(requests jsonb) RETURNS TABLE (name text, key text, ns int[],
     counts double precision[], requests_of jsonb[], plain boolean, defined ratelimit._limit, until timestamptz,
     r ratelimit._row) STABLE LANGUAGE sql AS $$
@@ -195,8 +194,8 @@ CREATE OR REPLACE FUNCTION ratelimit._each_key(requests jsonb) RETURNS TABLE (na
           GROUP BY 1, 2) e CROSS JOIN LATERAL ratelimit._look_up(e.name, e.key) f ORDER BY e.name, e.key
 $$;
 
--- Takes what asks take whose rows weren't free, or have to be inserted: it waits for each of the former in a block of its
--- own, and inserts the latter in one, without that on which another transaction's insertion is in progress.
+-- Takes the asks whose rows weren't free, or have to be inserted: waits for each row in a block of its own, and inserts
+-- the others in one, which it begins again without the one that another transaction is inserting.
 CREATE OR REPLACE FUNCTION ratelimit._take_late(asks ratelimit._ask[], wait double precision, patience double precision)
 RETURNS SETOF ratelimit._ask LANGUAGE plpgsql AS $$
 DECLARE
@@ -282,7 +281,8 @@ BEGIN
                 UPDATE ONLY ratelimit.rateLimits t SET value = tokens, ts = ratelimit._nearest(at)
                 WHERE t.ctid = locked.place AND t.name = k.name AND t.key = k.key;
                 IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
-                at := at + CASE l.kind WHEN 'token bucket' THEN ratelimit._span(l, l.capacity - tokens) ELSE l.period END;
+                at := at + CASE l.kind WHEN 'token bucket' THEN ratelimit._span(l, l.capacity - tokens)
+                                       ELSE l.period END;
                 o.n := k.n; o.name := k.name; o.key := k.key; o.ok := true;
                 o.remaining := ratelimit._rounded(tokens, l.capacity, l.tolerance);
                 o.capacity := l.capacity; o.reset_at := ratelimit._rounded_up(at);
