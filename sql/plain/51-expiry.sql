@@ -211,15 +211,18 @@ BEGIN
 END
 $$;
 
--- Whether a write begins a key's state again, since the row's is of another kind, or ignored. Then its holds are
--- deleted: what they have was not taken from the new state.
+-- Whether a write begins a key's state again, since the row's is of another kind, or ignored.
+CREATE OR REPLACE FUNCTION ratelimit._is_anew(l ratelimit._limit, r ratelimit._row, now bigint) RETURNS boolean STABLE
+LANGUAGE sql AS $$
+    SELECT ratelimit._has_state(r.kind) AND (r.kind <> l.letter OR r.ts > ratelimit._instant(now)
+        AND ratelimit._ignores(l, ratelimit._state_of(l, r, now), now))
+$$;
+
+-- The same. Then it deletes the key's holds: what they have was not taken from the new state.
 CREATE OR REPLACE FUNCTION ratelimit._begins_anew(l ratelimit._limit, r ratelimit._row, now bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT ratelimit._has_state(r.kind) OR r.kind = l.letter AND NOT (r.ts > ratelimit._instant(now)
-        AND ratelimit._ignores(l, ratelimit._state_of(l, r, now), now)) THEN
-        RETURN false;
-    END IF;
+    IF NOT ratelimit._is_anew(l, r, now) THEN RETURN false; END IF;
     PERFORM ratelimit._drop_holds(r.name, r.key);
     RETURN true;
 END

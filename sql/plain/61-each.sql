@@ -59,7 +59,7 @@ DECLARE
     decisions ratelimit._decision[];
     code text; message text; detail text; hint text;
 BEGIN
-    x.ns := NULL; x.counts := NULL; x.reserves := NULL; x.decisions := NULL;
+    x.ns := NULL; x.counts := NULL; x.reserves := NULL;
     a.changed := false;
     FOR i IN 1..cardinality(a.ns) LOOP
         x.count := a.counts[i];
@@ -68,10 +68,10 @@ BEGIN
         IF NOT x.allows AND (x.r).holds_due IS NOT NULL THEN x := ratelimit._denied_until(x); END IF;
         decisions[i] := x.d;
         IF NOT a.changed THEN a.r := x.r; a.ids := x.ids; a.came := x.came; END IF;
+        IF x.changed THEN a.d := x.d; a.changed := true; END IF;
         IF x.changed AND a.locked IS DISTINCT FROM false THEN
-            a.d := x.d;
-            a.changed := true;
             EXIT WHEN a.locked IS NULL AND (a.r).shard IS NOT NULL;
+            IF (x.r).holds_due IS NOT NULL AND ratelimit._is_anew(x.l, x.r, now) THEN x.r.holds_due := NULL; END IF;
             x.r := ratelimit._row_with(x.r, x.l, ratelimit._left(x.d));
             x.r.shard := 0; -- as of a row that is there
         END IF;
@@ -145,7 +145,6 @@ DECLARE
     o ratelimit.rl_limit_all_result;
     d ratelimit._decision;
     r ratelimit.rl_result;
-    none ratelimit.rl_result;
 BEGIN
     FOR i IN 1..cardinality(a.ns) LOOP
         o := NULL;
@@ -211,7 +210,7 @@ BEGIN
             CONTINUE;
         END IF;
         busy := 1;
-        IF wait > 0 AND blocks < 32 THEN
+        IF wait > 0 AND blocks < 31 THEN
             blocks := blocks + 1;
             SELECT t.asks, t.wait, t.busy INTO taken, wait, busy
             FROM ratelimit._take_within(ARRAY[a], wait, patience) t;
@@ -224,7 +223,7 @@ BEGIN
         IF busy IS NULL THEN
             RETURN QUERY SELECT t.* FROM unnest(taken) t;
             RETURN;
-        ELSIF blocks > 32 THEN
+        ELSIF blocks >= 32 THEN
             RETURN QUERY SELECT n.* FROM unnest(fresh) f, ratelimit._not_free(f) n;
             RETURN;
         END IF;
@@ -313,7 +312,7 @@ BEGIN
                 END IF;
             END IF;
             a := ratelimit._take_in_turn(a);
-        ELSIF lock_wait IS NULL THEN
+        ELSIF lock_wait IS NULL AND writable AND a.error IS NULL THEN
             PERFORM ratelimit._write_found(a);
         END IF;
         FOREACH r IN ARRAY ratelimit._rows_in_turn(a) LOOP outcomes[r.n] := r; END LOOP;

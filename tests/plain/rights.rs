@@ -95,10 +95,11 @@ fn assert_closed(database: &Database, stranger: &mut Client, after: &str) {
     }
 }
 
-const CALLS: [&str; 12] = [
+const CALLS: [&str; 13] = [
     "SELECT ratelimit.rl_limit('l', 'k', config => '{\"kind\": \"token bucket\", \"rate\": 1, \"period\": 1000}')",
     "SELECT ratelimit.rl_check('l', config => '{\"kind\": \"token bucket\", \"rate\": 1, \"period\": 1000}')",
     "SELECT ratelimit.rl_limit_all('[{\"name\": \"l\", \"config\": {\"kind\": \"unlimited\"}}]')",
+    "SELECT ratelimit.rl_limit_each('[{\"name\": \"l\", \"config\": {\"kind\": \"unlimited\"}}]')",
     "SELECT ratelimit.rl_define('l', '{\"kind\": \"unlimited\"}')",
     "SELECT ratelimit.rl_block('l', 'k', '1 s')",
     "SELECT ratelimit.rl_reset('l')",
