@@ -59,6 +59,14 @@ RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
                              ELSE ratelimit._since(ts, now) / l.period * l.rate END, l.capacity)
 $$;
 
+-- The tokens of a row of a usual limit, which is a token bucket or fixed window without options; NULL for a row that
+-- takes longer to read.
+CREATE OR REPLACE FUNCTION ratelimit._usual_tokens(l ratelimit._limit, kind "char", value double precision, ts bigint,
+    added double precision, holds_due timestamptz, now bigint) RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN kind = 't' AND holds_due IS NULL AND added IS NOT DISTINCT FROM l.adds AND value >= 0
+                 AND value < 'Infinity' AND ts BETWEEN 0 AND now THEN ratelimit._tokens_at(l, value, ts, now) END
+$$;
+
 -- The time from which they count.
 CREATE OR REPLACE FUNCTION ratelimit._counted_at(l ratelimit._limit, ts bigint, now bigint) RETURNS bigint
 IMMUTABLE LANGUAGE sql AS $$

@@ -530,11 +530,11 @@ BEGIN
     INTO stored FROM ratelimit._look_up($1, $2) f;
     l := stored.defined;
     IF l.usual AND count > 0 AND count <= l.capacity AND NOT reserve AND NOT throws AND config IS NULL
-        AND stored.until IS NULL AND stored.kind = 't' AND stored.holds_due IS NULL
-        AND stored.added IS NOT DISTINCT FROM l.adds AND stored.value >= 0 AND stored.value < 'Infinity'
-        AND stored.ts BETWEEN 0 AND stored.now
-        AND current_setting('transaction_read_only') = 'off' THEN
-        tokens := ratelimit._tokens_at(l, stored.value, stored.ts, stored.now);
+        AND stored.until IS NULL AND current_setting('transaction_read_only') = 'off' THEN
+        tokens := ratelimit._usual_tokens(l, stored.kind, stored.value, stored.ts, stored.added, stored.holds_due,
+                                          stored.now);
+    END IF;
+    IF tokens IS NOT NULL THEN
         IF count - tokens > l.tolerance THEN
             at := ratelimit._counted_at(l, stored.ts, stored.now);
             wait := ratelimit._span(l, count - tokens)
@@ -549,10 +549,8 @@ BEGIN
             FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
             -- Others may have changed the row during the wait, and the clock has gone on.
             now := ratelimit._now();
-            tokens := CASE WHEN locked.kind = 't' AND locked.added IS NOT DISTINCT FROM l.adds
-                AND locked.value >= 0 AND locked.value < 'Infinity' AND locked.ts BETWEEN 0 AND now
-                AND locked.holds_due IS NULL
-                THEN ratelimit._tokens_at(l, locked.value, locked.ts, now) END;
+            tokens := ratelimit._usual_tokens(l, locked.kind, locked.value, locked.ts, locked.added, locked.holds_due,
+                                              now);
             IF count - tokens <= l.tolerance AND tokens - count < tokens
                 AND l.capacity - tokens + count > l.tolerance THEN
                 tokens := tokens - count;

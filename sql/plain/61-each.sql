@@ -168,14 +168,6 @@ BEGIN
 END
 $$;
 
--- The tokens of a row of a usual limit, which is a token bucket or fixed window without options; NULL for a row that
--- takes longer to read.
-CREATE OR REPLACE FUNCTION ratelimit._usual_tokens(l ratelimit._limit, kind "char", value double precision, ts bigint,
-    added double precision, holds_due timestamptz, now bigint) RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
-    SELECT CASE WHEN kind = 't' AND holds_due IS NULL AND added IS NOT DISTINCT FROM l.adds AND value >= 0
-                 AND value < 'Infinity' AND ts BETWEEN 0 AND now THEN ratelimit._tokens_at(l, value, ts, now) END
-$$;
-
 -- The keys of a list of requests, in the order in which rows are locked, with their definitions, blocks and rows, all
 -- of one moment; ns: the places of the requests. plain: none of them can be wrong, if the limit is a usual one.
 CREATE OR REPLACE FUNCTION ratelimit._each_key(requests jsonb) RETURNS TABLE (name text, key text, ns int[],
