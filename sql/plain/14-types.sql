@@ -129,7 +129,7 @@ BEGIN
         d ratelimit._decision, -- of several takes: of all, and the state after them
         decisions ratelimit._decision[], -- of several takes
         changed boolean, allows boolean,
-        error jsonb'); -- of a request that stops no other
+        error jsonb'); -- it stops no other ask
     PERFORM set_config('search_path', path, true);
 END
 $do$;

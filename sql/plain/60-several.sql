@@ -41,7 +41,7 @@ BEGIN
 END
 $$;
 
--- Refuses what is no list of requests, or too long.
+-- Refuses a list that is too long, and all but lists.
 CREATE OR REPLACE FUNCTION ratelimit._check_list(requests jsonb) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF jsonb_typeof(requests) = 'array' AND jsonb_array_length(requests) > 10000 THEN

@@ -8,7 +8,7 @@ LANGUAGE sql AS $$
                                                 'hint', nullif(hint, '')))
 $$;
 
--- Reads the requests of one name and key into an ask; ns: their places. Those that are wrong are in the list wrong.
+-- Reads the requests of one name and key into an ask; ns: their places. It lists wrong ones, with their errors.
 CREATE OR REPLACE FUNCTION ratelimit._ask_of(INOUT a ratelimit._ask, requests jsonb[], ns int[],
     OUT wrong ratelimit.rl_limit_all_result[]) LANGUAGE plpgsql AS $$
 DECLARE
@@ -103,8 +103,8 @@ END
 $$;
 
 -- Takes what asks take, in their order. Its waits together last no longer than wait, each no longer than patience, both
--- in milliseconds; its lock_timeout ends with the function. busy: the place of the ask whose row wasn't free by then;
--- then nothing has been taken.
+-- in milliseconds; its lock_timeout ends with the function. busy: the place of an ask with a row that wasn't free by
+-- then; nothing has been taken then.
 CREATE OR REPLACE FUNCTION ratelimit._take_within(INOUT asks ratelimit._ask[], INOUT wait double precision,
     patience double precision, OUT busy int) LANGUAGE plpgsql SET lock_timeout = 0 AS $$
 DECLARE
@@ -126,7 +126,7 @@ EXCEPTION WHEN lock_not_available THEN
 END
 $$;
 
--- An ask whose row wasn't free: nothing is taken.
+-- Answers an ask with a row that wasn't free: nothing is taken.
 CREATE OR REPLACE FUNCTION ratelimit._not_free(a ratelimit._ask) RETURNS ratelimit._ask LANGUAGE plpgsql AS $$
 BEGIN
     a.locked := false;
@@ -185,8 +185,9 @@ CREATE OR REPLACE FUNCTION ratelimit._each_key(requests jsonb) RETURNS TABLE (na
           GROUP BY 1, 2) e CROSS JOIN LATERAL ratelimit._look_up(e.name, e.key) f ORDER BY e.name, e.key
 $$;
 
--- Takes the asks whose rows weren't free, or have to be inserted: waits for each row in a block of its own, and inserts
--- the others in one, which it begins again without the one that another transaction is inserting.
+-- Takes asks with rows that weren't free, or have to be inserted: waits for each row in a block of its own, and inserts
+-- the others in one, which it begins again without the one that another transaction is inserting. At most 32 blocks, 16
+-- of them for rows, since a transaction with many subtransactions slows all sessions down.
 CREATE OR REPLACE FUNCTION ratelimit._take_late(asks ratelimit._ask[], wait double precision, patience double precision)
 RETURNS SETOF ratelimit._ask LANGUAGE plpgsql AS $$
 DECLARE
@@ -202,7 +203,7 @@ BEGIN
             CONTINUE;
         END IF;
         busy := 1;
-        IF wait > 0 AND blocks < 31 THEN
+        IF wait > 0 AND blocks < 16 THEN
             blocks := blocks + 1;
             SELECT t.asks, t.wait, t.busy INTO taken, wait, busy
             FROM ratelimit._take_within(ARRAY[a], wait, patience) t;

@@ -146,6 +146,8 @@ fn what_a_trigger_swallows_of_a_hold_is_an_error() {
         (0, "rl_hold_all('[{\"name\": \"q\", \"key\": \"k\"}]')"),
         (2, "rl_limit('q', 'k')"),
         (2, "rl_limit_all('[{\"name\": \"q\", \"key\": \"k\"}]')"),
+        (2, "rl_limit_each('[{\"name\": \"q\", \"key\": \"k\"}]')"),
+        (2, "rl_limit_each('[{\"name\": \"q\", \"key\": \"k\"}]', '1 second')"),
     ] {
         let clock = format!("SET ratelimit.clock = '2027-01-01 12:0{minute}:00+00'");
         owner.batch_execute(&clock).unwrap();
