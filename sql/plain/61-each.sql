@@ -305,8 +305,13 @@ BEGIN
                 END IF;
             END IF;
             a := ratelimit._take_in_turn(a);
-        ELSIF lock_wait IS NULL AND writable AND a.error IS NULL THEN
-            PERFORM ratelimit._write_found(a);
+        ELSIF a.ids IS NOT NULL AND writable AND a.error IS NULL AND (a.decisions[1]).limited_by IS DISTINCT FROM 'block'
+        THEN
+            IF lock_wait IS NOT NULL THEN
+                PERFORM FROM ONLY ratelimit.rateLimits t WHERE t.name = a.name AND t.key = a.key FOR UPDATE SKIP LOCKED;
+            END IF;
+            -- As rl_limit does.
+            IF lock_wait IS NULL OR FOUND THEN PERFORM ratelimit._expire(a.l, a.name, a.key); END IF;
         END IF;
         FOREACH r IN ARRAY ratelimit._rows_in_turn(a) LOOP outcomes[r.n] := r; END LOOP;
     END LOOP;

@@ -259,8 +259,16 @@ impl Calls {
 
     fn several(&mut self, names: &mut Vec<String>) -> String {
         names.clear();
-        let function = if self.random.u8(..4) == 0 { "rl_check_all" } else { "rl_limit_all" };
-        let throws = if self.random.u8(..6) == 0 { ", throws => true" } else { "" };
+        let function = match self.random.u8(..6) {
+            0 => "rl_check_all",
+            1 | 2 => "rl_limit_each",
+            _ => "rl_limit_all",
+        };
+        let more = match (self.random.u8(..6), function) {
+            (0 | 1, "rl_limit_each") => ", lock_wait => '0'",
+            (0, "rl_check_all" | "rl_limit_all") => ", throws => true",
+            _ => "",
+        };
         let count = self.random.usize(1..=5);
         let mut request = |_| {
             let n = self.random.usize(..NAMES);
@@ -273,7 +281,7 @@ impl Calls {
                 ["[]", "{}", "null", "1", "[1]", "[[]]", "[{}]", r#"[{"key": "k"}]"#, "\"x\""];
             list = one(&mut self.random, &bad).into();
         }
-        format!("SELECT * FROM {function}({}{throws})", quoted(&list))
+        format!("SELECT * FROM {function}({}{more})", quoted(&list))
     }
 
     /// Calls for leases, by number, since their ids are random.

@@ -118,7 +118,12 @@ fn whole(error: &tokio_postgres::error::DbError) -> String {
             text += &format!("\n{field}: {value}");
         }
     }
-    known::alike(SCHEMAS.iter().fold(text, |text, schema| text.replace(&format!("{schema}."), "")))
+    known::alike(unqualified(text))
+}
+
+/// A text without the names of the schemas.
+fn unqualified(text: String) -> String {
+    SCHEMAS.iter().fold(text, |text, schema| text.replace(&format!("{schema}."), ""))
 }
 
 fn answer(result: Result<Vec<SimpleQueryMessage>, tokio_postgres::Error>) -> Answer {
@@ -132,7 +137,8 @@ fn answer(result: Result<Vec<SimpleQueryMessage>, tokio_postgres::Error>) -> Ans
                     text += &(values.join("|") + "\n");
                 }
             }
-            text
+            // Errors of single requests have hints.
+            unqualified(text)
         }
         Err(error) => match error.as_db_error() {
             Some(error) => whole(error),

@@ -125,7 +125,8 @@ impl Things {
                         format!("jsonb_build_object('name', {name}, 'key', {key}, 'count', 2)")
                     })
                     .collect();
-                let function = if yes { "rl_limit_all" } else { "rl_check_all" };
+                let functions = ["rl_check_all", "rl_limit_all", "rl_limit_each"];
+                let function = functions[usize::from(yes) * random.usize(1..3)];
                 format!("SELECT * FROM {function}(jsonb_build_array({}))", requests.join(", "))
             }
             28 => format!("INSERT INTO posts SELECT {key} FROM generate_series(1, 3)"),
