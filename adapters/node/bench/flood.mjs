@@ -29,7 +29,7 @@ const ways = {
         return async () => (await limiter.limit('flood', { key: `${process.pid}`, config })).ok;
     },
     store: (rememberDenials) => {
-        const store = new RateLimitStore({ pool, name: `flood ${process.pid}`, rememberDenials });
+        const store = new RateLimitStore({ db: pool, name: `flood ${process.pid}`, rememberDenials });
         store.init({ limit: 1, windowMs: HOUR });
         return async () => (await store.increment('k')).totalHits <= 1;
     },

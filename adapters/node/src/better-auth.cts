@@ -1,15 +1,15 @@
 // The storage of better-auth's rate limiter.
-import { Database, type RateLimitStoreOptions } from './database.cjs';
-import { secondsOf, takeOne } from './window.cjs';
+import { secondsOf, Windows, type RateLimitStoreOptions } from './window.cjs';
 
-export type { Queryable, RateLimitStoreOptions } from './database.cjs';
+export type { Database, Queryable } from './query.cjs';
+export type { RateLimitStoreOptions } from './window.cjs';
 
 /** Counts as RateLimitStore does, in the window of each rule: `rateLimit.customStorage` of better-auth. */
 export class RateLimitStorage {
-    #database: Database;
+    #windows: Windows;
 
     constructor(options: RateLimitStoreOptions) {
-        this.#database = new Database('RateLimitStorage', options);
+        this.#windows = new Windows('RateLimitStorage', options);
     }
 
     /** Takes one; `window` and `retryAfter` in seconds. */
@@ -17,7 +17,7 @@ export class RateLimitStorage {
         key: string,
         { window, max }: { window: number; max: number },
     ): Promise<{ allowed: boolean; retryAfter: number | null }> {
-        const { hits, wait } = await takeOne(this.#database, this.#database.name, key, max, window * 1000);
+        const { hits, wait } = await this.#windows.of(max, window * 1000).take(key);
         const allowed = hits <= max;
         return { allowed, retryAfter: allowed ? null : secondsOf(wait) };
     }

@@ -12,6 +12,13 @@ const OF_ONE = `($1::text, $2::text, $3::float8, $4::boolean, ${CONFIG(5)})`;
 // The rows with their configs, which rl_headers_all needs for limits that aren't defined.
 const ROWS = 'SELECT jsonb_agg(to_jsonb(r) || ($1::text::jsonb -> (n - 1)) ORDER BY n) FROM r';
 
+/** The limiter's clock in epoch milliseconds: set by a test (a time, or such milliseconds), or the server's. */
+const CLOCK = "current_setting('ratelimit.clock', true)";
+const NOW = `CASE WHEN coalesce(${CLOCK}, '') = '' THEN date_part('epoch', clock_timestamp()) * 1000
+    WHEN ${CLOCK} ~ '^[-+.0-9eE]+$' THEN ${CLOCK}::float8 ELSE date_part('epoch', ${CLOCK}::timestamptz) * 1000 END`;
+/** `ends`: the milliseconds until the window ends, a span, because the application's clock may show another time. */
+const COUNTED = `ok, ${DECIDED}, date_part('epoch', reset_at) * 1000 - ${NOW} AS ends`;
+
 // $ is the place of the schema. A float8, a boolean or a text has its type for each driver; all else is sent as text.
 const SQL = {
     limit: `SELECT ok, ${DECIDED} FROM $rl_limit${OF_ONE}`,
@@ -37,6 +44,15 @@ const SQL = {
     define: `WITH made AS MATERIALIZED (
             SELECT each.key AS name, $rl_define(each.key, each.value) AS changed FROM jsonb_each($1::text::jsonb) AS each)
         SELECT name FROM made WHERE changed`,
+    // For the stores. `rest`: the milliseconds left of a window, which may have no hits, if all were given back.
+    count: `SELECT ${COUNTED} FROM $rl_limit${OF_ONE}`,
+    look: `SELECT ${COUNTED}, (value #>> '{state,ts}')::float8 + $4::float8 - (value ->> 'now')::float8 AS rest
+        FROM $rl_check($1::text, $2::text, ${CONFIG(3)}), $rl_value($1::text, $2::text, $3::text::jsonb) AS value`,
+    resetKeys: 'SELECT $rl_reset_keys($1::text)',
+    // Milliseconds; 0: without an end.
+    block: `SELECT $rl_block($1::text, $2::text, CASE WHEN $3::float8 > 0 THEN $3::float8 * interval '1 millisecond' END,
+        CASE WHEN $3::float8 > 0 THEN NULL ELSE timestamptz 'infinity' END)`,
+    unblock: 'SELECT $rl_unblock($1::text, $2::text) AS ok',
 };
 export type Call = keyof typeof SQL;
 
@@ -62,7 +78,7 @@ const FIND = `
         OR n.oid = (SELECT extnamespace FROM pg_catalog.pg_extension WHERE extname = 'ratelimit'))
     ORDER BY pg_catalog.pg_function_is_visible(p.oid) DESC, n.nspname = 'ratelimit' LIMIT 1`;
 const MISSING = `there are no rate limits in this database. As its owner run CREATE EXTENSION ratelimit; or, where a host does not \
-offer the extension, npx postgres-rate-limit install. If they are in a schema of their own: new RateLimiter(…, { db, schema: 'limits' })`;
+offer the extension, npx postgres-rate-limit install. If they are in a schema of their own, pass it: { db, schema: 'limits' }`;
 
 /** A schema in the form in which SQL writes it before a name. */
 export const prefix = (schema: string) => `"${schema.replaceAll('"', '""')}".`;
@@ -79,13 +95,20 @@ export class Calls {
         if (schema !== undefined) this.#prefix = prefix(schema);
     }
 
-    /** Runs a statement, with a time-out in milliseconds, and with headers if the call has them. */
-    async rows(db: any, call: Call, values: unknown[], timeout?: number, headers?: HeaderStyle): Promise<any[]> {
+    /** Runs a statement, with a time-out in milliseconds; with headers if the call has them, prepared if it is to be. */
+    async rows(
+        db: any,
+        call: Call,
+        values: unknown[],
+        timeout?: number,
+        { headers, prepare }: { headers?: HeaderStyle; prepare?: boolean } = {},
+    ): Promise<any[]> {
         const place = (this.#prefix ??= await found(db, timeout));
         const told = headers === undefined ? undefined : WITH_HEADERS[call];
         const text = (told ?? SQL[call]).replaceAll('$rl_', () => `${place}rl_`);
         try {
-            return await rowsOf(db, text, told ? [...values, headers] : values, timeout);
+            const name = prepare ? `ratelimit_${call}` : undefined;
+            return await rowsOf(db, text, told ? [...values, headers] : values, timeout, name);
         } catch (error) {
             if (!this.#isGiven && databaseError(error, '42883', '3F000')) this.#prefix = undefined;
             throw explained(error, call);

@@ -35,7 +35,6 @@ export const idOf = (name: string, key: string): string => JSON.stringify([name,
 export class Denials {
     #max: number;
     #atMost: number;
-    #unit: number;
     #known = new Map<string, Denial>();
     /**
      * By the monotonic clock: the times when ids were forgotten, the latest at the end; all of the others; any of them.
@@ -44,23 +43,21 @@ export class Denials {
     #allForgotten = -Infinity;
     #lastForgotten = -Infinity;
 
-    /** UNIT: the milliseconds in one unit of `wait`, 1000 if that is in seconds. */
-    private constructor({ max = 10_000, atMost = 1000 }: RememberDenials, unit: number) {
+    private constructor({ max = 10_000, atMost = 1000 }: RememberDenials) {
         this.#max = max;
         this.#atMost = atMost;
-        this.#unit = unit;
     }
 
     /** The denials for the option; undefined: none. Throws a TypeError for an invalid option. */
-    static of(place: string, option: unknown, unit: number): Denials | undefined {
+    static of(option: unknown): Denials | undefined {
         if (option === undefined || option === false) return undefined;
         const given = option === true ? {} : (option as RememberDenials);
         const { max = 1, atMost = 1 } = typeof given === 'object' && given !== null ? given : { max: 0 };
         if (!Number.isSafeInteger(max) || max < 1 || !Number.isFinite(atMost) || atMost <= 0) {
             const allowed = 'true, false, { max, atMost }, with numbers from 1 on';
-            throw new TypeError(`${place}rememberDenials is ${JSON.stringify(option)}; allowed: ${allowed}`);
+            throw new TypeError(`rememberDenials is ${JSON.stringify(option)}; allowed: ${allowed}`);
         }
-        return new Denials(given, unit);
+        return new Denials(given);
     }
 
     /**
@@ -79,7 +76,7 @@ export class Denials {
     #left(row: any, passed: number): any {
         const old = { ...row, passed };
         if (row.limited === null || row.wait === null) return old;
-        const wait = row.wait - passed / this.#unit;
+        const wait = row.wait - passed / 1000;
         return wait > 0 ? { ...old, wait } : { ...old, limited: null, wait: null, at: null };
     }
 
@@ -93,7 +90,7 @@ export class Denials {
     learn({ id, like, count, began }: Question, rows: any[]): void {
         if (rows.length === 0 || rows.every(({ ok }) => ok)) return;
         const waits = denyingRows(rows).map(({ wait }) => wait ?? Infinity);
-        const lasts = Math.min(Math.max(...waits) * this.#unit, this.#atMost);
+        const lasts = Math.min(Math.max(...waits) * 1000, this.#atMost);
         this.#known.delete(id);
         this.#known.set(id, { like, count, began, lasts, rows });
         if (this.#known.size > this.#max) this.#known.delete(this.#known.keys().next().value!);

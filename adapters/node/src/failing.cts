@@ -96,14 +96,14 @@ export function within<T>(running: Promise<T>, milliseconds: number): Promise<T>
     });
 }
 
-/** Throws a TypeError for invalid options; PLACE names their owner. */
-export function checkedFailing(place: string, { onError, timeout }: { onError?: unknown; timeout?: unknown }): void {
+/** Throws a TypeError for invalid options. */
+export function checkedFailing({ onError, timeout }: { onError?: unknown; timeout?: unknown }): void {
     if (onError !== undefined && onError !== 'closed' && onError !== 'open') {
-        throw new TypeError(`${place}onError is ${onError}; allowed: "closed", "open"`);
+        throw new TypeError(`onError is ${onError}; allowed: "closed", "open"`);
     }
     const isSpan = Number.isInteger(timeout) && (timeout as number) >= 1 && (timeout as number) <= 2 ** 31 - 1;
     if (timeout !== undefined && !isSpan) {
-        throw new TypeError(`${place}timeout is ${timeout}; allowed: milliseconds, an integer from 1 on`);
+        throw new TypeError(`timeout is ${timeout}; allowed: milliseconds, an integer from 1 on`);
     }
 }
 

@@ -1,8 +1,8 @@
 // The store of @fastify/rate-limit.
-import { Database, type RateLimitStoreOptions } from './database.cjs';
-import { keyOf, takeOne, windowOf } from './window.cjs';
+import { keyOf, spanOf, Windows, type RateLimitStoreOptions, type Window } from './window.cjs';
 
-export type { Queryable, RateLimitStoreOptions } from './database.cjs';
+export type { Database, Queryable } from './query.cjs';
+export type { RateLimitStoreOptions } from './window.cjs';
 
 /** Receives the requests of a window, and the milliseconds until it ends. */
 export type Counted = (error: Error | null, result?: { current: number; ttl: number }) => void;
@@ -22,44 +22,42 @@ export interface RateLimitStore {
  * each request is counted. Throws a TypeError if continueExceeding or exponentialBackoff is true.
  */
 export function rateLimitStore(options: RateLimitStoreOptions): new (settings?: any) => RateLimitStore {
-    const database = new Database('rateLimitStore', options);
+    const windows = new Windows('rateLimitStore', options);
     return class extends Store {
         constructor(settings: any = {}) {
-            super(database, database.name, settings);
+            super(windows, windows.name, settings);
         }
     };
 }
 
 class Store implements RateLimitStore {
-    #database: Database;
+    #windows: Windows;
     #name: string;
     #countsAll: boolean;
 
-    constructor(database: Database, name: string, settings: any) {
+    constructor(windows: Windows, name: string, settings: any) {
         for (const option of ['continueExceeding', 'exponentialBackoff']) {
             if (settings[option]) throw new TypeError(`rateLimitStore: ${option} is true; allowed: false, its default`);
         }
-        this.#database = database;
+        this.#windows = windows;
         this.#name = name;
         this.#countsAll = settings.ban >= 0;
     }
 
+    #of(timeWindow: number, max: number): Window {
+        return this.#windows.of(max, timeWindow, { name: this.#name, countsAll: this.#countsAll });
+    }
+
     incr(key: string, counted: Counted, timeWindow: number, max: number): void {
-        takeOne(this.#database, this.#name, key, max, timeWindow, this.#countsAll).then(
-            ({ hits, wait }) => counted(null, { current: hits, ttl: spanOf(wait) }),
-            (error) => counted(error),
-        );
+        const answer = this.#of(timeWindow, max).take(key);
+        answer.then(({ hits, wait }) => counted(null, { current: hits, ttl: spanOf(wait) }), counted);
     }
 
     read(key: string, counted: Counted, timeWindow: number, max: number): void {
-        const config = windowOf(max, timeWindow, this.#database.store, this.#countsAll);
-        this.#database.rowIfNow('look', [this.#name, keyOf(key), config]).then(
-            (row) => {
-                const current = Number(row?.hits ?? 0);
-                const wait = current > 0 ? (row.wait ?? timeWindow) : Math.max(row?.open ?? 0, 0);
-                counted(null, { current, ttl: wait > 0 ? spanOf(wait) : 0 });
-            },
-            (error) => counted(error),
+        const answer = this.#of(timeWindow, max).look(key, true);
+        answer.then(
+            ({ used, wait, isOpen }) => counted(null, { current: used, ttl: isOpen ? spanOf(wait) : 0 }),
+            counted,
         );
     }
 
@@ -67,9 +65,6 @@ class Store implements RateLimitStore {
         const { groupId, max, timeWindow, routeInfo: { method, url } = {} as any } = settings;
         // For fastify.rateLimit and createRateLimit there is no route.
         const part = groupId ?? (url === undefined ? `${max} in ${timeWindow} ms` : `${method} ${url}`);
-        return new Store(this.#database, `${this.#database.name}/${keyOf(part, 100)}`, settings);
+        return new Store(this.#windows, `${this.#windows.name}/${keyOf(part, 100)}`, settings);
     }
 }
-
-/** Whole milliseconds, which the plugin rounds up to seconds: a window of 60 seconds must not become one of 61. */
-const spanOf = (wait: unknown): number => Math.max(Math.floor(Number(wait)), 1);

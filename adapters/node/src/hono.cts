@@ -1,2 +1,3 @@
-export type { Queryable, RateLimitStoreOptions } from './database.cjs';
+export type { Database, Queryable } from './query.cjs';
+export type { RateLimitStoreOptions } from './window.cjs';
 export { RateLimitStore, type Hits } from './store.cjs';

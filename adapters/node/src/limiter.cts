@@ -184,6 +184,9 @@ export interface Value {
     blockedUntil: number | null;
 }
 
+/** Calls that take, which onDecision hears; and calls after which remembered denials no longer hold. */
+const TAKES: Call[] = ['limit', 'limitAll', 'take', 'acquire', 'hold', 'holdAll', 'count'];
+const FORGETS: Call[] = ['reset', 'credit', 'define', 'resetKeys', 'unblock'];
 const LENDS = ['token bucket', 'fixed window', 'unlimited'];
 
 type AnyOptions = Record<string, any>;
@@ -207,7 +210,26 @@ const LOOK = 250;
 const OPEN_WITH_DB =
     'onError is "open" in a call with db: an error aborts its transaction, so nothing can be allowed in it; pass one of them';
 
+/** How a store asks its limiter, defined in this module. VALUES begin with the name and the key. */
+export let ofStore: {
+    /** The row of a statement. */
+    row(limiter: RateLimiter<any>, call: Call, values: unknown[], options: AnyOptions): Promise<any>;
+    /** The row that RUN returns for a call; if it fails open, one with its error. */
+    decided(limiter: RateLimiter<any>, call: Call, values: unknown[], run: () => Promise<any>): Promise<any>;
+};
+
 export class RateLimiter<const D extends Definitions = {}> {
+    static {
+        ofStore = {
+            row: (limiter, call, values, options) => limiter.#row(call, options, values),
+            async decided(limiter, call, values, run) {
+                const [name, key, count] = values as [string, string, number];
+                const one = async () => [await run()];
+                return (await limiter.#heard(call, [{ name, key, count }], {}, values, one))[0];
+            },
+        };
+    }
+
     readonly definitions: D;
     #db: unknown;
     #schema: string | undefined;
@@ -230,10 +252,10 @@ export class RateLimiter<const D extends Definitions = {}> {
         this.#db = db === undefined ? undefined : checked(db);
         this.#schema = schema;
         this.#defined = defined;
-        checkedFailing('', options);
+        checkedFailing(options);
         this.#onError = onError;
         this.#timeout = timeout;
-        this.#denials = Denials.of('', options.rememberDenials, 1000);
+        this.#denials = Denials.of(options.rememberDenials);
         this.#onDecision = onDecision;
         this.#onUnsettled = onUnsettled;
         this.#calls = new Calls(schema);
@@ -261,8 +283,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     reset(name: string, options: CallOptions & Inline<Kind>): Promise<boolean>;
     async reset(name: string, options: AnyOptions = {}): Promise<boolean> {
         this.#configOf(name, options);
-        const reset = () => this.#row('reset', options, [name, keyOf(options)]);
-        return (await this.#forgetting(idOf(name, keyOf(options)), reset)).ok;
+        return (await this.#row('reset', options, [name, keyOf(options)])).ok;
     }
 
     /** Gives back tokens that were taken and not used. */
@@ -271,8 +292,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     async credit(name: string, options: AnyOptions = {}): Promise<Result> {
         const { count = 1, takenAt } = options;
         const values = [name, keyOf(options), count, takenAt?.toISOString() ?? null, this.#configOf(name, options)];
-        const credit = () => this.#row('credit', options, values);
-        return resultOf(await this.#forgetting(idOf(name, keyOf(options)), credit));
+        return resultOf(await this.#row('credit', options, values));
     }
 
     /** The limit's config and the key's state: rl_calculate, or a client, computes answers from them. */
@@ -310,7 +330,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         const sent = this.#configOf(name, options);
         const kind = (config ?? this.definitions[name]).kind;
         if (!LENDS.includes(kind)) throw new TypeError(`${kind} can't be borrowed; allowed: ${LENDS.join(', ')}`);
-        checkedFailing('', { onError });
+        checkedFailing({ onError });
         const checkApart = () => {
             if (inTransaction(this.#of({})))
                 throw new TypeError('db is in a transaction, whose rollback would undo what is borrowed and returned');
@@ -480,8 +500,7 @@ export class RateLimiter<const D extends Definitions = {}> {
 
     /** Defines the limits in the database that differ; returns their names. Undefines none. */
     async define({ db }: CallOptions = {}): Promise<string[]> {
-        const define = () => this.#rows('define', { db }, [JSON.stringify(this.definitions)]);
-        return (await this.#forgetting(undefined, define)).map(({ name }) => name);
+        return (await this.#rows('define', { db }, [JSON.stringify(this.definitions)])).map(({ name }) => name);
     }
 
     /** The same as SQL, for a migration. */
@@ -507,15 +526,13 @@ export class RateLimiter<const D extends Definitions = {}> {
         const isOwn = options.db === undefined && !inTransaction(db);
         const { onError = this.#onError } = options;
         const timeout = this.#timeout ?? (onError === 'open' ? 5000 : undefined);
-        return this.#calls.rows(db, call, values, isOwn ? timeout : undefined, options.headers);
+        const run = () => this.#calls.rows(db, call, values, isOwn ? timeout : undefined, options);
+        if (!this.#denials || !FORGETS.includes(call)) return run();
+        const ofAll = call === 'define' || call === 'resetKeys';
+        return this.#denials.forgetting(ofAll ? undefined : idOf(values[0] as string, values[1] as string), run);
     }
     async #row(call: Call, options: AnyOptions, values: unknown[]): Promise<any> {
         return (await this.#rows(call, options, values))[0];
-    }
-
-    /** Runs a call that makes denials of this id, or of all, obsolete. */
-    #forgetting<T>(id: string | undefined, run: () => Promise<T>): Promise<T> {
-        return this.#denials ? this.#denials.forgetting(id, run) : run();
     }
 
     /** Whether a call that failed with this error is allowed. Not in a transaction, which the error has aborted. */
@@ -560,16 +577,22 @@ export class RateLimiter<const D extends Definitions = {}> {
     }
 
     /**
-     * The rows of a deciding call; if it fails open, rows in their place. Reports the decision to onDecision, unless it
-     * is a check. If several are denied together: the denying ones.
+     * The rows of a deciding call, by RUN; if it fails open, rows in their place. Reports the decision to onDecision if
+     * the call takes. If several are denied together: the denying ones.
      */
-    async #heard(call: Call, list: Sent[], options: AnyOptions, values: unknown[]): Promise<any[]> {
-        checkedFailing('', { onError: options.onError });
+    async #heard(
+        call: Call,
+        list: Sent[],
+        options: AnyOptions,
+        values: unknown[],
+        run = () => this.#rows(call, options, values),
+    ): Promise<any[]> {
+        checkedFailing({ onError: options.onError });
         if (options.onError === 'open' && options.db !== undefined) throw new TypeError(OPEN_WITH_DB);
         const asked = this.#asking(call, options, values);
         const began = performance.now();
         const report = (name: string, ok: boolean, row: any, more: Partial<Decision> = {}) => {
-            if (!this.#onDecision || call === 'check' || call === 'checkAll' || EXTENDS in options) return;
+            if (!this.#onDecision || !TAKES.includes(call) || EXTENDS in options) return;
             const [retryAfter, limitedBy] = [milliseconds(row.wait), row.limited ?? null];
             const decision: Decision = { name, ok, retryAfter, limitedBy, ms: performance.now() - began, ...more };
             quietly(() => this.#onDecision?.(decision));
@@ -577,7 +600,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         const known = asked && this.#denials?.known(asked);
         let rows: any[];
         try {
-            rows = known ?? (await this.#rows(call, options, values));
+            rows = known ?? (await run());
         } catch (outer) {
             const [ok, error] = [this.#opens(options, outer), innermost(outer)];
             for (const name of new Set(list.map(({ name }) => name))) report(name, ok, {}, { error });
@@ -598,7 +621,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         const [name, key, count, ...config] = values as [string, string, number, ...unknown[]];
         const like = JSON.stringify([...config, options.headers]);
         if (call === 'take') return new Question(idOf(name, key), JSON.stringify([call, config[0]]), count);
-        if (call === 'limit' || call === 'check') return new Question(idOf(name, key), like, count);
+        if (['limit', 'check', 'count'].includes(call)) return new Question(idOf(name, key), like, count);
         return call === 'limitAll' || call === 'checkAll' ? new Question(name, like, 0) : undefined;
     }
 

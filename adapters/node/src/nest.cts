@@ -1,15 +1,15 @@
 // The storage of @nestjs/throttler.
-import { Database, type RateLimitStoreOptions } from './database.cjs';
-import { secondsOf, takeOne } from './window.cjs';
+import { secondsOf, Windows, type RateLimitStoreOptions } from './window.cjs';
 
-export type { Queryable, RateLimitStoreOptions } from './database.cjs';
+export type { Database, Queryable } from './query.cjs';
+export type { RateLimitStoreOptions } from './window.cjs';
 
 /** Counts as RateLimitStore does; each throttler is a limit of its own, `name/throttler`. */
 export class RateLimitThrottlerStorage {
-    #database: Database;
+    #windows: Windows;
 
     constructor(options: RateLimitStoreOptions) {
-        this.#database = new Database('RateLimitThrottlerStorage', options);
+        this.#windows = new Windows('RateLimitThrottlerStorage', options);
     }
 
     /**
@@ -23,13 +23,10 @@ export class RateLimitThrottlerStorage {
         blockDuration: number,
         throttler: string,
     ): Promise<{ totalHits: number; timeToExpire: number; isBlocked: boolean; timeToBlockExpire: number }> {
-        if (blockDuration !== ttl) {
-            throw new TypeError(
-                `RateLimitThrottlerStorage: blockDuration is ${blockDuration}; allowed: ttl, its default`,
-            );
-        }
-        const name = `${this.#database.name}/${throttler}`;
-        const { hits: totalHits, wait } = await takeOne(this.#database, name, key, limit, ttl);
+        const { kind, name } = this.#windows;
+        if (blockDuration !== ttl)
+            throw new TypeError(`${kind}: blockDuration is ${blockDuration}; allowed: ttl, its default`);
+        const { hits: totalHits, wait } = await this.#windows.of(limit, ttl, { name: `${name}/${throttler}` }).take(key);
         const isBlocked = totalHits > limit;
         const seconds = secondsOf(wait);
         return { totalHits, timeToExpire: seconds, isBlocked, timeToBlockExpire: isBlocked ? seconds : 0 };

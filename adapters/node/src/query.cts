@@ -15,13 +15,19 @@ export interface Queryable {
     query(text: string, values?: any[]): Promise<{ rows: any[] } | any[]>;
 }
 
-/** The rows of a statement; with a time-out in milliseconds. */
-export async function rowsOf(db: any, text: string, values: unknown[], timeout?: number): Promise<any[]> {
+/** The rows of a statement; with a time-out in milliseconds; with a name it is prepared, by pg and postgres.js. */
+export async function rowsOf(
+    db: any,
+    text: string,
+    values: unknown[],
+    timeout?: number,
+    name?: string,
+): Promise<any[]> {
     const result = await (timeout === undefined
-        ? run(db, text, values)
+        ? run(db, text, values, name)
         : isPool(db)
-          ? pooled(db, { text, values }, timeout)
-          : within(Promise.resolve(run(db, text, values)), timeout));
+          ? pooled(db, { text, values, name }, timeout)
+          : within(Promise.resolve(run(db, text, values, name)), timeout));
     const rows = Array.isArray(result) ? result : result?.rows;
     if (!Array.isArray(rows)) throw new TypeError('the query of db returned no rows');
     return rows;
@@ -29,12 +35,13 @@ export async function rowsOf(db: any, text: string, values: unknown[], timeout?:
 
 const is = (db: any, ...methods: string[]) => methods.every((name) => typeof db[name] === 'function');
 
-function run(db: any, text: string, values: unknown[]): any {
+function run(db: any, text: string, values: unknown[], name?: string): any {
     if (is(db, '$queryRawUnsafe')) return db.$queryRawUnsafe(text, ...values); // Prisma
-    if (is(db, 'unsafe')) return db.unsafe(text, values); // postgres.js
+    if (is(db, 'unsafe')) return db.unsafe(text, values, { prepare: name !== undefined }); // postgres.js
     if (is(db, 'executeQuery', 'selectFrom')) return db.executeQuery(compiled(text, values)); // Kysely
     if (is(db, 'execute', 'select'))
         return db.execute({ getSQL: () => ({ toQuery: () => ({ sql: text, params: values }) }) }); // Drizzle
+    if (name !== undefined && is(db, 'escapeLiteral')) return db.query({ text, values, name }); // a client of pg
     return db.query(text, values);
 }
 

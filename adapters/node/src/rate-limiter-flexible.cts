@@ -1,10 +1,10 @@
 // The store of rate-limiter-flexible.
 import type { RateLimiterRes, RateLimiterStoreAbstract } from 'rate-limiter-flexible';
 
-import { Database, type RateLimitStoreOptions } from './database.cjs';
-import { keyOf, windowOf } from './window.cjs';
+import { keyOf, spanOf, Windows, type RateLimitStoreOptions, type Window } from './window.cjs';
 
-export type { Queryable, RateLimitStoreOptions } from './database.cjs';
+export type { Database, Queryable } from './query.cjs';
+export type { RateLimitStoreOptions } from './window.cjs';
 
 const Result: typeof RateLimiterRes = require('rate-limiter-flexible').RateLimiterRes;
 // The package does not export it.
@@ -30,61 +30,56 @@ const FOREVER = 1e15;
  * unless blockDuration, blockOnConsumed or inMemoryBlockOnConsumed count them.
  */
 export class RateLimiterStore extends Abstract {
-    #database: Database;
+    #windows: Windows;
 
     constructor(options: RateLimiterStoreOptions) {
         super({ keyPrefix: '', ...options } as any);
-        this.#database = new Database('RateLimiterStore', options);
+        this.#windows = new Windows('RateLimiterStore', options);
     }
 
-    get #period(): number {
-        return this.msDuration || FOREVER;
-    }
     get #countsAll(): boolean {
         const { points, blockDuration, blockOnConsumed, inMemoryBlockOnConsumed } = this as any;
         return blockDuration > 0 || blockOnConsumed > points || inMemoryBlockOnConsumed > points;
     }
-    #values(key: unknown, countsAll: boolean): [string, string, string] {
-        const { name, store } = this.#database;
-        const text = typeof key === 'number' ? String(key) : (key as string);
-        return [name, keyOf(text), windowOf(this.points, this.#period, store, countsAll)];
+    #window(countsAll = true): Window {
+        return this.#windows.of(this.points, this.msDuration || FOREVER, { countsAll });
+    }
+    /** The values of a call that takes no config. */
+    #values(key: string): string[] {
+        return [this.#windows.name, keyOf(key)];
     }
 
     async _upsert(key: string, points: number, ms: number, replaces: boolean, options: any): Promise<Found> {
         if (ms !== this.msDuration) {
             throw new TypeError(`RateLimiterStore: the duration is ${ms / 1000} s; allowed: that of the limiter`);
         }
-        if (replaces) await this.#database.row('reset', this.#values(key, true).slice(0, 2));
+        if (replaces) await this.#windows.reset(key);
         if (points < 0) {
-            await this.#database.row('give_back', [...this.#values(key, true), String(-points)]);
+            await this.#window().giveBack(key, -points);
             return (await this._get(key)) ?? { hits: 0, wait: 0 };
         }
         const countsAll = this.#countsAll || replaces || Boolean(options?.[PENALTY]);
-        const taken = await this.#database.take(...this.#values(key, countsAll), points);
-        const { ok, hits, wait } = taken ?? { ok: true, hits: points, wait: this.#period };
-        const never = !ok && wait === null && (countsAll || points <= this.points);
+        const { ok, used, wait, isEndless } = await this.#window(countsAll).take(key, points);
+        const never = isEndless && (countsAll || points <= this.points);
         // If all are counted, only a block denies, which does not count as crossing the limit.
         const least = countsAll ? Math.max(this.points, this.blockOnConsumed ?? 0) + points + 1 : this.points + 1;
-        const consumed = ok ? Number(hits) : Math.max(Number(hits) + points, least);
-        return { hits: consumed, wait: never ? Infinity : Number(wait ?? this.#period) };
+        return { hits: ok ? used : Math.max(used + points, least), wait: never ? Infinity : wait };
     }
 
     /** Undefined: no window, and no block. */
     async _get(key: string): Promise<Found | undefined> {
-        const { ok, hits, wait, open } = await this.#database.row('look', this.#values(key, true));
-        if (!ok) return { hits: Math.max(Number(hits), this.points + 1), wait: Number(wait ?? Infinity) };
-        if (hits <= 0 && !(open > 0)) return undefined;
-        return { hits: Number(hits), wait: Number(hits > 0 ? (wait ?? this.#period) : open) };
+        const { ok, used, wait, isEndless, isOpen } = await this.#window().look(key);
+        if (!ok) return { hits: Math.max(used, this.points + 1), wait: isEndless ? Infinity : wait };
+        return isOpen ? { hits: used, wait } : undefined;
     }
 
     async _delete(key: string): Promise<boolean> {
-        const values = this.#values(key, true).slice(0, 2);
-        const { was } = await this.#database.row('reset', values);
-        const { was: blocked } = await this.#database.row('unblock', values).catch((error) => {
-            if (error.code === '42501') return { was: false }; // no block is this role's
+        const was = await this.#windows.reset(key);
+        const { ok } = await this.#windows.row('unblock', this.#values(key)).catch((error) => {
+            if (error.code === '42501') return { ok: false }; // no block is this role's
             throw error;
         });
-        return was || blocked;
+        return was || ok;
     }
 
     _penalty(key: string, points: number, options: any): Promise<RateLimiterRes> {
@@ -104,7 +99,7 @@ export class RateLimiterStore extends Abstract {
 
     async _block(key: string, points: number, ms: number, options: any): Promise<RateLimiterRes> {
         try {
-            await this.#database.row('block', [...this.#values(key, true).slice(0, 2), String(ms)]);
+            await this.#windows.row('block', [...this.#values(key), ms]);
         } catch (error) {
             return this.#insured(error, 'block', [this.parseKey(key), ms / 1000, options]);
         }
@@ -117,7 +112,7 @@ export class RateLimiterStore extends Abstract {
     }
 
     _getRateLimiterRes(_key: string, changed: number, { hits, wait }: Found): RateLimiterRes {
-        const left = this.msDuration > 0 && wait < Infinity ? Math.max(Math.floor(wait), 1) : -1;
+        const left = this.msDuration > 0 && wait < Infinity ? spanOf(wait) : -1;
         return new Result(Math.max(this.points - hits, 0), left, hits, hits === changed);
     }
 }

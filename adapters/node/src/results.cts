@@ -133,7 +133,7 @@ export function denying<R extends Pick<Decided, 'retryAfter' | 'limitedBy'>>(res
     const waits = deny.filter(({ retryAfter }) => retryAfter !== null);
     return waits.length > 0 ? waits : deny;
 }
-/** The same for rows. A row of a store, which has no `limited`, denies. */
+/** The same for rows. */
 export const denyingRows = (rows: any[]): any[] =>
     denying(rows.map((row) => ({ row, limitedBy: row.limited, retryAfter: row.wait }))).map(({ row }) => row);
 

@@ -1,6 +1,5 @@
 // The store of express-rate-limit and hono-rate-limiter.
-import { Database, type RateLimitStoreOptions } from './database.cjs';
-import { hitsOf, keyOf, resetTimeOf, windowOf } from './window.cjs';
+import { spanOf, Windows, type RateLimitStoreOptions, type Window } from './window.cjs';
 
 export interface Hits {
     /**
@@ -22,68 +21,65 @@ export class RateLimitStore {
     /** All processes that use the name count together. */
     readonly localKeys = false;
     readonly prefix: string;
-    #database: Database;
+    #windows: Windows;
+    #window!: Window;
+    /** The limit, also in words, for an error. */
     #limit: unknown;
-    #windowMs!: number;
-    /** The limit in words, for an error. */
     #limiter!: string;
-    #config!: string;
 
     constructor(options: RateLimitStoreOptions) {
-        this.#database = new Database('RateLimitStore', options);
-        this.prefix = this.#database.name;
+        this.#windows = new Windows('RateLimitStore', options);
+        this.prefix = this.#windows.name;
     }
 
     /** Called by the middleware, with its options. Throws a TypeError for a second one with other options. */
-    init({ limit, max, windowMs, skipFailedRequests, skipSuccessfulRequests }: any): void {
-        const most = limit ?? max;
+    init({ limit: given, max, windowMs, skipFailedRequests, skipSuccessfulRequests }: any): void {
+        const limit = given ?? max;
         // To give back a denial, it must have been taken.
-        const givesBack = Boolean(skipFailedRequests || skipSuccessfulRequests);
-        const config = windowOf(most, windowMs, this.#database.store, givesBack);
-        const limiter = `${most} in ${windowMs} ms${givesBack ? ' and skips requests' : ''}`;
-        if (this.#config && (most !== this.#limit || config !== this.#config)) {
+        const countsAll = Boolean(skipFailedRequests || skipSuccessfulRequests);
+        const limiter = `${limit} in ${windowMs} ms${countsAll ? ' and skips requests' : ''}`;
+        if (this.#window && (limit !== this.#limit || limiter !== this.#limiter)) {
             throw new TypeError(
                 `RateLimitStore: a second limiter has ${limiter}, the first ${this.#limiter}; \
 allowed: a store with a name of its own for each`,
             );
         }
-        this.#limit = most;
-        this.#windowMs = windowMs;
+        this.#window = this.#windows.of(limit, windowMs, { countsAll });
+        this.#limit = limit;
         this.#limiter = limiter;
-        this.#config = config;
     }
 
     /** The number that a key has used; undefined: it has no window. */
     async get(key: string): Promise<Hits | undefined> {
-        const row = await this.#database.row('look', this.#values(key));
-        const totalHits = Number(row.hits);
-        if (totalHits > 0) return { totalHits, resetTime: resetTimeOf(row, this.#windowMs) };
-        return row.open > 0 ? { totalHits, resetTime: resetTimeOf({ ok: true, wait: row.open }) } : undefined;
+        const { used, isOpen, ...counted } = await this.#window.look(key);
+        return isOpen ? { totalHits: used, resetTime: resetTimeOf(counted) } : undefined;
     }
 
     /**
      * Takes one; beyond the limit it answers more than that. Unchecked: the answer of the first request in a window.
      */
     async increment(key: string): Promise<Hits> {
-        const row = await this.#database.take(this.prefix, keyOf(key), this.#config);
-        if (!row) return { totalHits: 1, resetTime: new Date(Date.now() + this.#windowMs) };
-        return { totalHits: hitsOf(row, this.#limit), resetTime: resetTimeOf(row, this.#windowMs) };
+        const counted = await this.#window.take(key);
+        return { totalHits: counted.hits, resetTime: resetTimeOf(counted) };
     }
 
     /** Gives one back, for example for a failed request. */
     async decrement(key: string): Promise<void> {
-        await this.#database.rowIfNow('give_back', [...this.#values(key), '1']);
+        await this.#window.giveBack(key, 1, true);
     }
 
     async resetKey(key: string): Promise<void> {
-        await this.#database.row('reset', [this.prefix, keyOf(key)]);
+        await this.#windows.reset(key);
     }
 
     async resetAll(): Promise<void> {
-        await this.#database.row('reset_keys', [this.prefix]);
-    }
-
-    #values(key: string): string[] {
-        return [this.prefix, keyOf(key), this.#config];
+        await this.#windows.row('resetKeys', [this.prefix]);
     }
 }
+
+/**
+ * The end of a wait by the clock of this process, with which the middleware compares it. It rounds the rest to seconds a
+ * moment later; the rest of a denial is then enough for one second.
+ */
+const resetTimeOf = ({ ok, wait }: { ok: boolean; wait: number }): Date =>
+    new Date(Date.now() + Math.max(spanOf(wait), ok ? 1 : 20));

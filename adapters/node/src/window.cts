@@ -1,11 +1,194 @@
-// The window in which a store counts a key's requests, and the form of its answers for a middleware.
+// The windows in which the stores for other packages count, by a client: their options, and what a key has used.
 import { createHash } from 'node:crypto';
 
-import type { Database } from './database.cjs';
+import type { Call } from './calls.cjs';
+import { ofStore, RateLimiter, type RateLimiterOptions } from './limiter.cjs';
+import { checked, type Database } from './query.cjs';
+
+export interface RateLimitStoreOptions extends Pick<RateLimiterOptions, 'schema' | 'onError' | 'rememberDenials'> {
+    /** The connections that run SQL, as for RateLimiter. */
+    db: Database;
+    /** The limit's name; all processes that use it count together. */
+    name: string;
+    /** "memory": in the server's shared memory, lost when it restarts. Default: "table". */
+    store?: 'table' | 'memory' | undefined;
+    /**
+     * `true`: the name is defined in the database, by a fixed window that has the middleware's limit, and may have
+     * `save` or shards. Calls send no config. Default: false.
+     */
+    defined?: boolean | undefined;
+    /** The milliseconds after which a call ends with an error: to get a connection, and the answer. Default: 5000. */
+    timeout?: number | undefined;
+    /**
+     * Prepares the statements of pg and postgres.js, which is faster; not for PgBouncer with max_prepared_statements =
+     * 0. Default: false.
+     */
+    prepare?: boolean | undefined;
+    /** Called with the error of each request that passed unchecked. Default: a line of console.warn. */
+    onUnchecked?: ((error: Error) => void) | undefined;
+}
+
+const warn = ({ message }: Error) => console.warn(`postgres-rate-limit: a request passes unchecked: ${message}`);
+
+/** Where a store counts, and its checked options. */
+export class Windows {
+    readonly kind: string;
+    readonly name: string;
+    readonly store: 'table' | 'memory';
+    readonly defined: boolean;
+    #limiter: RateLimiter;
+    #prepare: boolean;
+
+    /** Throws a TypeError for invalid options; KIND is the store's name in it. */
+    constructor(kind: string, options: RateLimitStoreOptions) {
+        const { db, name, store = 'table', defined = false, prepare = false } = options ?? {};
+        const { schema, onError, timeout = 5000, rememberDenials, onUnchecked = warn } = options ?? {};
+        const allow = (is: boolean, message: string) => {
+            if (!is) throw new TypeError(message);
+        };
+        try {
+            checked(db);
+            allow(typeof name === 'string' && name !== '', 'name must be the name of the limit, such as "api"');
+            allow(store === 'table' || store === 'memory', `store is ${store}; allowed: "table", "memory"`);
+            for (const [option, is] of Object.entries({ defined, prepare }))
+                allow(typeof is === 'boolean', `${option} is ${is}; allowed: true, false`);
+            allow(typeof onUnchecked === 'function', `onUnchecked is ${typeof onUnchecked}; allowed: a function`);
+            const onDecision = ({ ok, error }: { ok: boolean; error?: Error }) => ok && error && onUnchecked(error);
+            this.#limiter = new RateLimiter({}, { db, schema, onError, timeout, rememberDenials, onDecision });
+        } catch (error: any) {
+            throw new TypeError(`${kind}: ${error.message}`);
+        }
+        this.kind = kind;
+        this.name = name;
+        this.store = store;
+        this.defined = defined;
+        this.#prepare = prepare;
+    }
+
+    /** The windows of a limit: they last milliseconds. COUNTS_ALL: denied requests are counted, too. */
+    of(limit: unknown, milliseconds: number, { name = this.name, countsAll = false } = {}): Window {
+        return new Window(this, name, limit, milliseconds, countsAll);
+    }
+
+    /** Fills the window of a key; false: it was full. */
+    async reset(key: string): Promise<boolean> {
+        return (await this.row('reset', [this.name, keyOf(key)])).ok;
+    }
+
+    row(call: Call, values: unknown[]): Promise<any> {
+        return ofStore.row(this.#limiter, call, values, { prepare: this.#prepare });
+    }
+    /** The row that RUN returns for a call; one with its error if that fails open. */
+    decided(call: Call, values: unknown[], run = () => this.row(call, values)): Promise<any> {
+        return ofStore.decided(this.#limiter, call, values, run);
+    }
+}
+
+/** What a key has used of a window. */
+export interface Counted {
+    ok: boolean;
+    used: number;
+    /** The same for a middleware, which compares: more than the limit if the request was denied. */
+    hits: number;
+    /** Milliseconds until the window ends or a denied call can pass; the length of the window if it never can. */
+    wait: number;
+    isEndless: boolean;
+    /** Whether there is a window. */
+    isOpen: boolean;
+}
+
+/** Whether the database can decide with this limit. */
+const isWhole = (limit: unknown): limit is number => Number.isSafeInteger(limit) && (limit as number) > 0;
+const usedOf = ({ capacity, remaining }: any): number => Number(capacity) - Number(remaining);
+/** The denial of a window that is used up. */
+const denied = (row: any) => ({ ...row, ok: false, limited: 'tokens', wait: row.ends / 1000 });
+
+/**
+ * The windows of one limit, each of a key.
+ *
+ * If the database decides, a request beyond the limit is denied and takes nothing. If all are counted, or it can't
+ * decide, each request is counted (`overage`), and the middleware compares.
+ */
+export class Window {
+    /** As JSON; null: the name is defined. */
+    readonly config: string | null;
+    readonly milliseconds: number;
+    #windows: Windows;
+    #name: string;
+    #limit: unknown;
+    #countsAll: boolean;
+
+    constructor(windows: Windows, name: string, limit: unknown, milliseconds: number, countsAll: boolean) {
+        this.#windows = windows;
+        this.#name = name;
+        this.#limit = limit;
+        this.milliseconds = milliseconds;
+        this.#countsAll = countsAll || !isWhole(limit);
+        this.config = windows.defined ? null : this.#configOf(this.#countsAll);
+    }
+
+    #configOf(overage: boolean): string {
+        const rate = isWhole(this.#limit) ? this.#limit : 1;
+        const { store } = this.#windows;
+        const config = { kind: 'fixed window', rate, period: this.milliseconds, start: 'first request', store };
+        return JSON.stringify(overage ? { ...config, overage } : config);
+    }
+
+    /** Takes some of a key's window. Unchecked: the answer of the first request in a window. */
+    async take(key: string, count = 1): Promise<Counted> {
+        const values = [this.#name, keyOf(key), count, false, this.config];
+        const row = await this.#windows.decided('count', values, () => this.#take(values, count));
+        if (!row.error) return this.#counted(row);
+        const wait = this.milliseconds;
+        return { ok: true, used: count, hits: count, wait, isEndless: false, isOpen: true };
+    }
+    async #take(values: unknown[], count: number): Promise<any> {
+        const row = await this.#windows.row('count', values);
+        if (row.ok || row.limited !== 'tokens') return row;
+        const { kind, defined } = this.#windows;
+        if (defined && this.#countsAll)
+            throw new TypeError(`${kind}: "${this.#name}" must be defined with overage, to count what is denied`);
+        const isBeyond = !defined && !this.#countsAll && usedOf(row) > (this.#limit as number);
+        return isBeyond ? this.#takeIfLess(values, count) : row;
+    }
+    /** Tokens that a window took beyond the limit, by a config that counts all, end with the window. */
+    async #takeIfLess([name, key]: unknown[], count: number): Promise<any> {
+        const [limit, config] = [this.#limit as number, this.#configOf(true)];
+        const seen = await this.#windows.row('look', [name, key, config, this.milliseconds]);
+        if (!seen.ok) return seen;
+        if (usedOf(seen) + count > limit) return denied(seen);
+        const row = await this.#windows.row('count', [name, key, count, false, config]);
+        return row.ok && usedOf(row) > limit ? denied(row) : row;
+    }
+
+    /** Looks up what a key has used. With FAILS_OPEN and a store that fails open, nothing if it can't be asked. */
+    async look(key: string, failsOpen = false): Promise<Counted> {
+        const values = [this.#name, keyOf(key), this.config, this.milliseconds];
+        const row = await this.#windows[failsOpen ? 'decided' : 'row']('look', values);
+        const counted = this.#counted(row);
+        const rest = Math.max(row.rest ?? 0, 0);
+        if (counted.ok && counted.used <= 0) return { ...counted, wait: rest, isOpen: rest > 0 };
+        return { ...counted, isOpen: counted.used > 0 || rest > 0 };
+    }
+
+    /** Gives back some, for example for a failed request. */
+    async giveBack(key: string, count = 1, failsOpen = false): Promise<void> {
+        const values = [this.#name, keyOf(key), count, null, this.config];
+        await this.#windows[failsOpen ? 'decided' : 'row']('credit', values);
+    }
+
+    #counted(row: any): Counted {
+        const [ok, used] = [row.ok, row.error ? 0 : usedOf(row)];
+        const wait = ok ? row.ends : row.wait && row.wait * 1000;
+        const beyond = isWhole(this.#limit) ? this.#limit + 1 : Number.MAX_SAFE_INTEGER;
+        const rest = { wait: Number(wait ?? this.milliseconds), isEndless: !ok && wait === null, isOpen: true };
+        return { ok, used, hits: ok ? used : beyond, ...rest };
+    }
+}
 
 /** A key that the extension accepts: a longer one, or one with a NUL, becomes its hash. */
-export function keyOf(key: string, most = 1024): string {
-    if (typeof key !== 'string') return key;
+export function keyOf(key: unknown, most = 1024): string {
+    if (typeof key !== 'string') return typeof key === 'number' ? String(key) : (key as string);
     // UTF-8 maps all halves of surrogate pairs to one text, so their hash is of UTF-16.
     const isWhole = !/\p{Surrogate}/u.test(key);
     // A key that looks like a hash is hashed, too, so that it can't collide with another key's.
@@ -13,61 +196,7 @@ export function keyOf(key: string, most = 1024): string {
     return taken ? key : `sha256:${createHash('sha256').update(key, isWhole ? 'utf8' : 'utf16le').digest('hex')}`;
 }
 
-/** Whether the database can decide with this limit. */
-const isWhole = (limit: unknown): limit is number => Number.isSafeInteger(limit) && (limit as number) > 0;
-
-/**
- * The config of a window in which a key has LIMIT requests, as JSON.
- *
- * If the database decides, a request beyond the limit is denied and takes nothing. With COUNTS_ALL, or if it can't
- * decide, each request is counted (`overage`), and the middleware compares.
- */
-export function windowOf(limit: unknown, milliseconds: number, store: string, countsAll: boolean): string {
-    const rate = isWhole(limit) ? limit : 1;
-    const config: Record<string, unknown> = {
-        kind: 'fixed window',
-        rate,
-        period: milliseconds,
-        start: 'first request',
-        store,
-    };
-    if (countsAll || !isWhole(limit)) config.overage = true;
-    return JSON.stringify(config);
-}
-
-/**
- * Takes one of a key's window: returns the requests counted, more than the limit if it was denied, and the milliseconds
- * until the window ends or a denied call can pass. Unchecked: the answer of the first request in a window.
- */
-export async function takeOne(
-    database: Database,
-    name: string,
-    key: string,
-    limit: unknown,
-    milliseconds: number,
-    countsAll = false,
-): Promise<{ hits: number; wait: number }> {
-    const config = windowOf(limit, milliseconds, database.store, countsAll);
-    const row = (await database.take(name, keyOf(key), config)) ?? { ok: true, hits: 1, wait: milliseconds };
-    return { hits: hitsOf(row, limit), wait: Number(row.wait ?? milliseconds) };
-}
-
-/** Returns the requests counted by a row of rl_limit: more than the limit if it was denied. */
-export function hitsOf(row: { ok: boolean; hits: unknown }, limit: unknown): number {
-    if (row.ok) return Number(row.hits);
-    return isWhole(limit) ? limit + 1 : Number.MAX_SAFE_INTEGER;
-}
-
-/**
- * The end of a wait by the clock of this process, with which the middleware compares it. Truncated to a millisecond: a
- * window of 60 seconds must not become one of 61.
- *
- * The middleware rounds the rest to seconds a moment later; the rest of a denial is then enough for one second.
- */
-export function resetTimeOf({ ok, wait }: { ok: boolean; wait: unknown }, milliseconds?: number): Date {
-    const left = Math.floor(Number(wait ?? milliseconds));
-    return new Date(Date.now() + Math.max(left, ok ? 1 : 20));
-}
-
 /** A wait in whole seconds. Rounded up to a millisecond: 60 seconds must not become 61, nor the last millisecond 0. */
 export const secondsOf = (milliseconds: number): number => Math.max(Math.ceil(milliseconds / 1000 - 0.001), 1);
+/** A wait in whole milliseconds, which a framework rounds up to seconds: 60 seconds must not become 61. */
+export const spanOf = (milliseconds: number): number => Math.max(Math.floor(milliseconds), 1);

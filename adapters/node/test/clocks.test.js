@@ -82,7 +82,7 @@ for (const [name, start] of Object.entries(FRAMEWORKS)) {
             for (const clock of ['set', 'running']) {
                 if (clock === 'running') await pool.query('RESET ratelimit.clock');
                 for (application.ahead of APART) {
-                    const store = new RateLimitStore({ pool, name: nameOf(name), store: kept });
+                    const store = new RateLimitStore({ db: pool, name: nameOf(name), store: kept });
                     const call = await open(context, start, { windowMs: 5000, limit: 1, store });
                     if (clock === 'set') await setClock(NOON);
                     const seconds = (got) => assert.ok(got === 5 || (clock === 'running' && got === 4), `${got} s, ${application.ahead} ms ahead`);
@@ -112,7 +112,7 @@ for (const [name, start] of Object.entries(FRAMEWORKS)) {
                 if (clock === 'running') await pool.query('RESET ratelimit.clock');
                 for (application.ahead of APART) {
                     let status = 500;
-                    const store = new RateLimitStore({ pool, name: nameOf(name), store: kept });
+                    const store = new RateLimitStore({ db: pool, name: nameOf(name), store: kept });
                     const options = { windowMs: 5000, limit: 2, store, skipFailedRequests: true };
                     const call = await open(context, start, options, () => status);
                     if (clock === 'set') await setClock(NOON);
@@ -136,7 +136,7 @@ for (const [name, start] of Object.entries(FRAMEWORKS)) {
                 application.ahead = 0;
                 let status = 200;
                 let steps = () => {};
-                const store = new RateLimitStore({ pool, name: nameOf(name), store: kept });
+                const store = new RateLimitStore({ db: pool, name: nameOf(name), store: kept });
                 const options = { windowMs: 5000, limit: 2, store, skipFailedRequests: true };
                 const call = await open(context, start, options, () => {
                     steps();
@@ -168,7 +168,7 @@ for (const [name, start] of Object.entries(FRAMEWORKS)) {
             for (const [step, left] of [[2000, 3], [-10 * SECOND, 15], [-HOUR, 3605]]) {
                 for (const skipFailedRequests of [false, true]) {
                     let status = 200;
-                    const store = new RateLimitStore({ pool, name: nameOf(name), store: kept });
+                    const store = new RateLimitStore({ db: pool, name: nameOf(name), store: kept });
                     const call = await open(context, start, { windowMs: 5000, limit: 2, store, skipFailedRequests }, () => status);
                     await setClock(NOON);
                     assert.equal((await call()).reset, 5);
@@ -195,7 +195,7 @@ for (const [name, start] of Object.entries(FRAMEWORKS)) {
 for (const kept of STORES) {
     test(`Nest: the seconds that are left, whatever the clocks show, and over steps, in the ${kept}`, async (context) => {
         const { pool, setClock } = await database(context);
-        const storage = new RateLimitThrottlerStorage({ pool, name: nameOf('nest'), store: kept });
+        const storage = new RateLimitThrottlerStorage({ db: pool, name: nameOf('nest'), store: kept });
         let key = 0;
         const increment = () => storage.increment(`${key}`, 5000, 1, 5000, 'default');
         const times = ({ timeToExpire, timeToBlockExpire }) => [timeToExpire, timeToBlockExpire];
@@ -230,7 +230,7 @@ for (const [adapter, { counts, start, path, header }] of Object.entries(ADAPTERS
         const { pool, setClock } = await database(context);
         for (const store of STORES) {
             const limits = { limit: 1, windowMs: 5000 };
-            const count = counts({ pool, name: nameOf(adapter), store }, limits);
+            const count = counts({ db: pool, name: nameOf(adapter), store }, limits);
             let key = 0;
             const answer = async () => Object.values(await count(`${key}`));
             for (application.ahead of APART) {
@@ -250,7 +250,7 @@ for (const [adapter, { counts, start, path, header }] of Object.entries(ADAPTERS
             }
             await setClock(NOON);
             for (application.ahead of APART) {
-                const server = await start({ pool, name: nameOf(adapter), store }, limits);
+                const server = await start({ db: pool, name: nameOf(adapter), store }, limits);
                 if (!server.listening) await once(server, 'listening');
                 context.after(() => server.close());
                 const answers = [];
@@ -263,7 +263,7 @@ for (const [adapter, { counts, start, path, header }] of Object.entries(ADAPTERS
             for (const [until, seconds] of [["'2027-01-01 12:01:30+00'", 90], ["'infinity'", never]]) {
                 const name = nameOf('blocked');
                 await pool.query(`SELECT rl_block($1, 'key', until => ${until})`, [name]);
-                const blocked = counts({ pool, name, store }, limits);
+                const blocked = counts({ db: pool, name, store }, limits);
                 assert.deepEqual(Object.values(await blocked('key')), [false, seconds]);
             }
         }
@@ -277,7 +277,7 @@ test('a call has its time-out over a step of the clock', async (context) => {
         const client = { on() {}, off() {}, query: (config) => (sent = config) };
         let connect;
         const pool = { totalCount: 0, query() {}, connect: (connected) => (connect = connected) };
-        const store = new RateLimitStore({ pool, name: 'step', timeout: 5000 });
+        const store = new RateLimitStore({ db: pool, schema: 'public', name: 'step', timeout: 5000 });
         store.init({ limit: 1, windowMs: 5000 });
         application.ahead = 0;
         void store.increment('key');
@@ -295,11 +295,11 @@ test('a key that rl_block denies is told when that ends', async (context) => {
             const name = nameOf('blocked');
             await pool.query(`SELECT rl_block(blocked, 'key', until => ${until}) FROM unnest($1::text[]) AS blocked`, [[name, `${name}/default`]]);
             for (const start of Object.values(FRAMEWORKS)) {
-                const call = await open(context, start, { windowMs: 5000, limit: 2, store: new RateLimitStore({ pool, name }) });
+                const call = await open(context, start, { windowMs: 5000, limit: 2, store: new RateLimitStore({ db: pool, name }) });
                 const { status, wait } = await call();
                 assert.deepEqual([status, wait], [429, seconds]);
             }
-            const storage = new RateLimitThrottlerStorage({ pool, name });
+            const storage = new RateLimitThrottlerStorage({ db: pool, name });
             assert.equal((await storage.increment('key', 5000, 2, 5000, 'default')).timeToBlockExpire, seconds);
         }
     }

@@ -4,7 +4,7 @@ const pg = require('pg');
 const { RateLimitThrottlerStorage } = require('postgres-rate-limit/nest');
 
 const pool = new pg.Pool();
-const storage = new RateLimitThrottlerStorage({ pool, name: 'common' });
+const storage = new RateLimitThrottlerStorage({ db: pool, name: 'common' });
 // Nest 12 itself is of modules.
 if (process.features.require_module) {
     const { ThrottlerModule } = require('@nestjs/throttler');

@@ -20,8 +20,10 @@ import {
     isRateLimitError,
     RateLimiter,
     RateLimitError,
+    SECOND,
     tokenBucket,
 } from 'postgres-rate-limit';
+import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
 import { application } from './application.js';
 import { onFile } from './edition.js';
 import { limits, run } from './limits.js';
@@ -110,6 +112,7 @@ async function holds(name, db, transaction, insert) {
         .catch((error) => error);
     assert.match(String(RateLimitError.from(undefinedOne) ?? undefinedOne.cause ?? undefinedOne), /not defined/, name);
     await denies(name, insert, key);
+    await stores(name, db);
     assert.ok(!JSON.stringify(heard).includes(key));
 
     // An error is the driver's own, and onDecision hears no key.
@@ -121,6 +124,25 @@ async function holds(name, db, transaction, insert) {
     assert.deepEqual([told.name, told.ok, told.retryAfter, error.code], ['bad', false, null, '22023']);
     assert.match(error.message, /"rate" is -1/);
     assert.ok(![error.message, error.stack, error.cause].join().includes(key), name);
+}
+
+/** The same windows by a store, which also remembers denials. */
+async function stores(name, db) {
+    for (const prepare of [false, true]) {
+        const store = new RateLimitStore({ db, name: `${name} store ${prepare}`, prepare, rememberDenials: true });
+        store.init({ limit: 2, windowMs: HOUR });
+        const hits = [];
+        for (let n = 0; n < 4; n++) hits.push((await store.increment('k')).totalHits);
+        assert.deepEqual(hits, [1, 2, 3, 3], name);
+        await store.decrement('k');
+        const { totalHits, resetTime } = await store.get('k');
+        assert.ok(totalHits === 1 && Math.abs(resetTime - Date.now() - HOUR) < 60 * SECOND, name);
+        await store.resetKey('k');
+        assert.equal(await store.get('k'), undefined);
+        await store.increment('k');
+        await store.resetAll();
+        assert.equal(await store.get('k'), undefined);
+    }
 }
 
 async function denies(name, insert, key) {

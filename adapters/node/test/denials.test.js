@@ -268,7 +268,11 @@ test('what ends a denial early is not noticed meanwhile, and an unchecked call i
 });
 
 const counting = () => {
-    const counted = { asked: 0, query: (config) => ((counted.asked += 1), pool.query(config)) };
+    const query = (text, values) => {
+        counted.asked += text.includes('pg_proc') ? 0 : 1;
+        return pool.query(text, values);
+    };
+    const counted = { asked: 0, query };
     return counted;
 };
 for (const [name, Store] of [
@@ -277,7 +281,7 @@ for (const [name, Store] of [
 ]) {
     test(`${name}: the requests of a key that is denied`, async () => {
         const counted = counting();
-        const store = new Store({ pool: counted, name: `denials ${name}`, rememberDenials: { atMost: HOUR } });
+        const store = new Store({ db: counted, name: `denials ${name}`, rememberDenials: { atMost: HOUR } });
         store.init({ limit: 2, windowMs: HOUR });
         const answers = async () => {
             const { totalHits, resetTime } = await store.increment('k');
@@ -316,7 +320,7 @@ for (const [name, Store] of [
 
         // Where all are counted, none is denied by the database.
         const all = counting();
-        const counts = new Store({ pool: all, name: `counts ${name}`, rememberDenials: true });
+        const counts = new Store({ db: all, name: `counts ${name}`, rememberDenials: true });
         counts.init({ limit: 1, windowMs: HOUR, skipFailedRequests: true });
         for (const expected of [1, 2, 3]) assert.equal((await counts.increment('k')).totalHits, expected);
         assert.equal(all.asked, 3);
@@ -326,7 +330,7 @@ for (const [name, Store] of [
 test('@nestjs/throttler: the requests of a key that is denied', async () => {
     const counted = counting();
     const storage = new RateLimitThrottlerStorage({
-        pool: counted,
+        db: counted,
         name: 'denials nest',
         rememberDenials: { atMost: HOUR },
     });
@@ -348,7 +352,7 @@ test('@nestjs/throttler: the requests of a key that is denied', async () => {
 for (const [adapter, { counts }] of Object.entries(ADAPTERS)) {
     test(`${adapter}: the requests of a key that is denied`, async () => {
         const counted = counting();
-        const options = { pool: counted, name: `denials ${adapter}`, rememberDenials: { atMost: HOUR } };
+        const options = { db: counted, name: `denials ${adapter}`, rememberDenials: { atMost: HOUR } };
         const count = counts(options, { limit: 1, windowMs: HOUR });
         assert.equal((await count('k')).passed, true);
         for (let n = 0; n < 4; n++) {
@@ -362,7 +366,7 @@ for (const [adapter, { counts }] of Object.entries(ADAPTERS)) {
 
 test('a store whose client is in a transaction remembers nothing', async () => {
     const client = await pool.connect();
-    const store = new RateLimitStore({ pool: client, name: 'denials client', rememberDenials: { atMost: HOUR } });
+    const store = new RateLimitStore({ db: client, name: 'denials client', rememberDenials: { atMost: HOUR } });
     store.init({ limit: 1, windowMs: HOUR });
     await client.query('BEGIN');
     assert.deepEqual([(await store.increment('k')).totalHits, (await store.increment('k')).totalHits], [1, 2]);
@@ -383,7 +387,7 @@ test('a block without an end is remembered for as long as asked', async () => {
     for (const rememberDenials of ['yes', 7, null, { max: 0 }, { max: 1.5 }, { atMost: 0 }, { atMost: '1 s' }]) {
         assert.throws(() => make({ rememberDenials }), /^TypeError: rememberDenials is .*; allowed: true, false, /);
         assert.throws(
-            () => new RateLimitStore({ pool, name: 'a', rememberDenials }),
+            () => new RateLimitStore({ db: pool, name: 'a', rememberDenials }),
             /RateLimitStore: rememberDenials is /,
         );
     }
@@ -409,7 +413,7 @@ const gated = (expression, when) => {
     let open;
     const opened = new Promise((resolve) => (open = resolve));
     const query = async (...query) => {
-        const holds = expression.test(query[0].text ?? query[0]);
+        const holds = expression.test(query[0]);
         if (holds && when === 'before') await opened;
         const result = await pool.query(...query);
         if (holds && when === 'after') await opened;
@@ -454,7 +458,7 @@ test('nor by a store', async () => {
     const calls = { decrement: 'k', resetKey: 'k', resetAll: undefined };
     for (const [call, key] of Object.entries(calls)) {
         const db = gated(/rl_(reset|reset_keys|credit)\(/, 'before');
-        const store = new RateLimitStore({ pool: db, name: `meanwhile ${call}`, rememberDenials: { atMost: HOUR } });
+        const store = new RateLimitStore({ db: db, name: `meanwhile ${call}`, rememberDenials: { atMost: HOUR } });
         store.init({ limit: 1, windowMs: HOUR });
         await store.increment('k');
         const done = store[call](key);

@@ -59,7 +59,7 @@ let names = 0;
 /** How each is called, with a limit of one an hour of its own; each call is passed, denied or failed. */
 const WAYS = {
     'express-rate-limit': (context, pool, { passOnStoreError, ...options }) => {
-        const store = new RateLimitStore({ pool, name: `express ${names++}`, timeout: 300, ...options });
+        const store = new RateLimitStore({ db: pool, name: `express ${names++}`, timeout: 300, ...options });
         const app = express();
         app.use(rateLimit({ windowMs: HOUR, limit: 1, store, passOnStoreError }));
         app.get('/', (_, response) => response.send('hello'));
@@ -67,7 +67,7 @@ const WAYS = {
         return listening(context, app.listen(0, '127.0.0.1'));
     },
     'hono-rate-limiter': (context, pool, options) => {
-        const store = new HonoStore({ pool, name: `hono ${names++}`, timeout: 300, ...options });
+        const store = new HonoStore({ db: pool, name: `hono ${names++}`, timeout: 300, ...options });
         const app = new Hono();
         app.use(rateLimiter({ windowMs: HOUR, limit: 1, keyGenerator: () => 'all', store }));
         app.get('/', (c) => c.text('hello'));
@@ -75,7 +75,7 @@ const WAYS = {
         return listening(context, serve({ fetch: app.fetch, port: 0, hostname: '127.0.0.1' }));
     },
     '@nestjs/throttler': (_, pool, options) => {
-        const storage = new RateLimitThrottlerStorage({ pool, name: `nest ${names++}`, timeout: 300, ...options });
+        const storage = new RateLimitThrottlerStorage({ db: pool, name: `nest ${names++}`, timeout: 300, ...options });
         return answers(async () => !(await storage.increment('k', HOUR, 1, HOUR, 'default')).isBlocked);
     },
     'the client': (_, pool, { onUnchecked, ...options }) => {
@@ -88,7 +88,7 @@ const WAYS = {
 for (const [adapter, { start, path }] of Object.entries(ADAPTERS)) {
     WAYS[adapter] = async (context, pool, options) => {
         const server = await start(
-            { pool, name: `${adapter} ${names++}`, timeout: 300, ...options },
+            { db: pool, name: `${adapter} ${names++}`, timeout: 300, ...options },
             { limit: 1, windowMs: HOUR },
         );
         return listening(context, server, path);
@@ -172,7 +172,7 @@ test("the middleware's own switch has its say after ours, on all that is left", 
 
 test('a store warns of what passes unchecked, and gives nothing back then', async (context) => {
     const warned = context.mock.method(console, 'warn', () => {});
-    const store = new RateLimitStore({ pool: poolOf({ host: '/nowhere' }), name: 'warns', onError: 'open' });
+    const store = new RateLimitStore({ db: poolOf({ host: '/nowhere' }), name: 'warns', onError: 'open' });
     store.init({ limit: 3, windowMs: HOUR });
     const { totalHits, resetTime } = await store.increment('k');
     assert.ok(totalHits === 1 && Math.abs(resetTime - Date.now() - HOUR) < 60 * SECOND);
@@ -185,7 +185,7 @@ test('a store warns of what passes unchecked, and gives nothing back then', asyn
         throw new Error('it is for logs');
     };
     const other = new RateLimitThrottlerStorage({
-        pool: poolOf({ host: '/nowhere' }),
+        db: poolOf({ host: '/nowhere' }),
         name: 'a',
         onError: 'open',
         onUnchecked: throws,
@@ -205,7 +205,7 @@ test('a store warns of what passes unchecked, and gives nothing back then', asyn
         [{ onError: 'maybe' }, /RateLimitStore: onError is maybe; allowed: "closed", "open"/],
         [{ onUnchecked: 'log' }, /RateLimitStore: onUnchecked is string; allowed: a function/],
     ])
-        assert.throws(() => new RateLimitStore({ pool: poolOf(), name: 'a', ...options }), message);
+        assert.throws(() => new RateLimitStore({ db: poolOf(), name: 'a', ...options }), message);
 });
 
 const LIMITS = { one: bucket, slots: concurrency({ slots: 1, ttl: HOUR }) };

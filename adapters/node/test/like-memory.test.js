@@ -97,7 +97,7 @@ for (const [name, framework] of Object.entries(FRAMEWORKS)) {
                             const requestWasSuccessful = framework.wasSuccessful(judge);
                             const options = { limit, requestWasSuccessful };
                             for (const skip of skips) options[skip] = true;
-                            const ours = new RateLimitStore({ pool, name: `${Math.random()}`, store: kept });
+                            const ours = new RateLimitStore({ db: pool, name: `${Math.random()}`, store: kept });
                             const theirs = new framework.MemoryStore();
                             const [got, expected] = [
                                 await answers(framework, { ...options, store: ours }, statuses),
@@ -144,7 +144,7 @@ test('as with its memory: better-auth, by the rule of each path', async () => {
     const expected = await answers({ storage: 'memory' });
     assert.equal(expected.filter((answer) => answer.endsWith('denied')).length, 19);
     for (const store of STORES) {
-        const customStorage = new RateLimitStorage({ pool, name: `${Math.random()}`, store });
+        const customStorage = new RateLimitStorage({ db: pool, name: `${Math.random()}`, store });
         assert.deepEqual(await answers({ customStorage }), expected);
     }
 });
@@ -191,7 +191,7 @@ for (const [options, calls] of [
         const theirs = new RateLimiterMemory({ points: 3, duration: 600, ...options });
         for (const store of STORES) {
             await theirs.delete('key');
-            const ours = new RateLimiterStore({ pool: owner, name: `${Math.random()}`, store, points: 3, duration: 600, ...options });
+            const ours = new RateLimiterStore({ db: owner, name: `${Math.random()}`, store, points: 3, duration: 600, ...options });
             for (const [n, [method, ...values]] of calls.entries()) {
                 const [got, expected] = await Promise.all(
                     [ours, theirs].map(async (limiter) => {
@@ -218,9 +218,9 @@ test('rate-limiter-flexible: the options of its stores count denials, too', asyn
     const owner = new pg.Pool({ user: 'postgres', max: 1 });
     context.after(() => owner.end());
     let asked = 0;
-    const query = (config) => ((asked += 1), owner.query(config));
+    const query = (...statement) => ((asked += 1), owner.query(...statement));
     const open = (options) =>
-        new RateLimiterStore({ pool: { query }, name: `${Math.random()}`, points: 2, duration: 600, ...options });
+        new RateLimiterStore({ db: { query }, schema: onFile ? 'ratelimit' : 'public', name: `${Math.random()}`, points: 2, duration: 600, ...options });
     const answers = async (limiter) => {
         const all = [];
         for (let n = 0; n < 6; n++) all.push(await limiter.consume('key').then(() => 0, (result) => Math.ceil(result.msBeforeNext / 60_000)));
@@ -234,18 +234,18 @@ test('rate-limiter-flexible: the options of its stores count denials, too', asyn
 });
 
 test('rate-limiter-flexible: what it can not do is refused, and who may not block can delete', async () => {
-    const limiter = new RateLimiterStore({ pool, name: `${Math.random()}`, points: 3, duration: 600 });
+    const limiter = new RateLimiterStore({ db: pool, name: `${Math.random()}`, points: 3, duration: 600 });
     await assert.rejects(limiter.set('key', 1, 60), /TypeError: RateLimiterStore: the duration is 60 s; allowed: that of the limiter/);
     await assert.rejects(limiter.consume('key', 1, { customDuration: 60 }), /TypeError: RateLimiterStore: the duration is 60 s/);
     await limiter.consume(7);
     assert.equal((await limiter.get('7')).consumedPoints, 1);
     assert.deepEqual([await limiter.delete(7), await limiter.delete(7)], [true, false]);
     await assert.rejects(limiter.block('key', 60), { code: '42501' });
-    const forever = new RateLimiterStore({ pool, name: `${Math.random()}`, points: 1, duration: 0 });
+    const forever = new RateLimiterStore({ db: pool, name: `${Math.random()}`, points: 1, duration: 0 });
     assert.equal((await forever.consume('key')).msBeforeNext, -1);
     await assert.rejects(forever.consume('key'), { msBeforeNext: -1, consumedPoints: 2 });
     const insured = new RateLimiterStore({
-        pool: new pg.Pool({ host: '/nowhere' }),
+        db: new pg.Pool({ host: '/nowhere' }),
         name: 'insured',
         points: 1,
         duration: 600,
@@ -261,7 +261,7 @@ test('twelve wrong passwords: three are tried, whatever requestWasSuccessful say
             limit: 3,
             skipSuccessfulRequests: true,
             requestWasSuccessful: framework.wasSuccessful((status) => status !== 401),
-            store: new RateLimitStore({ pool, name: `${Math.random()}` }),
+            store: new RateLimitStore({ db: pool, name: `${Math.random()}` }),
         };
         const statuses = (await answers(framework, options, Array(12).fill(401))).map((answer) => answer.split(' ')[0]);
         assert.deepEqual(statuses, [...Array(3).fill('401'), ...Array(9).fill('429')]);

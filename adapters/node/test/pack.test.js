@@ -33,7 +33,7 @@ const PROGRAMS = {
     'requires.cjs': `const assert = require('node:assert/strict'); const { installSql, MINUTE, RateLimiter, tokenBucket } = require('${PACKAGE}');
         ${PARTS.map((part) => `require('${part}');`).join(' ')} ${PROGRAM}`,
 };
-const MAKE = "new RateLimiterStore({ pool: { query() {} }, name: 'a', points: 1, duration: 1 });";
+const MAKE = "new RateLimiterStore({ db: { query() {} }, name: 'a', points: 1, duration: 1 });";
 const EXTENDERS = {
     'extends.mjs': `import { RateLimiterStore } from '${EXTENDS}'; ${MAKE}`,
     'extends.cjs': `const { RateLimiterStore } = require('${EXTENDS}'); ${MAKE}`,

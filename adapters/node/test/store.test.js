@@ -25,7 +25,7 @@ after(() => pool.end());
 
 let names = 0;
 const open = (options = {}, middleware = {}) => {
-    const store = new RateLimitStore({ pool, name: `store ${names++}`, ...options });
+    const store = new RateLimitStore({ db: pool, name: `store ${names++}`, ...options });
     store.init({ limit: 3, windowMs: 60_000, ...middleware });
     return store;
 };
@@ -114,7 +114,7 @@ test('what is counted beyond a limit ends with its window', async () => {
 test('a penalty of rate-limiter-flexible ends with its window, and a block without an end has no time', async () => {
     const owner = new pg.Pool({ user: 'postgres', max: 1 }); // it has the privilege to block
     for (const store of STORES) {
-        const limiter = new RateLimiterStore({ pool: owner, name: `${Math.random()}`, store, points: 2, duration: 1 });
+        const limiter = new RateLimiterStore({ db: owner, name: `${Math.random()}`, store, points: 2, duration: 1 });
         const { msBeforeNext } = await limiter.penalty('k', 7);
         await assert.rejects(limiter.consume('k'), ({ msBeforeNext: ms }) => ms <= msBeforeNext);
         await new Promise((resolve) => setTimeout(resolve, msBeforeNext + 50));
@@ -163,7 +163,7 @@ test('keys that are too long, or that no text can be, are counted, each by itsel
         await of.resetKey(long[0]);
         assert.equal(await of.get(long[0]), undefined);
     }
-    const storage = new RateLimitThrottlerStorage({ pool, name: 'long' });
+    const storage = new RateLimitThrottlerStorage({ db: pool, name: 'long' });
     for (const hits of [1, 2]) {
         assert.equal((await storage.increment('k'.repeat(1025), 60_000, 5, 60_000, 'default')).totalHits, hits);
     }
@@ -174,33 +174,64 @@ test('a pool may read times as it likes', async (context) => {
     const types = { getTypeParser: (oid, format) => (oid === 16 ? pg.types.getTypeParser(16, format) : String) };
     const strange = new pg.Pool({ types, max: 1 });
     context.after(() => strange.end());
-    const store = open({ pool: strange });
+    const store = open({ db: strange });
     const { totalHits, resetTime } = await store.increment('k');
     assert.equal(totalHits, 1);
     assert.ok(resetTime.getTime() > Date.now());
     assert.equal(await hits(store, 'k'), 1);
     near((await store.get('k')).resetTime, resetTime);
-    const storage = new RateLimitThrottlerStorage({ pool: strange, name: 'text' });
+    const storage = new RateLimitThrottlerStorage({ db: strange, name: 'text' });
     const answer = await storage.increment('k', 60_000, 5, 60_000, 'default');
     assert.equal(answer.totalHits, 1);
     assert.equal(typeof answer.timeToExpire, 'number');
 });
 
-test('an extension in a schema of its own is found by the search_path', async (context) => {
-    const elsewhere = new pg.Pool({ database: `${process.env.PGDATABASE}_elsewhere`, max: 1 });
-    context.after(() => elsewhere.end());
-    await assert.rejects(open({ pool: elsewhere }).increment('k'), { code: '42883' });
-    const found = new pg.Pool({ database: `${process.env.PGDATABASE}_elsewhere`, max: 1, options: '-c search_path=limits' });
-    context.after(() => found.end());
-    const store = open({ pool: found });
-    assert.equal((await store.increment('k')).totalHits, 1);
-    await store.decrement('k');
-    assert.equal(await hits(store, 'k'), 0);
+test('an extension in a schema of its own is found; another schema is an option, or in the search_path', async (context) => {
+    const database = `${process.env.PGDATABASE}_elsewhere`;
+    const [elsewhere, found] = ['', '-c search_path=limits'].map((options) => new pg.Pool({ database, max: 1, options }));
+    context.after(() => Promise.all([elsewhere.end(), found.end()]));
+    if (onFile) await assert.rejects(open({ db: elsewhere }).increment('k'), /pass it: { db, schema: 'limits' }/);
+    for (const options of [{ db: elsewhere, schema: onFile ? 'limits' : undefined }, { db: found }]) {
+        const store = open(options);
+        assert.equal((await store.increment('k')).totalHits, 1);
+        await store.decrement('k');
+        assert.equal(await hits(store, 'k'), 0);
+    }
+});
+
+test('a limit that is defined decides, and may be saved', async (context) => {
+    const owner = new pg.Pool({ user: 'postgres', max: 1 });
+    context.after(() => owner.end());
+    const define = (name, options) => {
+        const config = { kind: 'fixed window', rate: 3, period: 60_000, start: 'first request', ...options };
+        return owner.query('SELECT rl_define($1, $2)', [name, config]);
+    };
+    for (const options of [{}, ...(onFile ? [] : [{ store: 'memory', save: 1000 }])]) {
+        const name = `defined ${Math.random()}`;
+        await define(name, options);
+        const store = open({ name, defined: true, rememberDenials: true });
+        const increments = [];
+        for (let n = 0; n < 5; n++) increments.push((await store.increment('k')).totalHits);
+        assert.deepEqual(increments, [1, 2, 3, 4, 4]);
+        await store.decrement('k');
+        assert.equal(await hits(store, 'k'), 2);
+        await store.resetKey('k');
+        assert.equal(await hits(store, 'k'), undefined);
+        await assert.rejects(open({ name }).increment('k'), /may not override it/);
+    }
+    const name = `defined ${Math.random()}`;
+    const all = open({ name, defined: true }, { limit: 3, skipFailedRequests: true });
+    await define(name);
+    for (let n = 0; n < 3; n++) await all.increment('k');
+    await assert.rejects(all.increment('k'), /must be defined with overage, to count what is denied/);
+    await define(name, { overage: true });
+    assert.equal((await all.increment('k')).totalHits, 4);
 });
 
 test('what is wrong is named', async () => {
-    assert.throws(() => new RateLimitStore({ name: 'x' }), /pool/);
-    assert.throws(() => new RateLimitStore({ pool }), /name/);
+    assert.throws(() => new RateLimitStore({ name: 'x' }), /^TypeError: RateLimitStore: db is undefined; allowed: a pool/);
+    assert.throws(() => new RateLimitStore({ db: pool }), /name/);
+    assert.throws(() => open({ defined: 'yes' }), /defined is yes; allowed: true, false/);
     assert.throws(() => open({ store: 'redis' }), /store is redis/);
     for (const timeout of [0, -1, 1.5, '1 s', 2 ** 31]) assert.throws(() => open({ timeout }), /timeout is .*; allowed: milliseconds/);
     assert.throws(() => open({ prepare: 'yes' }), /prepare is yes; allowed: true, false/);
@@ -211,7 +242,7 @@ test('what is wrong is named', async () => {
 for (const [adapter, { make, counts }] of Object.entries(ADAPTERS)) {
     for (const store of STORES) {
         test(`hits are counted key by key with ${adapter}, in the ${store}`, async () => {
-            const options = { pool, name: `counts ${adapter} ${store} ${process.pid}`, store };
+            const options = { db: pool, name: `counts ${adapter} ${store} ${process.pid}`, store };
             const count = counts(options, { limit: 3, windowMs: 60_000 });
             const answers = async (key, times) => {
                 const all = [];
@@ -236,7 +267,7 @@ for (const [adapter, { make, counts }] of Object.entries(ADAPTERS)) {
     }
 
     test(`a window of ${adapter} ends`, async () => {
-        const count = counts({ pool, name: `ends ${adapter} ${process.pid}` }, { limit: 1, windowMs: 1000 });
+        const count = counts({ db: pool, name: `ends ${adapter} ${process.pid}` }, { limit: 1, windowMs: 1000 });
         assert.equal((await count('k')).passed, true);
         const { passed, wait } = await count('k');
         assert.deepEqual([passed, wait], [false, 1]);
@@ -246,10 +277,10 @@ for (const [adapter, { make, counts }] of Object.entries(ADAPTERS)) {
 
     test(`options of ${adapter} that can not be used are refused`, () => {
         for (const [options, message] of [
-            [undefined, /: pool must be a Pool of pg/],
-            [{ pool, name: '' }, /: name must be the name/],
-            [{ pool, name: 'a', store: 'redis' }, /: store is redis; allowed: "table", "memory"/],
-            [{ pool, name: 'a', onError: 'ajar' }, /: onError is ajar; allowed: "closed", "open"/],
+            [undefined, /: db is undefined; allowed: a pool, client/],
+            [{ db: pool, name: '' }, /: name must be the name/],
+            [{ db: pool, name: 'a', store: 'redis' }, /: store is redis; allowed: "table", "memory"/],
+            [{ db: pool, name: 'a', onError: 'ajar' }, /: onError is ajar; allowed: "closed", "open"/],
         ]) {
             assert.throws(() => make(options), message);
         }
@@ -264,8 +295,8 @@ test('memory counts in a read-only session, and the table says that it cannot', 
     const client = await pool.connect();
     try {
         await client.query('SET default_transaction_read_only = on');
-        assert.equal((await open({ pool: client, store: 'memory' }).increment('k')).totalHits, 1);
-        await assert.rejects(open({ pool: client }).increment('k'), { code: '25006' });
+        assert.equal((await open({ db: client, store: 'memory' }).increment('k')).totalHits, 1);
+        await assert.rejects(open({ db: client }).increment('k'), { code: '25006' });
     } finally {
         client.release(true);
     }
@@ -294,7 +325,7 @@ const honoApp = (context, options) => {
 for (const [name, start] of [['Express', expressApp], ['Hono', honoApp]]) {
     for (const kept of STORES) {
         test(`of 100 requests at once ${name} lets exactly the limit pass, in the ${kept}`, async (context) => {
-            const store = new RateLimitStore({ pool, name: `${name} ${kept}`, store: kept });
+            const store = new RateLimitStore({ db: pool, name: `${name} ${kept}`, store: kept });
             const url = await start(context, { store });
             const answers = await Promise.all(Array.from({ length: 100 }, () => fetch(url)));
             const passed = answers.filter((answer) => answer.status === 200).length;
@@ -310,7 +341,7 @@ for (const [name, start] of [['Express', expressApp], ['Hono', honoApp]]) {
 for (const [adapter, { start, path, header }] of Object.entries(ADAPTERS)) {
     for (const kept of STORES) {
         test(`of 100 requests at once ${adapter} lets exactly the limit pass, in the ${kept}`, async (context) => {
-            const options = { pool, name: `at once ${adapter} ${kept} ${process.pid}`, store: kept };
+            const options = { db: pool, name: `at once ${adapter} ${kept} ${process.pid}`, store: kept };
             const url = await listen(context, await start(options, { limit: 10, windowMs: 60_000 }));
             const answers = await Promise.all(Array.from({ length: 100 }, () => fetch(new URL(path, url))));
             const of = (status) => answers.filter((answer) => answer.status === status);
@@ -328,7 +359,7 @@ test('routes of Fastify with limits of their own count apart, or as a group, in 
     const start = async () => {
         const app = Fastify();
         context.after(() => app.close());
-        await app.register(fastifyRateLimit, { max: 1000, store: rateLimitStore({ pool, name: `routes ${process.pid}` }) });
+        await app.register(fastifyRateLimit, { max: 1000, store: rateLimitStore({ db: pool, name: `routes ${process.pid}` }) });
         const looks = app.createRateLimit({ max: 5 });
         app.get('/looks', (request) => looks(request, { increment: false }));
         app.get('/takes', (request) => looks(request));
@@ -362,13 +393,13 @@ test('routes of Fastify with limits of their own count apart, or as a group, in 
         assert.deepEqual(got, statuses, url);
     }
     for (const option of ['continueExceeding', 'exponentialBackoff']) {
-        const register = Fastify().register(fastifyRateLimit, { [option]: true, store: rateLimitStore({ pool, name: 'a' }) });
+        const register = Fastify().register(fastifyRateLimit, { [option]: true, store: rateLimitStore({ db: pool, name: 'a' }) });
         await assert.rejects(async () => register, new RegExp(`TypeError: rateLimitStore: ${option} is true; allowed: false`));
     }
 });
 
 test('requests that fail are taken back, and denied ones take nothing back', async (context) => {
-    const store = new RateLimitStore({ pool, name: 'failing' });
+    const store = new RateLimitStore({ db: pool, name: 'failing' });
     // What is taken back is, after the answer.
     let done = () => {};
     const { decrement } = store;
@@ -395,7 +426,7 @@ test('requests that fail are taken back, and denied ones take nothing back', asy
 test('a lost connection fails, or passes where passOnStoreError says so', async (context) => {
     const nowhere = new pg.Pool({ host: '/nowhere', connectionTimeoutMillis: 1000 });
     const url = async (passOnStoreError) => {
-        const store = new RateLimitStore({ pool: nowhere, name: 'lost' });
+        const store = new RateLimitStore({ db: nowhere, name: 'lost' });
         return expressApp(context, { store, passOnStoreError });
     };
     assert.equal((await fetch(await url(false))).status, 500);
@@ -421,8 +452,8 @@ async function hangingDatabase(context, options) {
 
 test('a database that hangs is an error after the time-out, and comes back', async (context) => {
     const { proxy, hanging } = await hangingDatabase(context, { max: 2, connectionTimeoutMillis: 250 });
-    const store = open({ pool: hanging, timeout: 300 });
-    const storage = new RateLimitThrottlerStorage({ pool: hanging, name: 'hangs', timeout: 300 });
+    const store = open({ db: hanging, timeout: 300 });
+    const storage = new RateLimitThrottlerStorage({ db: hanging, name: 'hangs', timeout: 300 });
     assert.equal((await store.increment('k')).totalHits, 1);
     proxy.hangs = true;
     // In turn: a connection that is there, new ones, and more requests than the pool has connections.
@@ -439,7 +470,7 @@ test('a database that hangs is an error after the time-out, and comes back', asy
 
 test('nobody need say so: a call takes 5 seconds at most', async (context) => {
     const { proxy, hanging } = await hangingDatabase(context, { max: 1 });
-    const store = open({ pool: hanging });
+    const store = open({ db: hanging });
     await store.increment('k');
     proxy.hangs = true;
     context.mock.timers.enable({ apis: ['setTimeout'] });
@@ -455,15 +486,15 @@ test('statements are prepared where one asks for it', async (context) => {
     const one = new pg.Pool({ max: 1 });
     context.after(() => one.end());
     const prepared = async () => (await one.query('SELECT count(*)::int AS n FROM pg_prepared_statements')).rows[0].n;
-    const plain = open({ pool: one });
+    const plain = open({ db: one });
     for (let n = 0; n < 10; n++) await plain.increment('k');
     assert.equal(await prepared(), 0);
-    const store = open({ pool: one, prepare: true });
+    const store = open({ db: one, prepare: true });
     for (const expected of [1, 2, 3, 4]) assert.equal((await store.increment('k')).totalHits, expected);
     await store.decrement('k');
     assert.equal(await hits(store, 'k'), 2);
     await store.resetKey('k');
     await store.resetAll();
-    assert.equal(await hits(open({ pool: one, name: store.prefix, prepare: true }), 'k'), undefined);
+    assert.equal(await hits(open({ db: one, name: store.prefix, prepare: true }), 'k'), undefined);
     assert.equal(await prepared(), 5);
 });

@@ -16,7 +16,7 @@ after(() => pool.end());
 
 for (const store of STORES) {
     test(`hits are counted, and denials are blocked, in the ${store}`, async () => {
-        const storage = new RateLimitThrottlerStorage({ pool, name: `throttler ${store}`, store });
+        const storage = new RateLimitThrottlerStorage({ db: pool, name: `throttler ${store}`, store });
         const increment = (key, throttler = 'default') => storage.increment(key, 60_000, 2, 60_000, throttler);
         for (const [totalHits, isBlocked] of [[1, false], [2, false], [3, true], [3, true]]) {
             const answer = await increment('a');
@@ -32,7 +32,7 @@ for (const store of STORES) {
 
 test('a limit of 0 lets nothing pass', async () => {
     for (const store of STORES) {
-        const storage = new RateLimitThrottlerStorage({ pool, name: `none ${store}`, store });
+        const storage = new RateLimitThrottlerStorage({ db: pool, name: `none ${store}`, store });
         for (const hits of [1, 2, 3]) {
             const answer = await storage.increment('a', 60_000, 0, 60_000, 'default');
             assert.deepEqual([answer.totalHits, answer.isBlocked], [hits, true]);
@@ -42,7 +42,7 @@ test('a limit of 0 lets nothing pass', async () => {
 });
 
 test('a ttl may be as long as a period: 31,688 years', async () => {
-    const storage = new RateLimitThrottlerStorage({ pool, name: `long ${process.pid}` });
+    const storage = new RateLimitThrottlerStorage({ db: pool, name: `long ${process.pid}` });
     const YEAR = 365.25 * 86_400;
     for (const ttl of [68 * YEAR * 1000, 69 * YEAR * 1000, 7000 * YEAR * 1000, 1e15]) {
         for (const isBlocked of [false, true]) {
@@ -59,7 +59,7 @@ test('a ttl may be as long as a period: 31,688 years', async () => {
         await assert.rejects(storage.increment('k', ttl, 1, ttl, 'default'), { code: '22023' }, `${ttl}`);
     }
     if (!onFile) {
-        const memory = new RateLimitThrottlerStorage({ pool, name: `long ${process.pid}`, store: 'memory' });
+        const memory = new RateLimitThrottlerStorage({ db: pool, name: `long ${process.pid}`, store: 'memory' });
         await assert.rejects(memory.increment('k', 1e15, 1, 1e15, 'default'), { code: '22023' }, 'it is shorter in memory');
     }
 });
@@ -72,7 +72,7 @@ test('exactly the limit of 100 requests at once passes a Nest application', asyn
     }
     Controller('messages')(Messages);
     Get()(Messages.prototype, 'list', Object.getOwnPropertyDescriptor(Messages.prototype, 'list'));
-    const storage = new RateLimitThrottlerStorage({ pool, name: 'nest' });
+    const storage = new RateLimitThrottlerStorage({ db: pool, name: 'nest' });
     class Application {}
     Module({
         imports: [ThrottlerModule.forRoot({ throttlers: [{ ttl: 60_000, limit: 7 }], storage })],
@@ -96,9 +96,9 @@ test('exactly the limit of 100 requests at once passes a Nest application', asyn
 
 test('options that can not be used are refused', () => {
     for (const [options, message] of [
-        [undefined, /RateLimitThrottlerStorage: pool must be a Pool of pg/],
-        [{ pool, name: '' }, /RateLimitThrottlerStorage: name must be the name/],
-        [{ pool, name: 'a', store: 'redis' }, /RateLimitThrottlerStorage: store is redis; allowed: "table", "memory"/],
+        [undefined, /RateLimitThrottlerStorage: db is undefined; allowed: a pool, client/],
+        [{ db: pool, name: '' }, /RateLimitThrottlerStorage: name must be the name/],
+        [{ db: pool, name: 'a', store: 'redis' }, /RateLimitThrottlerStorage: store is redis; allowed: "table", "memory"/],
     ]) {
         assert.throws(() => new RateLimitThrottlerStorage(options), message);
     }

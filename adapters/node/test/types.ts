@@ -16,39 +16,39 @@ import { rateLimitStore } from 'postgres-rate-limit/fastify';
 import { RateLimiterStore } from 'postgres-rate-limit/rate-limiter-flexible';
 import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
 
-const pool = { query: async () => ({ rows: [] }) };
-rateLimit({ limit: 3, windowMs: 1000, store: new RateLimitStore({ pool, name: 'api' }) });
-rateLimiter({ limit: 3, windowMs: 1000, keyGenerator: () => 'a', store: new HonoStore({ pool, name: 'api', store: 'memory' }) });
+const db = { query: async () => ({ rows: [] }) };
+rateLimit({ limit: 3, windowMs: 1000, store: new RateLimitStore({ db, name: 'api' }) });
+rateLimiter({ limit: 3, windowMs: 1000, keyGenerator: () => 'a', store: new HonoStore({ db, name: 'api', store: 'memory' }) });
 // @ts-expect-error
-new RateLimitStore({ pool });
+new RateLimitStore({ db });
 // @ts-expect-error
-new RateLimitStore({ pool, name: 'api', store: 'redis' });
-new RateLimitStore({ pool, name: 'api', onError: 'open', onUnchecked: (error) => console.log(error.message) });
+new RateLimitStore({ db, name: 'api', store: 'redis' });
+new RateLimitStore({ db, name: 'api', onError: 'open', onUnchecked: (error) => console.log(error.message) });
 // @ts-expect-error
-new RateLimitStore({ pool, name: 'api', onError: 'maybe' });
-new RateLimitThrottlerStorage({ pool, name: 'api', rememberDenials: { atMost: 500 } });
+new RateLimitStore({ db, name: 'api', onError: 'maybe' });
+new RateLimitThrottlerStorage({ db, name: 'api', rememberDenials: { atMost: 500 } });
 // @ts-expect-error
-new RateLimitStore({ pool, name: 'api', rememberDenials: { seconds: 1 } });
+new RateLimitStore({ db, name: 'api', rememberDenials: { seconds: 1 } });
 // @ts-expect-error
-new RateLimitThrottlerStorage({ pool, name: 'api', onUnchecked: 'log' });
-betterAuth({ rateLimit: { customStorage: new RateLimitStorage({ pool, name: 'auth' }) } });
+new RateLimitThrottlerStorage({ db, name: 'api', onUnchecked: 'log' });
+betterAuth({ rateLimit: { customStorage: new RateLimitStorage({ db, name: 'auth' }) } });
 // @ts-expect-error
-new RateLimitStorage({ pool, name: 'auth', limit: 3 });
-Fastify().register(fastifyRateLimit, { max: 3, store: rateLimitStore({ pool, name: 'api', rememberDenials: true }) });
+new RateLimitStorage({ db, name: 'auth', limit: 3 });
+Fastify().register(fastifyRateLimit, { max: 3, store: rateLimitStore({ db, name: 'api', rememberDenials: true }) });
 // @ts-expect-error
-rateLimitStore({ pool });
-const limiter = new RateLimiterStore({ pool, name: 'login', points: 3, duration: 60, blockDuration: 600 });
+rateLimitStore({ db });
+const limiter = new RateLimiterStore({ db, name: 'login', points: 3, duration: 60, blockDuration: 600 });
 export const left: Promise<number> = limiter.consume('key', 2).then(({ remainingPoints }) => remainingPoints);
 // @ts-expect-error
-new RateLimiterStore({ pool, name: 'login', points: 3, duration: 60, tableName: 'limits' });
+new RateLimiterStore({ db, name: 'login', points: 3, duration: 60, tableName: 'limits' });
 export const union = new RateLimiterUnion(limiter, limiter);
-const storage: ThrottlerStorage = new RateLimitThrottlerStorage({ pool, name: 'api' });
+const storage: ThrottlerStorage = new RateLimitThrottlerStorage({ db, name: 'api' });
 
 const text: string = installSql({ schema: 'limits' });
 // @ts-expect-error
 installSql({ schema: 7 });
 // @ts-expect-error
 install({});
-export const installed: Promise<void>[] = [install(pool), install(new PGlite(), { schema: text }), install(knex({ client: 'pg' }))];
+export const installed: Promise<void>[] = [install(db), install(new PGlite(), { schema: text }), install(knex({ client: 'pg' }))];
 export const migration: { up(knex: Knex): Promise<void> } = { up: (knex) => install(knex) };
 export default storage;

@@ -20,11 +20,11 @@ const redis = new Redis(REDIS);
 
 /** Makers of our stores, by MAKE of their options and the limit. */
 const stores = (make) => ({
-    table: (name, limit) => make({ pool, name }, limit),
-    prepared: (name, limit) => make({ pool, name, prepare: true }, limit),
-    remembered: (name, limit) => make({ pool, name, rememberDenials: true }, limit),
-    memory: (name, limit) => make({ pool, name, store: 'memory' }, limit),
-    memory_prepared: (name, limit) => make({ pool, name, store: 'memory', prepare: true }, limit),
+    table: (name, limit) => make({ db: pool, name }, limit),
+    prepared: (name, limit) => make({ db: pool, name, prepare: true }, limit),
+    remembered: (name, limit) => make({ db: pool, name, rememberDenials: true }, limit),
+    memory: (name, limit) => make({ db: pool, name, store: 'memory' }, limit),
+    memory_prepared: (name, limit) => make({ db: pool, name, store: 'memory', prepare: true }, limit),
 });
 /** Calls USE with a path, a limit and the store of each of the makers and each load. */
 function each(makers, use) {
@@ -34,7 +34,7 @@ function each(makers, use) {
         }
     }
 }
-/** A limit in memory that is saved, which our client has and our stores don't: resolves to what limits a key. */
+/** A limit in memory that is saved, by our client: resolves to what limits a key. */
 async function saved() {
     const config = (rate) => fixedWindow({ rate, period: HOUR, start: 'first request', store: 'memory', save: SECOND });
     const limits = { admitted: config(LOADS.admitted), denied: config(LOADS.denied) };

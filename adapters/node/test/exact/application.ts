@@ -70,11 +70,11 @@ export async function calls(db: Database, given: Given): Promise<Result['error']
     return denialResponse(own.error) ? undefined : (await limiter.limit('send', { key: addressKey('::1') })).error;
 }
 
-export const stores = (timeout: number | undefined, prepare: boolean | undefined, max: number | undefined) => {
+export const stores = (timeout: number | undefined, is: boolean | undefined, max: number | undefined) => {
     const onUnchecked: ((error: Error) => void) | undefined = undefined;
     const rememberDenials = { max, atMost: max };
     const same = { store: undefined, onError: undefined, onUnchecked, rememberDenials };
-    const options = { pool, name: 'api', timeout, prepare, ...same };
+    const options = { db: pool, name: 'api', timeout, prepare: is, defined: is, schema: undefined, ...same };
     return [
         new RateLimitStore(options),
         new HonoStore(options),

@@ -7,9 +7,9 @@ import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
 import { RateLimitStore as HonoStore } from 'postgres-rate-limit/hono';
 import { useRateLimit } from 'postgres-rate-limit/react';
 
-const pool = { query: async () => ({ rows: [] }) };
-rateLimit({ store: new RateLimitStore({ pool, name: 'api' }) });
-rateLimiter({ keyGenerator: () => 'all', store: new HonoStore({ pool, name: 'api' }) });
+const db = { query: async () => ({ rows: [] }) };
+rateLimit({ store: new RateLimitStore({ db, name: 'api' }) });
+rateLimiter({ keyGenerator: () => 'all', store: new HonoStore({ db, name: 'api' }) });
 
 const limiter = new RateLimiter({ tokens: tokenBucket({ rate: 1, period: 1 }) });
 export const middleware = (given: {

@@ -5,10 +5,10 @@ const { rateLimitStore } = require('postgres-rate-limit/fastify');
 
 const pool = new pg.Pool({ user: 'postgres', max: 1, allowExitOnIdle: true });
 const NOON = Date.UTC(2027, 0, 1, 12);
-const query = async (config) => {
+const query = async (...statement) => {
     const clock = String(NOON + (Date.now() % 86_400_000));
     await pool.query("SELECT set_config('ratelimit.clock', $1, false)", [clock]);
-    return pool.query(config);
+    return pool.query(...statement);
 };
 let names = 0;
 const load = Module._load;
@@ -16,7 +16,7 @@ Module._load = function (request, ...rest) {
     const plugin = load.call(this, request, ...rest);
     if (!/^(\.\.\/)+index$/.test(request) || typeof plugin !== 'function') return plugin;
     const ours = (fastify, { ...settings }) => {
-        if (!settings.redis) settings.store ??= rateLimitStore({ pool: { query }, name: `${process.pid} ${names++}` });
+        if (!settings.redis) settings.store ??= rateLimitStore({ db: { query }, name: `${process.pid} ${names++}` });
         return plugin(fastify, settings);
     };
     return Object.assign(ours, plugin);

@@ -140,7 +140,7 @@ test('a folder keeps the limits', async (context) => {
 test('the store counts in it, through a pool of pg', async (context) => {
     const pool = new pg.Pool({ ...createPgConfig(db), max: 1 });
     context.after(() => pool.end());
-    const store = new RateLimitStore({ pool, name: 'store' });
+    const store = new RateLimitStore({ db: pool, name: 'store' });
     store.init({ limit: 3, windowMs: 60_000 });
     const hits = await Promise.all(Array.from({ length: 5 }, () => store.increment('a')));
     assert.deepEqual(hits.map(({ totalHits }) => totalHits), [1, 2, 3, 4, 4]);

@@ -8,16 +8,16 @@ import { RateLimitThrottlerStorage } from 'postgres-rate-limit/nest';
 import { RateLimiterStore } from 'postgres-rate-limit/rate-limiter-flexible';
 import { useRateLimit } from 'postgres-rate-limit/react';
 
-const pool = { query: async () => ({ rows: [] }) };
-export const store = new RateLimitStore({ pool, name: 'api' });
+const db = { query: async () => ({ rows: [] }) };
+export const store = new RateLimitStore({ db, name: 'api' });
 // @ts-expect-error
-new RateLimitStore({ pool });
-export const wait: Promise<number | null> = new RateLimitStorage({ pool, name: 'auth' })
+new RateLimitStore({ db });
+export const wait: Promise<number | null> = new RateLimitStorage({ db, name: 'auth' })
     .consume('key', { window: 1, max: 1 })
     .then(({ retryAfter }) => retryAfter);
-export const counts = new (rateLimitStore({ pool, name: 'api' }))().child({});
-export const limiter = new RateLimiterStore({ pool, name: 'api', points: 1, duration: 1 }).consume('key');
-export const storage: ThrottlerStorage = new RateLimitThrottlerStorage({ pool, name: 'api' });
+export const counts = new (rateLimitStore({ db, name: 'api' }))().child({});
+export const limiter = new RateLimiterStore({ db, name: 'api', points: 1, duration: 1 }).consume('key');
+export const storage: ThrottlerStorage = new RateLimitThrottlerStorage({ db, name: 'api' });
 export const remaining: number | null = calculate({ config: {}, state: null, now: 0, blockedUntil: null }).remaining;
 export const status = () => useRateLimit(async () => ({ config: {}, state: null, now: 0, blockedUntil: null })).status;
 // @ts-expect-error

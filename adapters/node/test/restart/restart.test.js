@@ -31,7 +31,7 @@ const program = (lines) => `
     import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
     ${lines.join('\n')}
     const open = (pool) => {
-        const store = new RateLimitStore({ pool, name: \`restart \${process.pid}\` });
+        const store = new RateLimitStore({ db: pool, name: \`restart \${process.pid}\` });
         store.init({ limit: 3, windowMs: 600_000 });
         return store;
     };
@@ -85,7 +85,7 @@ test('while it is stopped each adapter and the client fails, or passes where it 
     const heard = [];
     const onUnchecked = (error) => heard.push(error);
     const nameOf = (n) => `stopped ${n} ${process.pid}`;
-    const options = (n) => ({ pool, name: nameOf(n), onError: n % 2 ? 'open' : 'closed', onUnchecked });
+    const options = (n) => ({ db: pool, name: nameOf(n), onError: n % 2 ? 'open' : 'closed', onUnchecked });
     const stores = [0, 1, 2, 3].map((n) => new (n < 2 ? RateLimitStore : HonoStore)(options(n)));
     for (const store of stores) store.init({ limit: 2, windowMs: HOUR });
     const storages = [4, 5].map((n) => new RateLimitThrottlerStorage(options(n)));
