@@ -12,5 +12,5 @@ built_node() {
         say "installing what adapters/node is built and tested with"
         (cd "$folder" && npm ci --loglevel=error --no-audit --no-fund >&2 && cp package-lock.json installed) || return
     fi
-    command node "$folder/build.mjs"
+    (cd "$folder" && npx tsdown --log-level warn >&2)
 }

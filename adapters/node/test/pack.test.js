@@ -2,12 +2,14 @@
 // found however TypeScript resolves packages.
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
-import { mkdtemp, rm, symlink, writeFile } from 'node:fs/promises';
+import { mkdtemp, readdir, readFile, rm, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
+import { gzipSync } from 'node:zlib';
 
+import { rolldown } from 'rolldown';
 
 const source = fileURLToPath(new URL('..', import.meta.url));
 const run = (program, args, cwd) =>
@@ -99,4 +101,23 @@ test('the package needs no other, and its types are found', async (context) => {
         await writeFile(`${folder}/tsconfig.json`, JSON.stringify({ compilerOptions, files }));
         await run(process.execPath, [`${source}/node_modules/typescript/bin/tsc`, '-p', folder], folder);
     }
+});
+
+test('what a browser gets, minified and gzipped, is at most 3,000 bytes', async () => {
+    // The hooks' module has all.
+    const bundle = await rolldown({ cwd: source, input: 'dist/react.mjs', external: ['react'] });
+    const [{ code }] = (await bundle.generate({ format: 'esm', minify: true })).output;
+    const size = gzipSync(code).length;
+    assert.ok(size > 2000 && size <= 3000, `${size} bytes`);
+});
+
+test('each class is in one file, so that it exists once in a process that requires and imports', async () => {
+    const classes = async (folder, expression) => {
+        const files = (await readdir(`${source}/${folder}`)).filter((name) => /(?<!\.d)\.([cm]js|ts)$/.test(name));
+        const texts = await Promise.all(files.map((name) => readFile(`${source}/${folder}/${name}`, 'utf8')));
+        return texts.flatMap((text) => [...text.matchAll(expression)].map(([, name]) => name)).sort();
+    };
+    const written = await classes('src', /^(?:export )?(?:abstract )?class (\w+)/gm);
+    assert.ok(written.includes('RateLimitError') && written.includes('RateLimiter'));
+    assert.deepEqual(await classes('dist', /^(?:var|class) (\w+?)(?:\$\d+)?(?: = class\b| extends| \{)/gm), written);
 });

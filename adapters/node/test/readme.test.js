@@ -5,7 +5,6 @@ import { once } from 'node:events';
 import { mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import net from 'node:net';
 import { tmpdir } from 'node:os';
-import path from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { test } from 'node:test';
 import { promisify } from 'node:util';
@@ -31,10 +30,9 @@ test('the package of npm pack is installed, and the README is right', async (con
     context.after(() => rm(folder, { recursive: true }));
     const [packed] = JSON.parse(await run('npm', ['pack', '--ignore-scripts', '--json', '--pack-destination', folder], { cwd: source }));
     const files = packed.files.map(({ path }) => path).sort();
-    const sources = (await readdir(`${source}/src`)).map((name) => path.parse(name));
-    const forBrowsers = ['browser', 'calculate', 'calendar', 'react', 'watch'].map((name) => ({ name, ext: '.cts' }));
-    const built = [...sources, ...forBrowsers].flatMap(({ name, ext }) => [`dist/${name}.${ext[1]}js`, `dist/${name}.d${ext}`]);
+    const built = (await readdir(`${source}/dist`)).map((name) => `dist/${name}`);
     assert.deepEqual(files, ['LICENSE', 'README.md', 'package.json', 'ratelimit.sql', ...built].sort());
+    for (const name of built) assert.match(name, /^dist\/[\w-]+\.(d\.[cm]ts|[cm]js)$/);
 
     const readme = await readFile(`${source}/README.md`, 'utf8');
     assert.doesNotMatch(readme, /\]\((?!https:\/\/|#)/, 'a link that is dead outside of the repository');

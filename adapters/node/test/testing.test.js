@@ -8,6 +8,7 @@ import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 
 import pg from 'pg';
+import typescript from 'typescript';
 
 import { install } from 'postgres-rate-limit';
 import { onFile } from './edition.js';
@@ -100,6 +101,7 @@ const passed = (count) => Array(count).fill('passed');
 const more = (fixtures, database) => `
 import { expect } from 'vitest';
 import pg from 'pg';
+import typescript from 'typescript';
 import { ratelimitTest } from '${fixtures}';
 const test = ratelimitTest({ connection: { database: '${database}' }, names: ['undefined'] });
 const takes = { defined: "SELECT ok FROM rl_limit('inMemory')", named: \`SELECT ok FROM rl_limit('undefined', config => ${IN_MEMORY})\` };
@@ -173,6 +175,7 @@ const turns = (fixtures, database, worker) => `
 import { existsSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { expect } from 'vitest';
 import pg from 'pg';
+import typescript from 'typescript';
 import { ratelimitTest } from '${fixtures}';
 
 const test = ratelimitTest({ connection: { database: '${database}' } });
@@ -239,7 +242,9 @@ const BROKEN = {
 };
 // Each has a database, since the tests of another would reset its limits in memory between two of its own.
 test('broken fixtures are noticed', { skip: onFile }, async (context) => {
-    const text = await readFile(`${source}/dist/testing.mjs`, 'utf8');
+    const compilerOptions = { module: typescript.ModuleKind.ESNext, target: typescript.ScriptTarget.ES2022 };
+    const written = await readFile(`${source}/src/testing.ts`, 'utf8');
+    const text = typescript.transpileModule(written, { compilerOptions }).outputText;
     const files = {};
     for (const [n, [what, [old, by]]] of Object.entries(BROKEN).entries()) {
         assert.equal(text.split(old).length, 2, old);

@@ -1,6 +1,6 @@
 // The SQL file: the functions of the extension, for a database that can't have it.
 import { readFileSync } from 'node:fs';
-import path = require('node:path');
+import path from 'node:path';
 
 // The forms in which the file writes its schema, and what follows them, as in scripts/plain. Elsewhere the name is the
 // extension or a setting.

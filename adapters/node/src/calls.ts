@@ -1,7 +1,7 @@
 // The statements, in the limiter's schema, and their errors, explained for users of the package.
-import { databaseError } from './errors.cjs';
-import { rowsOf } from './query.cjs';
-import { DECIDED, TOKENS } from './results.cjs';
+import { databaseError } from './errors';
+import { rowsOf } from './query';
+import { DECIDED, TOKENS } from './results';
 
 const CONFIG = (n: number) => `config => $${n}::text::jsonb`;
 const EXPIRES = `date_part('epoch', expires_at) AS expires`;

@@ -1,14 +1,14 @@
 // The store of rate-limiter-flexible.
-import type { RateLimiterRes, RateLimiterStoreAbstract } from 'rate-limiter-flexible';
+import { RateLimiterRes as Result, type RateLimiterRes, type RateLimiterStoreAbstract } from 'rate-limiter-flexible';
+// @ts-expect-error: the package does not export it, so it has no types.
+import Untyped from 'rate-limiter-flexible/lib/RateLimiterStoreAbstract.js';
 
-import { keyOf, spanOf, Windows, type RateLimitStoreOptions, type Window } from './window.cjs';
+import { keyOf, spanOf, Windows, type RateLimitStoreOptions, type Window } from './window';
 
-export type { Database, Queryable } from './query.cjs';
-export type { RateLimitStoreOptions } from './window.cjs';
+export type { Database, Queryable } from './query';
+export type { RateLimitStoreOptions } from './window';
 
-const Result: typeof RateLimiterRes = require('rate-limiter-flexible').RateLimiterRes;
-// The package does not export it.
-const Abstract: typeof RateLimiterStoreAbstract = require('rate-limiter-flexible/lib/RateLimiterStoreAbstract.js');
+const Abstract: typeof RateLimiterStoreAbstract = Untyped;
 
 type Theirs = ConstructorParameters<typeof RateLimiterStoreAbstract>[0];
 type OfTables = 'storeClient' | 'storeType' | 'dbName' | 'tableName' | 'tableCreated';

@@ -1,7 +1,7 @@
 // Denials that a process remembers: until one ends, and at most for a set time, calls are answered without the
 // database.
 
-import { denyingRows } from './results.cjs';
+import { denyingRows } from './results';
 
 /** The number of denials, and the maximum time in milliseconds. Default: 10,000 denials, 1000 ms. */
 export interface RememberDenials {

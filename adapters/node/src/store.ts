@@ -1,5 +1,5 @@
 // The store of express-rate-limit and hono-rate-limiter.
-import { spanOf, Windows, type RateLimitStoreOptions, type Window } from './window.cjs';
+import { spanOf, Windows, type RateLimitStoreOptions, type Window } from './window';
 
 export interface Hits {
     /**

@@ -1,7 +1,7 @@
 // The client: limits by name, known to the compiler, in the caller's own transaction.
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { Calls, prefix, type Call, type HeaderStyle } from './calls.cjs';
+import { Calls, prefix, type Call, type HeaderStyle } from './calls';
 import type {
     Checked,
     ConfigOf,
@@ -12,7 +12,7 @@ import type {
     LeaseKind,
     NameOf,
     TokenKind,
-} from './config.cjs';
+} from './config';
 import {
     Hold,
     HoldAll,
@@ -26,12 +26,12 @@ import {
     type Otherwise,
     type Unsettled,
     type Used,
-} from './held.cjs';
-import { Borrowed, type BorrowOptions } from './borrowed.cjs';
-import { Denials, idOf, Question, type RememberDenials } from './denials.cjs';
-import { Lines } from './lines.cjs';
-import { checkedFailing, ignore, isNotNow, quietly, type OnError } from './failing.cjs';
-import { checked, inTransaction, type Database } from './query.cjs';
+} from './held';
+import { Borrowed, type BorrowOptions } from './borrowed';
+import { Denials, idOf, Question, type RememberDenials } from './denials';
+import { Lines } from './lines';
+import { checkedFailing, ignore, isNotNow, quietly, type OnError } from './failing';
+import { checked, inTransaction, type Database } from './query';
 import {
     allOf,
     date,
@@ -46,8 +46,8 @@ import {
     type LimitedBy,
     type Result,
     type SettleResult,
-} from './results.cjs';
-import { innermost, type RateLimitError } from './errors.cjs';
+} from './results';
+import { innermost, type RateLimitError } from './errors';
 
 /** The identity that a call counts for. A number is the same as its text. */
 export type Key = string | number | bigint;

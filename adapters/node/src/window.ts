@@ -1,9 +1,9 @@
 // The windows in which the stores for other packages count, by a client: their options, and what a key has used.
 import { createHash } from 'node:crypto';
 
-import type { Call } from './calls.cjs';
-import { ofStore, RateLimiter, type RateLimiterOptions } from './limiter.cjs';
-import { checked, type Database } from './query.cjs';
+import type { Call } from './calls';
+import { ofStore, RateLimiter, type RateLimiterOptions } from './limiter';
+import { checked, type Database } from './query';
 
 export interface RateLimitStoreOptions extends Pick<RateLimiterOptions, 'schema' | 'onError' | 'rememberDenials'> {
     /** The connections that run SQL, as for RateLimiter. */

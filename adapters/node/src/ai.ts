@@ -4,11 +4,13 @@ import { inspect } from 'node:util';
 
 import { APICallError, type LanguageModelMiddleware } from 'ai';
 
-import type { Definitions, HoldKind, NameOf } from './config.cjs';
-import { RateLimitError } from './errors.cjs';
-import { ignore, quietly } from './failing.cjs';
-import { isCount, warnUnsettled, type HoldAll, type Unsettled, type Used } from './held.cjs';
-import type { Inline, Keyed, LimitRequest, RateLimiter } from './limiter.cjs';
+// By the package's name: of its own file the class would be bundled here, and exist twice.
+import { RateLimitError } from 'postgres-rate-limit';
+import type { Definitions, HoldAll, RateLimiter, Unsettled, Used } from 'postgres-rate-limit';
+import type { HoldKind, NameOf } from './config';
+import { ignore, quietly } from './failing';
+import type { Inline, Keyed, LimitRequest } from './limiter';
+import { isCount, warnUnsettled } from './held';
 
 type Generate = Parameters<NonNullable<LanguageModelMiddleware['wrapGenerate']>>[0];
 type Stream = Awaited<ReturnType<Generate['doStream']>>['stream'];

@@ -1,8 +1,8 @@
 // The store of @fastify/rate-limit.
-import { keyOf, spanOf, Windows, type RateLimitStoreOptions, type Window } from './window.cjs';
+import { keyOf, spanOf, Windows, type RateLimitStoreOptions, type Window } from './window';
 
-export type { Database, Queryable } from './query.cjs';
-export type { RateLimitStoreOptions } from './window.cjs';
+export type { Database, Queryable } from './query';
+export type { RateLimitStoreOptions } from './window';
 
 /** Receives the requests of a window, and the milliseconds until it ends. */
 export type Counted = (error: Error | null, result?: { current: number; ttl: number }) => void;

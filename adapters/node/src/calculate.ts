@@ -1,6 +1,6 @@
 // Computes the limiter's answers from the result of rl_value: the formulas of crates/core/src/kinds, in whole
 // microseconds.
-import { calendarOf, type Windows } from './calendar.mjs';
+import { calendarOf, type Windows } from './calendar';
 
 /** The result of rl_value, and of getValue of the client. */
 export interface Value {

@@ -1,5 +1,5 @@
 // The results of calls: rows as JavaScript objects. Waits are milliseconds, times are Dates.
-import { RateLimitError, retryHeader } from './errors.cjs';
+import { RateLimitError, retryHeader } from './errors';
 
 /** The tokens of a limit in a result. */
 interface Tokens {

@@ -1,6 +1,6 @@
 #!/usr/bin/env node
 import { parseArgs } from 'node:util';
-import { install, installSql } from './sql.cjs';
+import { install, installSql } from './sql';
 
 const USAGE = `Usage: postgres-rate-limit install [URL] [--schema NAME] [--print]
 
@@ -38,7 +38,7 @@ async function main() {
         process.stdout.write(installSql({ schema }));
         return;
     }
-    const pg = require('pg');
+    const { default: pg } = await import('pg');
     const client = new pg.Client(url);
     await client.connect();
     try {

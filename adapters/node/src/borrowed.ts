@@ -1,7 +1,7 @@
 // Tokens that a process has borrowed: it takes a batch of them in one database call, and spends it in memory.
-import type { Keyed } from './limiter.cjs';
-import { ignore } from './failing.cjs';
-import { errorOf, resultOf, type Result } from './results.cjs';
+import type { Keyed } from './limiter';
+import { ignore } from './failing';
+import { errorOf, resultOf, type Result } from './results';
 
 export interface BorrowOptions {
     /** Milliseconds after which a batch is not spent any more, and the rest is returned. Default: 1000. */

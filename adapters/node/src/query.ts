@@ -1,6 +1,6 @@
 // Connections that run SQL, recognized by their shape: pg, postgres.js, Drizzle, Kysely, Prisma, PGlite, and any object
 // with a query of this form.
-import { isPool, pooled, within } from './failing.cjs';
+import { isPool, pooled, within } from './failing';
 
 /** A pool, a client or a transaction. */
 export type Database =

@@ -1,5 +1,5 @@
 // Calls that can't be decided now: the errors that say so, and the time-out.
-import { causes, sqlstate } from './errors.cjs';
+import { causes, sqlstate } from './errors';
 
 /** "open": a call that can't be decided now is allowed. Denials, mistakes and refused logins are errors in any case. */
 export type OnError = 'closed' | 'open';

@@ -1,8 +1,8 @@
 // The storage of @nestjs/throttler.
-import { secondsOf, Windows, type RateLimitStoreOptions } from './window.cjs';
+import { secondsOf, Windows, type RateLimitStoreOptions } from './window';
 
-export type { Database, Queryable } from './query.cjs';
-export type { RateLimitStoreOptions } from './window.cjs';
+export type { Database, Queryable } from './query';
+export type { RateLimitStoreOptions } from './window';
 
 /** Counts as RateLimitStore does; each throttler is a limit of its own, `name/throttler`. */
 export class RateLimitThrottlerStorage {

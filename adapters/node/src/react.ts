@@ -1,10 +1,10 @@
-// Hooks of React on a limit watched by the browser; and everything of browser.mts.
+// Hooks of React on a limit watched by the browser; and everything of browser.ts.
 import { useCallback, useEffect, useMemo, useRef, useSyncExternalStore } from 'react';
 
-import type { Value } from './calculate.mjs';
-import { watchRateLimit, type RateLimitWatch, type Snapshot, type WatchOptions } from './watch.mjs';
+import type { Value } from './calculate';
+import { watchRateLimit, type RateLimitWatch, type Snapshot, type WatchOptions } from './watch';
 
-export * from './browser.mjs';
+export * from './browser';
 
 /**
  * A limit as the browser knows it. Renders again when it changes. `source` is a function that gets the value (the

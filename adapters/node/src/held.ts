@@ -3,7 +3,7 @@
 // block with `await using`, or of a callback.
 import { inspect } from 'node:util';
 
-import { ignore, quietly } from './failing.cjs';
+import { ignore, quietly } from './failing';
 import {
     errorOf,
     resultOf,
@@ -12,7 +12,7 @@ import {
     type RequestResult,
     type Result,
     type SettleResult,
-} from './results.cjs';
+} from './results';
 
 type Answer = Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'error'>;
 type Decided = Omit<Result, 'ok' | 'headers' | 'error'>;

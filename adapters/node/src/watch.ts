@@ -1,6 +1,6 @@
 // A store of a limit's status, for any framework: asks the application for the value, computes the status from it, and
 // asks again when a denial ends.
-import { calculate, type Status, type Value } from './calculate.mjs';
+import { calculate, type Status, type Value } from './calculate';
 
 export interface WatchOptions {
     /** The number of tokens for `status`. Default: 1. */

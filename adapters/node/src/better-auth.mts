@@ -1,2 +1,0 @@
-export type * from './better-auth.cjs';
-export { RateLimitStorage } from './better-auth.cjs';

@@ -1,2 +1,0 @@
-export type * from './express-rate-limit.cjs';
-export { RateLimitStore } from './express-rate-limit.cjs';

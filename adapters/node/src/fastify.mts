@@ -1,2 +1,0 @@
-export type * from './fastify.cjs';
-export { rateLimitStore } from './fastify.cjs';

@@ -1,2 +1,0 @@
-export type * from './hono.cjs';
-export { RateLimitStore } from './hono.cjs';

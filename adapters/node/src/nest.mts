@@ -1,2 +1,0 @@
-export type * from './nest.cjs';
-export { RateLimitThrottlerStorage } from './nest.cjs';

@@ -1,2 +1,0 @@
-export type * from './rate-limiter-flexible.cjs';
-export { RateLimiterStore } from './rate-limiter-flexible.cjs';
