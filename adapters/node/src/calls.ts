@@ -17,7 +17,8 @@ const CLOCK = "current_setting('ratelimit.clock', true)";
 const NOW = `CASE WHEN coalesce(${CLOCK}, '') = '' THEN date_part('epoch', clock_timestamp()) * 1000
     WHEN ${CLOCK} ~ '^[-+.0-9eE]+$' THEN ${CLOCK}::float8 ELSE date_part('epoch', ${CLOCK}::timestamptz) * 1000 END`;
 /** `ends`: the milliseconds until the window ends, a span, because the application's clock may show another time. */
-const COUNTED = `ok, ${DECIDED}, date_part('epoch', reset_at) * 1000 - ${NOW} AS ends`;
+const COUNTED = `ok, limited_by AS limited, retry_after AS wait, capacity - remaining AS used,
+        date_part('epoch', reset_at) * 1000 - ${NOW} AS ends`;
 
 // $ is the place of the schema. A float8, a boolean or a text has its type for each driver; all else is sent as text.
 const SQL = {
@@ -88,6 +89,8 @@ export const prefix = (schema: string) => `"${schema.replaceAll('"', '""')}".`;
  */
 export class Calls {
     #prefix: string | undefined;
+    /** Statements with the prefix, by those without. */
+    #texts = new Map<string, string>();
     readonly #isGiven: boolean;
 
     constructor(schema?: string) {
@@ -105,14 +108,24 @@ export class Calls {
     ): Promise<any[]> {
         const place = (this.#prefix ??= await found(db, timeout));
         const told = headers === undefined ? undefined : WITH_HEADERS[call];
-        const text = (told ?? SQL[call]).replaceAll('$rl_', () => `${place}rl_`);
+        const text = this.#placed(told ?? SQL[call], place);
         try {
             const name = prepare ? `ratelimit_${call}` : undefined;
             return await rowsOf(db, text, told ? [...values, headers] : values, timeout, name);
         } catch (error) {
-            if (!this.#isGiven && databaseError(error, '42883', '3F000')) this.#prefix = undefined;
+            if (!this.#isGiven && databaseError(error, '42883', '3F000')) {
+                this.#prefix = undefined;
+                this.#texts.clear();
+            }
             throw explained(error, call);
         }
+    }
+
+    /** The statement in the schema. */
+    #placed(sql: string, place: string): string {
+        const text = this.#texts.get(sql) ?? sql.replaceAll('$rl_', () => `${place}rl_`);
+        this.#texts.set(sql, text);
+        return text;
     }
 }
 

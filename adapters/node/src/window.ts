@@ -99,7 +99,7 @@ export interface Counted {
 
 /** Whether the database can decide with this limit. */
 const isWhole = (limit: unknown): limit is number => Number.isSafeInteger(limit) && (limit as number) > 0;
-const usedOf = ({ capacity, remaining }: any): number => Number(capacity) - Number(remaining);
+const usedOf = ({ used }: any): number => Number(used);
 /** The denial of a window that is used up. */
 const denied = (row: any) => ({ ...row, ok: false, limited: 'tokens', wait: row.ends / 1000 });
 
