@@ -1,59 +1,32 @@
-/// <reference lib="esnext.disposable" preserve="true" />
 // Held for a while: a lease of a concurrency limit, and a hold of tokens. Each ends automatically, at the end of a
 // block with `await using`, or of a callback.
 import { inspect } from 'node:util';
 
 import { ignore, quietly } from './failing';
-import {
-    errorOf,
-    resultOf,
-    type AllResult,
-    type LimitedBy,
-    type RequestResult,
-    type Result,
-    type SettleResult,
-} from './results';
+import { resultOf, type RequestResult, type Result, type SettleResult } from './results';
 
-type Answer = Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'error'>;
-type Decided = Omit<Result, 'ok' | 'headers' | 'error'>;
-
-export interface LeaseRow extends Answer, Decided {
-    id: string | null;
+type Answer = Readonly<Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'error'>>;
+type Decided = Readonly<Omit<Result, 'ok' | 'headers' | 'error'>>;
+interface Expiring extends Answer {
+    /** For calls in another process: of a hold also the id of another hold call. null: denied, or exempt. */
+    readonly id: string | null;
+    /** The time when it expires, unless it is ended or extended. */
     expiresAt: Date | null;
 }
 
-/** A lease of a concurrency limit, or a denial (`ok` is false). `await using` releases it. */
-export class Lease implements LeaseRow {
-    readonly ok: boolean;
-    /** For extend and release in another process. null: denied, or exempt. */
-    readonly id: string | null;
-    /** The time when it expires, unless it is extended. */
-    expiresAt: Date | null;
-    readonly retryAfter: number | null;
-    readonly retryAt: Date | null;
-    /** Free slots after the call. */
-    readonly remaining: number | null;
-    readonly capacity: number | null;
-    /** The time when the last lease expires. */
-    readonly resetAt: Date | null;
-    /** As of Result. */
-    readonly limitedBy: LimitedBy | null;
-    /** It was granted unchecked, and there is no lease. */
-    declare readonly error?: Error & { code?: string };
+export interface LeaseRow extends Expiring, Decided {}
+
+export interface Lease extends LeaseRow {}
+/**
+ * A lease of a concurrency limit, or a denial (`ok` is false). `await using` releases it. `remaining`: the slots that
+ * are free, `resetAt`: when the last lease expires, `error`: it was granted unchecked, and there is no lease.
+ */
+export class Lease {
     #calls: LeaseCalls;
     #released = false;
 
     constructor(row: LeaseRow, calls: LeaseCalls) {
-        this.ok = row.ok;
-        this.id = row.id;
-        this.expiresAt = row.expiresAt;
-        this.retryAfter = row.retryAfter;
-        this.retryAt = row.retryAt;
-        this.remaining = row.remaining;
-        this.capacity = row.capacity;
-        this.resetAt = row.resetAt;
-        this.limitedBy = row.limitedBy;
-        Object.assign(this, errorOf(row));
+        Object.assign(this, row);
         this.#calls = calls;
     }
 
@@ -118,35 +91,22 @@ let ends: {
     unsettled(hold: Held<any, any, any, any>, error: unknown): void;
 };
 
+interface Held<U extends Used, R, M, A extends Expiring> extends Expiring {}
 /**
  * Tokens that are held until they are settled. U: what was used; R: the answer to a settlement; M: what more to hold;
- * A: the answer to that.
+ * A: the answer to that. `error`: it was allowed unchecked, and there is no hold.
  */
-abstract class Held<U extends Used, R, M, A extends Answer & { expiresAt: Date | null }> {
+abstract class Held<U extends Used, R, M, A extends Expiring> {
     /**
      * The use so far, if the application knows it: settled when the block or the callback ends. If it is not a number
      * of tokens, everything held is settled, and onUnsettled is called.
      */
     used: U | undefined;
-    readonly ok: boolean;
-    /** For settle in another process, and as the id of another hold call. null: denied, or exempt. */
-    readonly id: string | null;
-    /** The time when it expires, unless it is settled or extended. */
-    expiresAt: Date | null;
-    readonly retryAfter: number | null;
-    readonly retryAt: Date | null;
-    /** It was allowed unchecked, and there is no hold. */
-    declare readonly error?: Error & { code?: string };
     #calls: HoldCalls<U, R, M, A>;
     #settled = false;
 
-    constructor(row: Answer & { id: string | null; expiresAt: Date | null }, calls: HoldCalls<U, R, M, A>) {
-        this.ok = row.ok;
-        this.id = row.id;
-        this.expiresAt = row.expiresAt;
-        this.retryAfter = row.retryAfter;
-        this.retryAt = row.retryAt;
-        Object.assign(this, errorOf(row));
+    constructor(row: A, calls: HoldCalls<U, R, M, A>) {
+        Object.assign(this, row);
         this.#calls = calls;
     }
 
@@ -211,31 +171,14 @@ abstract class Held<U extends Used, R, M, A extends Answer & { expiresAt: Date |
     }
 }
 
-export interface HoldRow extends Answer, Decided {
-    id: string | null;
-    held: number | null;
-    expiresAt: Date | null;
-}
-
-/** A hold of one limit, or a denial (`ok` is false). `await using` settles `used`, or as onException says. */
-export class Hold extends Held<number, Result, number, HoldRow> implements HoldRow {
+export interface HoldRow extends Expiring, Decided {
     /** The tokens held. */
     held: number | null;
-    readonly remaining: number | null;
-    readonly capacity: number | null;
-    readonly resetAt: Date | null;
-    /** As of Result. */
-    readonly limitedBy: LimitedBy | null;
+}
 
-    constructor(row: HoldRow, calls: HoldCalls<number, Result, number, HoldRow>) {
-        super(row, calls);
-        this.held = row.held;
-        this.remaining = row.remaining;
-        this.capacity = row.capacity;
-        this.resetAt = row.resetAt;
-        this.limitedBy = row.limitedBy;
-    }
-
+export interface Hold extends HoldRow {}
+/** A hold of one limit, or a denial (`ok` is false). `await using` settles `used`, or as onException says. */
+export class Hold extends Held<number, Result, number, HoldRow> {
     protected counts(used: number): number | undefined {
         return isCount(used) ? used : undefined;
     }
@@ -253,25 +196,16 @@ export interface HoldRequestResult extends RequestResult {
     /** The tokens or slots held. */
     held: number | null;
 }
-export interface HoldAllRow extends Pick<AllResult, 'ok' | 'retryAfter' | 'retryAt' | 'deniedBy' | 'error'> {
-    id: string | null;
-    expiresAt: Date | null;
-    results: HoldRequestResult[];
-}
-
-/** A hold of several limits, or a denial. `await using` settles `used`, or as onException says. */
-export class HoldAll<M = unknown> extends Held<Used, SettleResult[], M, HoldAllRow> implements HoldAllRow {
+export interface HoldAllRow extends Expiring {
     /** The denying request with the longest wait; null: all are held. */
     readonly deniedBy: RequestResult | null;
     /** In the order of the requests. */
     results: HoldRequestResult[];
+}
 
-    constructor(row: HoldAllRow, calls: HoldCalls<Used, SettleResult[], M, HoldAllRow>) {
-        super(row, calls);
-        this.deniedBy = row.deniedBy;
-        this.results = row.results;
-    }
-
+export interface HoldAll<M = unknown> extends HoldAllRow {}
+/** A hold of several limits, or a denial. `await using` settles `used`, or as onException says. */
+export class HoldAll<M = unknown> extends Held<Used, SettleResult[], M, HoldAllRow> {
     protected counts(used: Used): Used | undefined {
         if (typeof used !== 'object' || used === null || Array.isArray(used)) return isCount(used) ? used : undefined;
         const given = Object.entries(used).filter(([, each]) => each !== undefined);

@@ -2,17 +2,7 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 
 import { Calls, prefix, type Call, type HeaderStyle } from './calls';
-import type {
-    Checked,
-    ConfigOf,
-    Definitions,
-    Duration,
-    HoldKind,
-    Kind,
-    LeaseKind,
-    NameOf,
-    TokenKind,
-} from './config';
+import type { Checked, ConfigOf, Definitions, Duration, HoldKind, Kind, LeaseKind, NameOf, TokenKind } from './config';
 import {
     Hold,
     HoldAll,
@@ -361,7 +351,8 @@ export class RateLimiter<const D extends Definitions = {}> {
         const values = [name, keyOf(options), count, this.#configOf(name, options)];
         const acquire = async () => {
             const row = await this.#decided('acquire', options, values);
-            return new Lease({ ...resultOf(row), id: row.lease ?? null, expiresAt: date(row.expires) }, calls);
+            const { headers, ...result } = resultOf(row);
+            return new Lease({ ...result, id: row.lease ?? null, expiresAt: date(row.expires) }, calls);
         };
         const slots = { id: JSON.stringify(values), denies: () => true };
         return this.#passing(name, options, acquire, slots);
