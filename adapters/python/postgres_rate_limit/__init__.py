@@ -9,18 +9,11 @@ calls to models may cost; testing has fixtures of pytest.
 """
 
 from postgres_rate_limit._addresses import address_key
-from postgres_rate_limit._borrowed import AsyncBorrowed, Borrowed
+from postgres_rate_limit._borrowed_async import AsyncBorrowed
+from postgres_rate_limit._borrowed_sync import Borrowed
 from postgres_rate_limit._calls import HeaderStyle, Key, Request
-from postgres_rate_limit._client import (
-    AsyncHold,
-    AsyncHoldAll,
-    AsyncLease,
-    AsyncRateLimiter,
-    Hold,
-    HoldAll,
-    Lease,
-    RateLimiter,
-)
+from postgres_rate_limit._client_async import AsyncRateLimiter
+from postgres_rate_limit._client_sync import RateLimiter
 from postgres_rate_limit._configs import (
     DAY,
     HOUR,
@@ -36,6 +29,8 @@ from postgres_rate_limit._configs import (
     unlimited,
 )
 from postgres_rate_limit._http import TooManyRequests, too_many_requests
+from postgres_rate_limit._leases_async import AsyncHold, AsyncHoldAll, AsyncLease
+from postgres_rate_limit._leases_sync import Hold, HoldAll, Lease
 from postgres_rate_limit._results import (
     AllResult,
     BorrowResult,

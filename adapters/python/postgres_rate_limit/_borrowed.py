@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
 import math
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import Any
 from weakref import WeakSet
 
 from postgres_rate_limit._calls import Call, Key, Taken, key_of, seconds_of
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._failing import OnError, checked
-from postgres_rate_limit._results import BorrowResult, LimitedBy, RateLimitExceeded, Result, innermost
+from postgres_rate_limit._results import LimitedBy, Result
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-log = logging.getLogger("postgres_rate_limit")
 # The kinds that can be borrowed: tokens can be given back to them.
 LENDS = ("token bucket", "fixed window", "unlimited")
 
@@ -81,7 +75,7 @@ class _Question:
 Left = tuple[str, float, datetime]
 """A key, the rest of its batch, and the time when that was taken."""
 # A forked child has none of its parent's tokens.
-_all: WeakSet[_Borrowed] = WeakSet()
+_all: WeakSet[Borrowing] = WeakSet()
 
 
 def _forget_all() -> None:
@@ -93,7 +87,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
 
 
-class _Borrowed:
+class Borrowing:
     """The shared part of both kinds. The lock is held only for the moments in which accounts change."""
 
     _make_asking: Callable[[], Any]
@@ -176,7 +170,7 @@ class _Borrowed:
                 if answer.error is not None or not answer.ok and asked <= count:
                     return answer
             if account.batch is not None and account.batch.spends(count):
-                return _passed()
+                return passed()
             return None
 
     def _ask(self, key: str, account: _Account, count: float, left: list[Left]) -> _Question:
@@ -221,7 +215,7 @@ class _Borrowed:
             account.batch = self._batch(answer, question)
             size = account.size // 2 if answer.taken < question.most else account.size  # others want them, too
             account.size = max(size, 1) if account.batch.lasts > 0 else 0
-            return _passed(answer.limited_by)
+            return passed(answer.limited_by)
 
     def _batch(self, answer: Taken, question: _Question) -> _Batch:
         value = json.loads(answer.value)
@@ -273,197 +267,5 @@ class _Borrowed:
         return made
 
 
-def _passed(limited_by: LimitedBy | None = None) -> Result:
+def passed(limited_by: LimitedBy | None = None) -> Result:
     return Result(True, None, None, None, None, None, limited_by)
-
-
-def _told(name: str, throws: bool, result: Result) -> BorrowResult:
-    if throws and not result.ok:
-        raise RateLimitExceeded(name, result.retry_after, result.retry_at, result.headers)
-    return BorrowResult(result.ok, result.retry_after, result.retry_at, result.limited_by, result.headers, result.error)
-
-
-def _warn(error: Exception) -> None:
-    log.warning("borrowed tokens were not returned: %r", innermost(error))
-
-
-class Borrowed(_Borrowed):
-    """Takes of one limit that usually need no database call. Threads may share it. `with` closes it."""
-
-    _make_asking = staticmethod(Lock)
-
-    def _begin(self) -> None:
-        super()._begin()
-        self._ends = Event()
-        self._sweeper: Thread | None = None
-
-    def limit(
-        self, key: Key = "", *, count: float = 1, wait: timedelta | float | None = None, throws: bool = False
-    ) -> BorrowResult:
-        """Spends borrowed tokens, or else takes a new batch. wait, throws: as in RateLimiter.limit."""
-        text = key_of(key)
-        patience = None if wait is None else self._limiter._patience(wait)
-        while True:
-            result = self._once(text, count)
-            pause = None if patience is None else patience.pause(result.ok, result.retry_after)
-            if pause is None:
-                return _told(self._name, throws, result)
-            time.sleep(pause)
-
-    def _once(self, key: str, count: float) -> Result:
-        left: list[Left] = []
-        account = self._enter(key, count)
-        try:
-            seen = account.asked
-            if self._spends(account, count):
-                return _passed()
-            try:
-                account.asking.acquire()
-            finally:
-                self._waited(account, count)
-            try:
-                known = self._known(account, count, seen)
-                if known is not None:
-                    return known
-                question = self._ask(key, account, count, left)
-                self._give_back(left)  # the call may need it
-                answer: Taken | BaseException
-                try:
-                    answer = self._limiter._run_apart(self._call(key, question), self._on_error)
-                except BaseException as error:
-                    answer = error
-                return self._answered(key, account, question, answer, left)
-            finally:
-                account.asking.release()
-        finally:
-            self._leave(account)
-            self._give_back(left)
-            if self._begins_to_sweep():
-                sweeper = Thread(target=self._sweeping, args=(self._ends,), daemon=True)
-                sweeper.start()
-                self._sweeper = sweeper
-
-    def _sweeping(self, ends: Event) -> None:
-        while not ends.wait(self._borrow_for):
-            left = self._sweep()
-            if left is None:
-                return
-            self._give_back(left)
-
-    def _give_back(self, left: list[Left]) -> None:
-        while left:
-            try:
-                self._limiter._run_apart(self._refund(left.pop()), None)
-            except Exception as error:
-                _warn(error)
-
-    def close(self) -> None:
-        """Returns everything left, and spends no more. Otherwise, for example if a process dies, the rest stays
-        taken."""
-        with self._lock:
-            self._closed = True
-            accounts = list(self._accounts.values())
-        for account in accounts:
-            with account.asking:
-                pass
-        self._ends.set()
-        self._give_back(self._sweep(every=True) or [])
-        if self._sweeper is not None:
-            self._sweeper.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class AsyncBorrowed(_Borrowed):
-    """As Borrowed, for the tasks of one event loop, with `async with`."""
-
-    _make_asking = staticmethod(asyncio.Lock)
-
-    def _begin(self) -> None:
-        super()._begin()
-        self._sweeper: asyncio.Task[None] | None = None
-        self._returning: asyncio.Future[None] | None = None
-
-    async def limit(
-        self, key: Key = "", *, count: float = 1, wait: timedelta | float | None = None, throws: bool = False
-    ) -> BorrowResult:
-        """As in Borrowed."""
-        text = key_of(key)
-        patience = None if wait is None else self._limiter._patience(wait)
-        while True:
-            result = await self._once(text, count)
-            pause = None if patience is None else patience.pause(result.ok, result.retry_after)
-            if pause is None:
-                return _told(self._name, throws, result)
-            await asyncio.sleep(pause)
-
-    async def _once(self, key: str, count: float) -> Result:
-        left: list[Left] = []
-        account = self._enter(key, count)
-        try:
-            seen = account.asked
-            if self._spends(account, count):
-                return _passed()
-            try:
-                await account.asking.acquire()
-            finally:
-                self._waited(account, count)
-            try:
-                known = self._known(account, count, seen)
-                if known is not None:
-                    return known
-                question = self._ask(key, account, count, left)
-                await self._give_back(left)  # the call may need it
-                answer: Taken | BaseException
-                try:
-                    answer = await self._limiter._run_apart(self._call(key, question), self._on_error)
-                except BaseException as error:
-                    answer = error
-                return self._answered(key, account, question, answer, left)
-            finally:
-                account.asking.release()
-        finally:
-            self._leave(account)
-            if self._begins_to_sweep():
-                self._sweeper = asyncio.ensure_future(self._sweeping())
-            await self._give_back(left)
-
-    async def _sweeping(self) -> None:
-        while True:
-            await asyncio.sleep(self._borrow_for)
-            left = self._sweep()
-            if left is None:
-                return
-            self._returning = asyncio.ensure_future(self._give_back(left))
-            await asyncio.shield(self._returning)
-
-    async def _give_back(self, left: list[Left]) -> None:
-        while left:
-            try:
-                await self._limiter._run_apart(self._refund(left.pop()), None)
-            except Exception as error:
-                _warn(error)
-
-    async def close(self) -> None:
-        """As in Borrowed."""
-        with self._lock:
-            self._closed = True
-            accounts = list(self._accounts.values())
-        for account in accounts:
-            async with account.asking:
-                pass
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        await self._give_back(self._sweep(every=True) or [])
-        if self._returning is not None:
-            await self._returning
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()

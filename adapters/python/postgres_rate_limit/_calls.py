@@ -34,6 +34,8 @@ from postgres_rate_limit._results import (
 T = TypeVar("T")
 Key = Union[str, int, UUID]
 HeaderStyle = Literal["ietf", "github"]
+OnExpiry = Literal["refund", "charge"]
+Used = Union[float, Mapping[str, float]]
 Rows = Sequence[Sequence[Any]]
 Verdict = tuple[str, bool, Union[float, None], Union[LimitedBy, None]]
 """Name, ok, retry_after and limited_by of a limit."""

@@ -337,7 +337,7 @@ def database(db: object) -> Database:
     raise TypeError(f"db is of type {type(db).__name__}; allowed: {SUPPORTED}")
 
 
-def async_database(db: object) -> AsyncDatabase:
+def database_async(db: object) -> AsyncDatabase:
     """Raises TypeError for anything that can't run a statement here."""
     if make := _find(_ASYNC, db):
         found: AsyncDatabase = make(db)

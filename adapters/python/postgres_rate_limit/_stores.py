@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any
 
-from postgres_rate_limit._client import AsyncRateLimiter, RateLimiter
+from postgres_rate_limit._client_async import AsyncRateLimiter
+from postgres_rate_limit._client_sync import RateLimiter
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._results import Decision
 
@@ -45,7 +46,7 @@ def limiter_of(
     return RateLimiter(limits or {}, db=db, on_decision=_heard(on_unchecked), **options)
 
 
-def async_limiter_of(
+def limiter_of_async(
     db: object, on_unchecked: OnUnchecked | None = None, limits: Mapping[str, Config] | None = None, **options: Any
 ) -> AsyncRateLimiter:
     return AsyncRateLimiter(limits or {}, db=db, on_decision=_heard(on_unchecked), **options)

@@ -19,10 +19,14 @@ from datetime import timedelta
 from math import ceil, inf
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Union
 
-from postgres_rate_limit._calls import Key, Request, seconds_of
-from postgres_rate_limit._client import AsyncHoldAll, AsyncRateLimiter, HoldAll, OnExpiry, Pending, RateLimiter
+from postgres_rate_limit._calls import Key, OnExpiry, Request, seconds_of
+from postgres_rate_limit._client_async import AsyncRateLimiter
+from postgres_rate_limit._client_sync import RateLimiter
 from postgres_rate_limit._configs import Config
+from postgres_rate_limit._leases_async import AsyncHoldAll
+from postgres_rate_limit._leases_sync import HoldAll
 from postgres_rate_limit._results import Unsettled, chain, innermost
+from postgres_rate_limit._waits import Pending
 
 __all__ = ["Budget", "Limit", "ModelCall", "Unreported", "Unsettled", "Usage", "estimate_input"]
 

@@ -16,7 +16,7 @@ from django.db import connections  # type: ignore[import-untyped]
 from django.utils.connection import ConnectionProxy  # type: ignore[import-untyped]
 
 from postgres_rate_limit._calls import Call, Rows
-from postgres_rate_limit._client import RateLimiter
+from postgres_rate_limit._client_sync import RateLimiter
 from postgres_rate_limit._failing import OnError
 from postgres_rate_limit._stores import OnUnchecked, checked_name, limiter_of, stored_key
 

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from litellm.integrations.custom_logger import CustomLogger
 
-from postgres_rate_limit._client import AsyncHoldAll, AsyncRateLimiter
+from postgres_rate_limit._client_async import AsyncRateLimiter
+from postgres_rate_limit._leases_async import AsyncHoldAll
 from postgres_rate_limit.budget import Budget, ModelCall, extend_async
 
 __all__ = ["BudgetLogger"]

@@ -28,7 +28,7 @@ from django.db import connections  # type: ignore[import-untyped]
 from django.utils.connection import ConnectionProxy  # type: ignore[import-untyped]
 from rest_framework import throttling  # type: ignore[import-untyped]
 
-from postgres_rate_limit._client import RateLimiter
+from postgres_rate_limit._client_sync import RateLimiter
 from postgres_rate_limit._results import Result
 from postgres_rate_limit._stores import checked_name, limiter_of, stored_key
 

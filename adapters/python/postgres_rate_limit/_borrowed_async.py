@@ -1,0 +1,122 @@
+"""Takes of one limit that usually need no database call: how they ask, and return the rest."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from postgres_rate_limit._borrowed import Borrowing, Left, passed
+from postgres_rate_limit._calls import Key, Taken, key_of
+from postgres_rate_limit._results import BorrowResult, RateLimitExceeded, Result, innermost
+from postgres_rate_limit._waits import (
+    AsyncEvent,
+    AsyncLock,
+    AsyncThread,
+    Patience,
+    join_async,
+    sleep_async,
+    spawn_async,
+    wait_for_async,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+log = logging.getLogger("postgres_rate_limit")
+
+
+class AsyncBorrowed(Borrowing):
+    """Takes of one limit that usually need no database call. Tasks of one event loop may share it. `async with` closes
+    it."""
+
+    _make_asking = AsyncLock
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._ends = AsyncEvent()
+        self._sweeper: AsyncThread | None = None
+
+    async def limit(
+        self, key: Key = "", *, count: float = 1, wait: timedelta | float | None = None, throws: bool = False
+    ) -> BorrowResult:
+        """Spends borrowed tokens, or else takes a new batch. wait, throws: as in AsyncRateLimiter.limit."""
+        text = key_of(key)
+        patience = None if wait is None else Patience(wait)
+        while True:
+            result = await self._once(text, count)
+            pause = None if patience is None else patience.pause(result.ok, result.retry_after)
+            if pause is None:
+                return _told(self._name, throws, result)
+            await sleep_async(pause)
+
+    async def _once(self, key: str, count: float) -> Result:
+        left: list[Left] = []
+        account = self._enter(key, count)
+        try:
+            seen = account.asked
+            if self._spends(account, count):
+                return passed()
+            try:
+                await account.asking.acquire()
+            finally:
+                self._waited(account, count)
+            try:
+                known = self._known(account, count, seen)
+                if known is not None:
+                    return known
+                question = self._ask(key, account, count, left)
+                await self._give_back(left)  # the call may need it
+                answer: Taken | BaseException
+                try:
+                    answer = await self._limiter._run_apart(self._call(key, question), self._on_error)
+                except BaseException as error:
+                    answer = error
+                return self._answered(key, account, question, answer, left)
+            finally:
+                account.asking.release()
+        finally:
+            self._leave(account)
+            if self._begins_to_sweep():
+                self._sweeper = spawn_async(self._sweeping)
+            await self._give_back(left)
+
+    async def _sweeping(self) -> None:
+        while not await wait_for_async(self._ends, self._borrow_for):
+            left = self._sweep()
+            if left is None:
+                return
+            await self._give_back(left)
+
+    async def _give_back(self, left: list[Left]) -> None:
+        while left:
+            try:
+                await self._limiter._run_apart(self._refund(left.pop()), None)
+            except Exception as error:
+                log.warning("borrowed tokens were not returned: %r", innermost(error))
+
+    async def close(self) -> None:
+        """Returns everything left, and spends no more. Otherwise, for example if a process dies, the rest stays
+        taken."""
+        with self._lock:
+            self._closed = True
+            accounts = list(self._accounts.values())
+        for account in accounts:
+            async with account.asking:
+                pass
+        self._ends.set()
+        await self._give_back(self._sweep(every=True) or [])
+        if self._sweeper is not None:
+            await join_async(self._sweeper)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _told(name: str, throws: bool, result: Result) -> BorrowResult:
+    if throws and not result.ok:
+        raise RateLimitExceeded(name, result.retry_after, result.retry_at, result.headers)
+    return BorrowResult(result.ok, result.retry_after, result.retry_at, result.limited_by, result.headers, result.error)

@@ -1,0 +1,509 @@
+"""The client. The calls are in _calls, the drivers in _databases."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from postgres_rate_limit._borrowed_async import AsyncBorrowed
+from postgres_rate_limit._calls import (
+    FIND,
+    Call,
+    Calls,
+    HeaderStyle,
+    Held,
+    HeldAll,
+    Key,
+    OnExpiry,
+    Request,
+    Used,
+)
+from postgres_rate_limit._configs import Config
+from postgres_rate_limit._databases import AsyncDatabase, database_async
+from postgres_rate_limit._denials import Denials, Remembering
+from postgres_rate_limit._failing import OnError, checked, not_now
+from postgres_rate_limit._leases_async import AsyncHold, AsyncHoldAll, AsyncLease, granted
+from postgres_rate_limit._lines import Lines
+from postgres_rate_limit._results import (
+    AllResult,
+    Decision,
+    RateLimitExceeded,
+    Result,
+    SettleResult,
+    Unsettled,
+    Value,
+    aged,
+    denying,
+    innermost,
+)
+from postgres_rate_limit._waits import (
+    AsyncEvent,
+    Patience,
+    Pending,
+    ask_async,
+    here_async,
+    sleep_async,
+    wait_for_async,
+)
+
+if TYPE_CHECKING:
+    # Type checkers have it; Python has it from 3.13 on.
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    N = TypeVarWithDefault("N", bound=str, default=str)
+else:
+    N = TypeVar("N", bound=str)
+T = TypeVar("T")
+TEN_MINUTES = timedelta(minutes=10)
+_NOTHING_HELD = HeldAll(True, None, None, [])
+log = logging.getLogger("postgres_rate_limit")
+
+
+class AsyncRateLimiter(Generic[N]):
+    """Limits counted in PostgreSQL, in the caller's own transaction if it passes its connection.
+    AsyncRateLimiter[Literal["a", "b"]] lets type checkers refuse other names. Its methods are awaited; acquire, hold
+    and hold_all are awaited or entered by `async with`. Tasks may share it."""
+
+    def __init__(
+        self,
+        limits: Mapping[N, Config] | Iterable[N],
+        *,
+        db: object = None,
+        defined: bool = False,
+        schema: str | None = None,
+        on_decision: Callable[[Decision], object] | None = None,
+        on_unsettled: Callable[[Unsettled], object] | None = None,
+        on_error: OnError = "closed",
+        timeout: float | None = None,
+        remember_denials: bool | Remembering = False,
+    ) -> None:
+        """
+        limits: each by its name, in the form of token_bucket and the other builders.
+        db: runs the calls without a db of their own.
+        defined: calls send names only, because the limits are defined in the database: by define(), or by sql() in a
+            migration. Then limits may be the names alone.
+        schema: of the functions; default: found at the first call.
+        on_decision: called for each limit that a call takes from, is denied by, or fails on. Its exceptions are logged
+            and go no further.
+        on_unsettled: called with a hold that a block has left, and that was not settled by the actual use: either the
+            use was not a number of tokens, so that everything held counts, or the database failed. Default: a warning.
+        on_error: "open": a call that asks whether work may be done is allowed if the database can't answer now
+            (docs/failing.md lists these errors), or not in time. Not in a transaction of the caller's.
+        timeout: seconds after which such a call fails and its connection is closed; None: with "open" 5, or else never.
+            Not in a transaction of the caller's.
+        remember_denials: limit, check, limit_all and check_all are denied without a database call for the time of an
+            earlier denial, for at most a second; a dict with max and at_most sets the number of denials, and the
+            maximum time in seconds.
+        """
+        self._calls = Calls(limits, defined, schema)
+        self._db, self._on_decision, self._on_unsettled = db, on_decision, on_unsettled
+        self._on_error = checked(on_error)
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout is {timeout!r}; allowed: seconds, more than 0")
+        self._timeout = timeout
+        self._denials: Denials[Any] = Denials(remember_denials)
+        self._lines = Lines(AsyncEvent)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._calls.names
+
+    def sql(self) -> str:
+        """The statements that define the limits, for a migration. With defined=True."""
+        return self._calls.sql()
+
+    def _where(self, db: object) -> object:
+        return self._db if db is None else db
+
+    async def limit(
+        self,
+        name: N,
+        key: Key = "",
+        *,
+        count: float = 1,
+        reserve: bool = False,
+        wait: timedelta | float | None = None,
+        throws: bool = False,
+        headers: HeaderStyle | None = None,
+        config: Config | None = None,
+        on_error: OnError | None = None,
+        db: object = None,
+    ) -> Result:
+        """Takes tokens, if there are enough.
+
+        reserve: the call may put the limit into debt; retry_at is the time to start the work.
+        wait: seconds for which a denied call waits and tries again, if it can pass by then. Not in a transaction.
+        throws: a denial raises RateLimitExceeded, here and not in the database, so it aborts no transaction.
+        headers: the result has them, by rl_headers, on which the role needs EXECUTE.
+        config: of a limit that the limiter doesn't have.
+        on_error, db: instead of the limiter's.
+        """
+        call = self._calls.limit("rl_limit", name, key, count, reserve, headers, config)
+        return _told(name, await self._run(call, db, on_error, wait), throws)
+
+    async def check(
+        self,
+        name: N,
+        key: Key = "",
+        *,
+        count: float = 1,
+        reserve: bool = False,
+        throws: bool = False,
+        headers: HeaderStyle | None = None,
+        config: Config | None = None,
+        on_error: OnError | None = None,
+        db: object = None,
+    ) -> Result:
+        """The result that limit would return. Takes nothing."""
+        call = self._calls.limit("rl_check", name, key, count, reserve, headers, config)
+        return _told(name, await self._run(call, db, on_error), throws)
+
+    async def reset(self, name: N, key: Key = "", *, config: Config | None = None, db: object = None) -> bool:
+        """Makes the limit full again; false if it was."""
+        return await self._run(self._calls.reset(name, key, config), db)
+
+    async def credit(
+        self,
+        name: N,
+        key: Key = "",
+        count: float = 1,
+        *,
+        taken_at: datetime | None = None,
+        config: Config | None = None,
+        db: object = None,
+    ) -> Result:
+        """Gives back tokens that weren't used; a negative count takes them, however many are left."""
+        return await self._run(self._calls.credit(name, key, count, taken_at, config), db)
+
+    async def value(self, name: N, key: Key = "", *, config: Config | None = None, db: object = None) -> Value:
+        """The limit for a browser: what a route returns as JSON."""
+        return await self._run(self._calls.value(name, key, config), db)
+
+    async def limit_all(
+        self,
+        requests: Iterable[Request],
+        *,
+        wait: timedelta | float | None = None,
+        throws: bool = False,
+        headers: HeaderStyle | None = None,
+        on_error: OnError | None = None,
+        db: object = None,
+    ) -> AllResult:
+        """Takes from all of the limits, or from none. headers: by rl_headers_all."""
+        call = self._calls.limit_all("rl_limit_all", requests, headers)
+        return _told_all(await self._run(call, db, on_error, wait), throws)
+
+    async def check_all(
+        self,
+        requests: Iterable[Request],
+        *,
+        throws: bool = False,
+        headers: HeaderStyle | None = None,
+        on_error: OnError | None = None,
+        db: object = None,
+    ) -> AllResult:
+        """The result that limit_all would return. Takes nothing."""
+        call = self._calls.limit_all("rl_check_all", requests, headers)
+        return _told_all(await self._run(call, db, on_error), throws)
+
+    def acquire(
+        self,
+        name: N,
+        key: Key = "",
+        *,
+        count: float = 1,
+        wait: timedelta | float | None = None,
+        throws: bool = False,
+        config: Config | None = None,
+        on_error: OnError | None = None,
+        db: object = None,
+    ) -> Pending[AsyncLease]:
+        """Takes slots of a concurrency limit: `async with limiter.acquire(…) as lease:`, or await it, and check whether
+        the lease is ok.
+
+        wait: seconds; because slots may be released at any time it checks again four times a second.
+        """
+        call = self._calls.acquire(name, key, count, config)
+
+        async def start() -> AsyncLease:
+            lent = await self._run(call, db, on_error, wait)
+            return granted(AsyncLease(self, name, lent, config, on_error, db), throws)
+
+        return Pending(start)
+
+    async def extend(
+        self, name: N, lease: str | None, *, config: Config | None = None, db: object = None
+    ) -> datetime | None:
+        """Extends a lease that another process acquired; returns the new end, or None if it has ended."""
+        return await self._run(self._calls.extend(name, lease, config), db)
+
+    async def release(self, name: N, lease: str | None, *, config: Config | None = None, db: object = None) -> bool:
+        """Releases a lease that another process acquired; false if it has ended."""
+        return await self._run(self._calls.release(name, lease, config), db)
+
+    def hold(
+        self,
+        name: N,
+        key: Key = "",
+        count: float = 1,
+        *,
+        ttl: timedelta | float = TEN_MINUTES,
+        id: str | None = None,
+        at_least: float | None = None,
+        on_expiry: OnExpiry = "refund",
+        on_exception: OnExpiry = "refund",
+        reserve: bool = False,
+        wait: timedelta | float | None = None,
+        throws: bool = False,
+        config: Config | None = None,
+        on_error: OnError | None = None,
+        db: object = None,
+    ) -> Pending[AsyncHold]:
+        """Holds tokens for work with a use known only later: `async with limiter.hold(…) as hold:`, or await it, and
+        check whether it is ok.
+
+        ttl: until it expires, unless it is settled or extended, as a timedelta or in seconds.
+        id: the id of an existing hold means the same hold.
+        at_least: fewer than count are enough; held says how many.
+        on_expiry, on_exception: what to do with the tokens if the process dies, if the block ends with an exception.
+        """
+
+        _check_otherwise(on_exception)
+
+        def call(count: float, id: str | None, at_least: float | None) -> Call[Held]:
+            return self._calls.hold(name, key, count, ttl, id, at_least, on_expiry, reserve, config)
+
+        first = call(count, id, at_least)
+
+        async def start() -> AsyncHold:
+            held = await self._run(first, db, on_error, wait)
+            again = lambda more, id: call(_again(count, held, more), id, None)  # noqa: E731
+            return granted(AsyncHold(self, name, held, again, on_exception, on_error, db), throws)
+
+        return Pending(start)
+
+    async def settle(self, hold: str | None, used: float | None = None, *, db: object = None) -> Result:
+        """Settles a hold of one limit by its id, as AsyncHold.settle."""
+        return await self._run(self._calls.settle(hold, used), db)
+
+    def hold_all(
+        self,
+        requests: Iterable[Request],
+        *,
+        ttl: timedelta | float = TEN_MINUTES,
+        id: str | None = None,
+        on_expiry: OnExpiry = "refund",
+        on_exception: OnExpiry = "refund",
+        wait: timedelta | float | None = None,
+        throws: bool = False,
+        on_error: OnError | None = None,
+        db: object = None,
+    ) -> Pending[AsyncHoldAll]:
+        """Holds tokens of all of the limits, or of none; as hold. An exempt caller has no requests.
+
+        wait: holds nothing meanwhile; if only slots are missing it checks again four times a second.
+        """
+        _check_otherwise(on_exception)
+        requests = list(requests)
+
+        def again(more: Iterable[Request] | None, id: str | None) -> Call[HeldAll]:
+            return self._calls.hold_all(requests if more is None else more, ttl, id, on_expiry)
+
+        first = again(None, id)
+
+        async def start() -> AsyncHoldAll:
+            held = await self._run(first, db, on_error, wait) if requests else _NOTHING_HELD
+            return granted(AsyncHoldAll(self, held, again, on_exception, on_error, db), throws)
+
+        return Pending(start)
+
+    async def settle_all(self, hold: str | None, used: Used | None = None, *, db: object = None) -> list[SettleResult]:
+        """Settles a hold of several limits by its id, as AsyncHoldAll.settle."""
+        return await self._run(self._calls.settle_all(hold, used), db)
+
+    def borrow(
+        self,
+        name: N,
+        *,
+        borrow_for: timedelta | float = 1,
+        max: int = 100,
+        config: Config | None = None,
+        on_error: OnError | None = None,
+    ) -> AsyncBorrowed:
+        """Takes of this limit that need no round trip: the process takes batches on the limiter's db, a pool or an
+        engine, and spends them in memory. No rollback returns spent tokens. Not awaited.
+
+        borrow_for: seconds, or a timedelta, after which a batch is not spent any more, and the rest is returned.
+        max: the maximum number of tokens in a batch, except for a call with a larger count.
+        """
+        return AsyncBorrowed(self, name, borrow_for, max, config, on_error)
+
+    async def define(self, *, db: object = None) -> list[str]:
+        """Creates the definitions, and replaces those that differ; returns their names. With defined=True."""
+        return await self._run(self._calls.define(), db)
+
+    async def _run_apart(self, call: Call[T], on_error: OnError | None) -> T:
+        """In no transaction of the caller's."""
+        if not _is_alone(database_async(self._where(None))):
+            raise TypeError(
+                "db is in a transaction, whose rollback would undo what is borrowed and returned; allowed: a pool"
+            )
+        return await self._run(call, None, on_error)
+
+    async def _run(
+        self,
+        call: Call[T],
+        db: object,
+        on_error: OnError | None = None,
+        wait: timedelta | float | None = None,
+    ) -> T:
+        db = self._where(db)
+        on = database_async(db)
+        if wait is None:
+            return await self._once(call, on, on_error)
+        if on.in_transaction():
+            raise RuntimeError(
+                "wait is given in a transaction, which would keep its locks meanwhile; allowed: a pool or an engine as "
+                "db"
+            )
+        patience = Patience(wait)
+        if not call.slots or patience.left <= 0:
+            return await self._patiently(call, on, on_error, patience)
+        # Calls that wait for the same slots form a line.
+        place = self._lines.join((os.getpid(), here_async(), id(db), call.sql, call.values))
+        try:
+            if not place.first.is_set():
+                await wait_for_async(place.first, patience.left)
+            return await self._patiently(call, on, on_error, patience)
+        finally:
+            place.leave()
+
+    async def _patiently(self, call: Call[T], on: AsyncDatabase, on_error: OnError | None, patience: Patience) -> T:
+        while True:
+            result: Any = await self._once(call, on, on_error)
+            # Slots may be released at any time.
+            deny = denying(getattr(result, "results", ()))
+            looks = bool(call.slots) and all(each.name in call.slots for each in deny)
+            pause = patience.pause(result.ok, result.retry_after, looks)
+            if pause is None:
+                answer: T = result
+                return answer
+            await sleep_async(pause)
+
+    async def _once(self, call: Call[T], on: AsyncDatabase, on_error: OnError | None) -> T:
+        opens = (self._on_error if on_error is None else checked(on_error)) == "open"
+        timeout = self._timeout if self._timeout is not None else 5 if opens else math.inf
+        alone = False
+        if opens or self._denials or timeout < math.inf:
+            # Its error aborts no transaction of the caller's, and its denial is not due to that transaction's own
+            # takes.
+            alone = _is_alone(on)
+        if on_error == "open" and not alone and (call.id or call.names):
+            raise TypeError('on_error is "open" in a transaction, which the error aborts; allowed: a pool or an engine')
+        began, sent = time.perf_counter(), time.monotonic()
+        if alone and (denial := self._denials.find(call.id, call.count)):
+            remembered: T = aged(denial.answer, denial.passed)
+            self._tell(call, remembered, began, None, remembered=True)
+            return remembered
+        deadline = sent + timeout if alone and timeout < math.inf else None
+        try:
+            place = self._calls.place()
+            if place is None:
+                place = self._calls.found(await on.run(FIND, (), deadline))
+            result = call.read(await on.run(call.sql.replace("@", place), call.values, deadline))
+        except BaseException as error:
+            if not (alone and opens and call.opened):
+                self._failed(call, error, began)
+                raise
+            verdict = not_now(error, on.address)
+            if not (verdict if isinstance(verdict, bool) else await ask_async(verdict, deadline)):
+                self._failed(call, error, began)
+                raise
+            if self._on_decision is None or call.decides is None:
+                log.warning("a call went unchecked: %r", innermost(error))
+            result = call.opened(innermost(error))
+            self._tell(call, result, began, error)
+            return result
+        finally:
+            if call.forgets is not None:
+                self._denials.forget(call.forgets or None)
+        self._tell(call, result, began, None)
+        if alone and call.id is not None:
+            answer: Any = result
+            if not answer.ok:
+                self._denials.add(call.id, call.count, sent, answer.retry_after, answer)
+        return result
+
+    def _tell(
+        self, call: Call[T], result: T | None, began: float, error: BaseException | None, remembered: bool = False
+    ) -> None:
+        if self._on_decision is None or call.decides is None:
+            return
+        seconds = time.perf_counter() - began
+        failed = [(name, False, None, None) for name in dict.fromkeys(call.names)]
+        for told in failed if result is None else call.decides(result):
+            try:
+                self._on_decision(Decision(*told, seconds, error and innermost(error), remembered))
+            except Exception as failure:
+                _forget(failure, error)
+                log.exception("on_decision failed", exc_info=failure)
+
+    def _unsettled(self, unsettled: Unsettled) -> None:
+        if self._on_unsettled is None:
+            log.warning("the hold %s was not settled by what was used: %r", unsettled.hold, unsettled.error)
+            return
+        try:
+            self._on_unsettled(unsettled)
+        except Exception:
+            log.exception("on_unsettled failed")
+
+    def _failed(self, call: Call[Any], error: BaseException, began: float) -> None:
+        """Raises the error in the words of the client, if it has any."""
+        self._tell(call, None, began, error)
+        explained = self._calls.explain(error, call.names[0] if len(call.names) == 1 else None)
+        if explained:
+            raise explained from error
+
+    def _is_apart(self, db: object) -> bool:
+        return database_async(self._where(db)).apart
+
+
+def _told(name: str, result: Result, throws: bool) -> Result:
+    if throws and not result.ok:
+        raise RateLimitExceeded(name, result.retry_after, result.retry_at, result.headers)
+    return result
+
+
+def _told_all(result: AllResult, throws: bool) -> AllResult:
+    if throws and (denying := result.denied_by):
+        raise RateLimitExceeded(denying.name, denying.retry_after, denying.retry_at, result.headers)
+    return result
+
+
+def _check_otherwise(on_exception: OnExpiry) -> None:
+    if on_exception not in ("refund", "charge"):
+        raise ValueError(f'on_exception is {on_exception!r}; allowed: "refund", "charge"')
+
+
+def _again(count: float, held: Held, more: float | None) -> float:
+    """The tokens wanted by an extension: those held if fewer than it asked for, or more."""
+    return more if more is not None else count if held.held is None else min(count, held.held)
+
+
+def _is_alone(on: AsyncDatabase) -> bool:
+    """Whether a statement is known to be in no transaction of the caller's."""
+    return on.apart or (on.told and not on.in_transaction())
+
+
+def _forget(failure: BaseException, error: BaseException | None) -> None:
+    """Cuts off the error that was handled when the failure happened: it may show the parameters of a call."""
+    while failure.__context__ is not None:
+        if failure.__context__ is error:
+            failure.__context__ = None
+            return
+        failure = failure.__context__

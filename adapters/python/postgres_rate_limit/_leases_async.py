@@ -1,0 +1,381 @@
+"""Leases, and holds of one limit or several: what a limiter has taken for a while."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from postgres_rate_limit._calls import Call, Calls, Held, HeldAll, Lent, OnExpiry, Request, Used
+from postgres_rate_limit._configs import Config
+from postgres_rate_limit._databases import is_over
+from postgres_rate_limit._failing import OnError
+from postgres_rate_limit._results import (
+    RateLimitExceeded,
+    RequestResult,
+    Result,
+    SettleResult,
+    Unsettled,
+    denied_by,
+    innermost,
+)
+from postgres_rate_limit._waits import finish_async, sleep_async
+
+if TYPE_CHECKING:
+    # Type checkers have it; Python has it from 3.11 on.
+    from typing_extensions import Self
+
+U = TypeVar("U")
+A = TypeVar("A")
+M = TypeVar("M")
+log = logging.getLogger("postgres_rate_limit")
+
+
+class _AsyncTaken:
+    """Taken for a while, and given back at the end of the block."""
+
+    _limiter: Any
+
+    def __init__(self, limiter: Any, taken: Lent | Held | HeldAll, on_error: OnError | None, db: object) -> None:
+        self.ok, self.id, self.expires_at, self.error = taken.ok, taken.id, taken.expires_at, taken.error
+        # There is no id, and nothing to end, if the call was denied or went unchecked, or the key is exempt.
+        self._on_error: OnError | None = on_error
+        self._limiter, self._db, self._ended = limiter, db, taken.id is None
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    async def __aenter__(self) -> Self:
+        self._entered()
+        try:
+            if (seconds := self._begins_in()) > 0:
+                await sleep_async(seconds)
+        except BaseException as error:
+            self._give_up()
+            await self.__aexit__(type(error), error, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._is_ended():
+            await finish_async(lambda: self._end(error), self._limiter._is_apart(self._db))
+
+    async def _end(self, error: BaseException | None) -> None:
+        """If it fails open, finished work doesn't fail."""
+        self._ended = True
+        try:
+            call = replace(self._ending(error is not None), opened=self._end_opened)
+            await self._limiter._run(call, self._db, self._on_error)
+        except Exception as other:
+            self._end_failed(other, error)
+
+    def _entered(self) -> None:
+        if denied := self._denied():
+            raise RateLimitExceeded(*denied)
+
+    def _denied(self) -> tuple[str, float | None, datetime | None] | None:
+        raise NotImplementedError
+
+    def _begins_in(self) -> float:
+        """Seconds until reserved work may begin."""
+        return 0
+
+    def _give_up(self) -> None:
+        """Notes that reserved work will not begin."""
+
+    def _is_ended(self) -> bool:
+        return self._ended
+
+    def _ending(self, failed: bool) -> Call[Any]:
+        """The call at the end of a block."""
+        raise NotImplementedError
+
+    def _end_opened(self, error: BaseException) -> None:
+        """The end went unchecked."""
+
+    def _end_failed(self, other: Exception, error: BaseException | None) -> None:
+        """other: the reason why the end of a block failed. After an exception in the block, that exception goes on."""
+        if error is None:
+            raise other
+        log.warning("the end of a block failed, after an exception in it: %r", innermost(other))
+
+
+class AsyncLease(_AsyncTaken):
+    """Slots of a concurrency limit. `async with` raises RateLimitExceeded if they weren't taken; its end releases
+    them."""
+
+    def __init__(
+        self, limiter: Any, name: str, lent: Lent, config: Config | None, on_error: OnError | None, db: object
+    ) -> None:
+        super().__init__(limiter, lent, on_error, db)
+        self._name, self._config = name, config
+        self.retry_after, self.retry_at = lent.retry_after, lent.retry_at
+        self.remaining, self.capacity = lent.remaining, lent.capacity
+        self.reset_at, self.limited_by = lent.reset_at, lent.limited_by
+
+    async def extend(self) -> bool:
+        """Extends the lease by the ttl of its limit, from now; false: it has expired, was released, or was denied."""
+        if self.id is None:
+            return self.ok
+        expires_at = await self._limiter.extend(self._name, self.id, config=self._config, db=self._db)
+        self.expires_at = expires_at or self.expires_at
+        return expires_at is not None
+
+    async def release(self) -> bool:
+        """Frees the slots; false: it has expired, was released before, or was denied."""
+        if self.id is None:
+            return self.ok
+        if self._ended:
+            return False
+        released: bool = await self._limiter._run(self._ending(False), self._db)
+        self._ended = True
+        return released
+
+    def _denied(self) -> tuple[str, float | None, datetime | None] | None:
+        return None if self.ok else (self._name, self.retry_after, self.retry_at)
+
+    def _ending(self, failed: bool) -> Call[bool]:
+        calls: Calls = self._limiter._calls
+        return calls.release(self._name, self.id, self._config)
+
+
+class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
+    """Tokens held for work with a use not known yet. True if they are held. U: what was used; A: the answer to a
+    settlement; M: what more to hold."""
+
+    used: U | None = None
+    """The use to settle at the end of the block, if settle hasn't been called: set it to the use, or to the use so
+    far; for several limits by name, or one number for all. If it is not a number from 0 on, everything held is
+    settled, and on_unsettled is called."""
+    _said = False
+    """Whether settle was called."""
+    _settled_in: object = None
+    """The caller's transaction in which it was called."""
+    _hears: Callable[[Any, BaseException], object] | None = None
+    """Called with the use that could not be settled, and the error, in place of on_unsettled; None: the end of a
+    block raises."""
+
+    def __init__(
+        self,
+        limiter: Any,
+        held: Any,
+        wait: float | None,
+        again: Callable[[M | None, str], Call[Any]],
+        on_exception: OnExpiry,
+        on_error: OnError | None,
+        db: object,
+    ) -> None:
+        """wait: until reserved work may begin."""
+        super().__init__(limiter, held, on_error, db)
+        self._begins = time.monotonic() + (wait or 0)
+        self._again, self._on_exception = again, on_exception
+        self._holds(held)
+
+    async def settle(self, used: U | None = None, *, db: object = None) -> A:
+        """Gives back unused tokens, or takes those used beyond the hold. Default of used: .used, or else everything
+        held; for several limits by name, or one number for all; an unnamed limit has used everything. db: of the
+        transaction that stores the answer: if it has rolled back by the end of the block, that settles. If used is
+        not a number from 0 on, everything held is settled. The result isn't ok, or the list is empty, if the hold
+        has been settled, or is gone, or was denied."""
+        if self.id is None:
+            return self._nothing
+        self.used, self._said = self.used if used is None else used, True
+        settled: A = await self._limiter._run(self._settlement(self.used), self._db if db is None else db)
+        # The end of the block settles again if a transaction of the caller's may roll the settlement back. It counts
+        # once.
+        self._settled_in = None if db is None or is_over(db) else db
+        self._ended = self._settled_in is None
+        return settled
+
+    async def extend(self, more: M | None = None) -> bool:
+        """Holds up to more, a count or requests, if that is more, and for ttl from now. false: denied, and the hold
+        keeps its tokens; or it was settled, or denied before."""
+        if self.id is None:
+            return self.ok
+        if self._ended or self._settled_in is not None:
+            return False
+        held = await self._limiter._run(self._extension(more), self._db, self._on_error)
+        if held.ok and held.error is None:
+            self._holds(held)
+            self.expires_at = held.expires_at
+        return bool(held.ok)
+
+    def _begins_in(self) -> float:
+        return max(0.0, self._begins - time.monotonic())
+
+    def _give_up(self) -> None:
+        nothing: Any = 0
+        self.used = nothing
+
+    @property
+    def _nothing(self) -> A:
+        """The answer if there is nothing to settle."""
+        raise NotImplementedError
+
+    def _settlement(self, used: U | None) -> Call[A]:
+        raise NotImplementedError
+
+    def _holds(self, held: Any) -> None:
+        raise NotImplementedError
+
+    def _counts(self, used: U) -> U | None:
+        """The part of it that is numbers of tokens; None: none."""
+        raise NotImplementedError
+
+    def _ending(self, failed: bool) -> Call[A]:
+        if self.used is None and failed and self._on_exception == "refund" and not self._said:
+            self._give_up()
+        return self._settlement(self.used)
+
+    def _unsettled(self, used: U | None, error: BaseException) -> None:
+        if self.id is not None:
+            hears = self._hears or (lambda used, error: self._limiter._unsettled(Unsettled(self.id, used, error)))
+            hears(used, error)
+
+    def _counted(self, used: U | None) -> U | None:
+        """The use, or everything held (None) if it is not a number from 0 on: the work is done, and is paid."""
+        if used is None:
+            return None
+        given: Any = used
+        if isinstance(used, Mapping):  # one without a number is one that isn't named
+            given = {name: each for name, each in used.items() if each is not None}
+        self.used = self._counts(given)
+        if self.used != given:
+            self._unsettled(self.used, TypeError(f"used is {used!r}; allowed: a number from 0 on"))
+        return self.used
+
+    def _end_opened(self, error: BaseException) -> None:
+        self._unsettled(self.used, error)
+
+    def _end_failed(self, other: Exception, error: BaseException | None) -> None:
+        if self._hears is None and error is None:
+            raise other
+        self._unsettled(self.used, innermost(other))
+
+    def _is_ended(self) -> bool:
+        # In a transaction that continues, its locks would make the end of the block wait forever.
+        return self._ended or (self._settled_in is not None and not is_over(self._settled_in))
+
+    def _extension(self, more: M | None) -> Call[Any]:
+        """on_decision is called if it asks for more."""
+        assert self.id is not None
+        call = self._again(more, self.id)
+        return replace(call, decides=None) if more is None else call
+
+
+class AsyncHold(_AsyncHolding[float, Result, float]):
+    """Held tokens. `async with` raises RateLimitExceeded if they aren't held, waits until reserved work may begin, and
+    settles at its end if settle hasn't been called: .used, or else everything held; after an exception nothing,
+    unless .used or on_exception says otherwise."""
+
+    def __init__(
+        self,
+        limiter: Any,
+        name: str,
+        held: Held,
+        again: Callable[[float | None, str], Call[Held]],
+        on_exception: OnExpiry,
+        on_error: OnError | None,
+        db: object,
+    ) -> None:
+        super().__init__(limiter, held, held.retry_after, again, on_exception, on_error, db)
+        self._name = name
+        self.retry_after, self.retry_at = held.retry_after, held.retry_at
+        self.remaining, self.capacity = held.remaining, held.capacity
+        self.reset_at, self.limited_by = held.reset_at, held.limited_by
+
+    def _holds(self, held: Held) -> None:
+        self.held = held.held
+
+    def _denied(self) -> tuple[str, float | None, datetime | None] | None:
+        return None if self.ok else (self._name, self.retry_after, self.retry_at)
+
+    @property
+    def _nothing(self) -> Result:
+        return Result(self.ok, None, None, None, None, None)
+
+    def _settlement(self, used: float | None) -> Call[Any]:
+        calls: Calls = self._limiter._calls
+        return calls.settle(self.id, self._counted(used))
+
+    def _counts(self, used: float) -> float | None:
+        return used if _is_count(used) else None
+
+
+class AsyncHoldAll(_AsyncHolding[Used, "list[SettleResult]", Iterable[Request]]):
+    """Held tokens of several limits. `async with` works as for AsyncHold."""
+
+    def __init__(
+        self,
+        limiter: Any,
+        held: HeldAll,
+        again: Callable[[Iterable[Request] | None, str], Call[HeldAll]],
+        on_exception: OnExpiry,
+        on_error: OnError | None,
+        db: object,
+    ) -> None:
+        wait = max((each.retry_after or 0 for each in held.results), default=0)
+        super().__init__(limiter, held, wait, again, on_exception, on_error, db)
+
+    def _holds(self, held: HeldAll) -> None:
+        self.results = held.results
+        """In the order of the requests."""
+
+    @property
+    def denied_by(self) -> RequestResult | None:
+        """The denying request with the longest wait; None if all are held."""
+        return denied_by(self.ok, self.results)
+
+    @property
+    def retry_after(self) -> float | None:
+        """Denied: seconds until none of them denies; None if one always will."""
+        return self.denied_by.retry_after if self.denied_by else None
+
+    @property
+    def retry_at(self) -> datetime | None:
+        return self.denied_by.retry_at if self.denied_by else None
+
+    def _denied(self) -> tuple[str, float | None, datetime | None] | None:
+        denying = self.denied_by
+        if denying is None:
+            return None if self.ok else ("", None, None)
+        return denying.name, denying.retry_after, denying.retry_at
+
+    @property
+    def _nothing(self) -> list[SettleResult]:
+        return []
+
+    def _settlement(self, used: Used | None) -> Call[list[SettleResult]]:
+        calls: Calls = self._limiter._calls
+        return calls.settle_all(self.id, self._counted(used))
+
+    def _counts(self, used: Used) -> Used | None:
+        if not isinstance(used, Mapping):
+            return float(used) if _is_count(used) else None
+        counts = {name: float(each) for name, each in used.items() if _is_count(each)}
+        return counts if counts or not used else None
+
+
+def _is_count(used: Any) -> bool:
+    """Whether this can be settled: a number of tokens, 0 to 1e15."""
+    if isinstance(used, (str, bool)):
+        return False
+    try:
+        return 0 <= float(used) <= 1e15
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+K = TypeVar("K", bound=_AsyncTaken)
+
+
+def granted(taken: K, throws: bool) -> K:
+    if throws:
+        taken._entered()
+    return taken

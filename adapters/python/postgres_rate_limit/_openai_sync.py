@@ -1,0 +1,94 @@
+# Made from _openai_async.py by scripts/async_to_sync.py: change that one.
+"""The calls of a client of OpenAI within a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any
+
+from openai.resources.chat.completions import Completions
+
+from postgres_rate_limit.budget import Budget, ModelCall, extend
+
+
+class _Asked:
+    """A request, and the part of its answer that the caller sees."""
+
+    def __init__(self, budget: Budget[Any], calls: Any, request: dict[str, Any]) -> None:
+        self.call: ModelCall = budget.call(request)
+        self.request = request
+        self.is_chat = isinstance(calls, Completions)
+        self.hides_usage = False
+        if request.get("stream") and self.is_chat:
+            options = request.get("stream_options") or {}
+            if options.get("include_usage") is False:
+                return  # some services refuse it; without a report all that was held is settled
+            self.hides_usage = not options.get("include_usage")
+            self.request = {**request, "stream_options": {**options, "include_usage": True}}
+
+    def shows(self, chunk: Any) -> bool:
+        # Azure's first chunk has no choices, only its filter results.
+        return not self.hides_usage or bool(chunk.choices) or getattr(chunk, "usage", None) is None
+
+
+class Budgeted:
+    def __init__(self, calls: Any, budget: Budget[Any]) -> None:
+        self._calls = calls
+        self._budget = budget
+
+    def create(self, *, hold_id: str | None = None, **request: Any) -> Any:
+        asked = _Asked(self._budget, self._calls, request)
+        if request.get("stream"):
+            chunks = self._stream(asked, hold_id)
+            chunks.__next__()
+            return _Stream(chunks)
+        with self._budget.hold(asked.call, hold_id) as hold:
+            try:
+                answer = self._calls.create(**asked.request)
+            except BaseException as error:
+                hold.used = asked.call.ended(error)
+                raise
+            asked.call.heard(answer)
+            hold.used = asked.call.ended()
+            return answer
+
+    def _stream(self, asked: _Asked, hold_id: str | None) -> Generator[Any, None, None]:
+        with self._budget.hold(asked.call, hold_id) as hold:
+            try:
+                with self._calls.create(**asked.request) as stream:
+                    yield  # it is open
+                    for chunk in stream:
+                        asked.call.heard(chunk)
+                        if asked.call.is_due():
+                            extend(hold)
+                        if asked.shows(chunk):
+                            yield chunk
+            except BaseException as error:
+                hold.used = asked.call.ended(error)
+                raise
+            hold.used = asked.call.ended()
+
+
+class _Stream:
+    """The chunks of an answer. close, the end of `with` and garbage collection settle, too."""
+
+    def __init__(self, chunks: Generator[Any, None, None]) -> None:
+        self._chunks = chunks
+
+    def __iter__(self) -> _Stream:
+        return self
+
+    def __next__(self) -> Any:
+        return self._chunks.__next__()
+
+    def close(self) -> None:
+        self._chunks.close()
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,101 @@
+# Made from _pyrate_limiter_async.py by scripts/async_to_sync.py: change that one.
+"""A bucket of pyrate-limiter."""
+
+from __future__ import annotations
+
+from copy import copy
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from pyrate_limiter import AbstractBucket, Rate, RateItem
+from pyrate_limiter.abstracts.algorithm import Decision
+
+from postgres_rate_limit._calls import Request
+from postgres_rate_limit._results import AllResult, Result, Value
+from postgres_rate_limit._stores import checked_name, limiter_of, stored_key
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class RateLimitBucket(AbstractBucket):
+    """Each rate is a limit of its own; tokens are taken from all at once, or from none. key: buckets of one name with
+    different keys count separately. Threads may share it, through a Limiter."""
+
+    is_async = False
+
+    def __init__(
+        self,
+        rates: list[Rate],
+        db: object,
+        key: str = "",
+        *,
+        name: str = "pyrate",
+        kind: str = "sliding log",
+        store: str = "table",
+        **options: Any,
+    ) -> None:
+        self.rates = rates
+        self._key = stored_key(key)
+        self._names = [f"{checked_name(name)}:{rate.limit}/{rate.interval}" for rate in self.rates]
+        configs = [{"kind": kind, "store": store, "rate": rate.limit, "period": rate.interval} for rate in self.rates]
+        self._limiter = limiter_of(db, limits=dict(zip(self._names, configs)), **options)
+
+    def of(self, key: str) -> Self:
+        """A bucket with another key."""
+        bucket = copy(self)
+        bucket._key = stored_key(key)
+        bucket._flushed()
+        return bucket
+
+    def here(self) -> int:
+        """The time in milliseconds by this process's clock, which pyrate-limiter uses."""
+        now: Any = self.now()  # type: ignore[no-untyped-call]
+        return int(now)
+
+    def _requests(self, count: int) -> list[Request]:
+        return [{"name": name, "key": self._key, "count": count} for name in self._names]
+
+    def _put(self, item: RateItem, results: AllResult | None) -> bool:
+        if results is None or results.ok:
+            return self._record(item, Decision())
+        denying = results.denied_by
+        rate = next(rate for rate, limit in zip(self.rates, results) if limit is denying)
+        wait = None if results.retry_after is None else ceil(results.retry_after * 1000)
+        return self._record(item, Decision(rate, wait))
+
+    def _flushed(self) -> None:
+        self.failing_rate = self._last_wait = None
+
+    @staticmethod
+    def _count(result: Result) -> int:
+        if result.remaining is None or result.capacity is None:
+            return 0
+        return round(result.capacity - result.remaining)
+
+    def _peek(self, index: int, value: Value) -> RateItem | None:
+        state, now = value["state"] or {}, value["now"]
+        times = [time for time in state.get("log", []) if time > now - self.rates[-1].interval]
+        if index >= len(times):
+            return None
+        # By this process's clock.
+        return RateItem(self._key, round(self.here() - (now - times[-1 - index])))
+
+    def put(self, item: RateItem) -> bool:
+        return self._put(item, self._limiter.limit_all(self._requests(item.weight)) if item.weight else None)
+
+    def leak(self, current_timestamp: int | None = None) -> int:
+        """Nothing to do."""
+        return 0
+
+    def flush(self) -> None:
+        for name in self._names:
+            self._limiter.reset(name, self._key)
+        self._flushed()
+
+    def count(self) -> int:
+        return self._count(self._limiter.check(self._names[-1], self._key, count=0))
+
+    def peek(self, index: int) -> RateItem | None:
+        """Finds an entry of a sliding log: its time, with the name of the bucket's key."""
+        return self._peek(index, self._limiter.value(self._names[-1], self._key))

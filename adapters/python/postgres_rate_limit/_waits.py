@@ -1,0 +1,163 @@
+"""The ways in which the two kinds of client wait, and which differ. Names of the asynchronous kind end in _async, or
+begin with Async."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import suppress
+from datetime import timedelta
+from random import uniform
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+from postgres_rate_limit._calls import seconds_of
+from postgres_rate_limit._failing import Question
+
+E = TypeVar("E", bound="_Enters")
+
+Event = threading.Event
+AsyncEvent = asyncio.Event
+Lock = threading.Lock
+AsyncLock = asyncio.Lock
+Thread = threading.Thread
+AsyncThread = asyncio.Task[None]
+
+
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+async def sleep_async(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+def wait_for(event: threading.Event, seconds: float) -> bool:
+    """Whether it is set by then."""
+    return event.wait(min(seconds, threading.TIMEOUT_MAX))
+
+
+async def wait_for_async(event: asyncio.Event, seconds: float) -> bool:
+    task = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([task], timeout=min(seconds, threading.TIMEOUT_MAX))
+    finally:
+        with suppress(RuntimeError):  # the loop is closed
+            task.cancel()
+    return event.is_set()
+
+
+def spawn(run: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def spawn_async(run: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+    return asyncio.ensure_future(run())
+
+
+def join(thread: threading.Thread) -> None:
+    thread.join()
+
+
+async def join_async(task: asyncio.Task[None]) -> None:
+    await asyncio.wait([task])
+
+
+def ask(question: Question, deadline: float | None) -> bool:
+    return question(deadline)
+
+
+async def ask_async(question: Question, deadline: float | None) -> bool:
+    return await asyncio.to_thread(question, deadline)
+
+
+def finish(run: Callable[[], None], apart: bool) -> None:
+    """Runs the end of a block. apart: on a connection of its own it continues if the task is cancelled; on the caller's
+    it must not."""
+    run()
+
+
+async def finish_async(run: Callable[[], Coroutine[Any, Any, None]], apart: bool) -> None:
+    if not apart:
+        await run()
+        return
+    task = asyncio.ensure_future(run())
+    _ending.add(task)
+    task.add_done_callback(_ending.discard)
+    await asyncio.shield(task)
+
+
+# Ends of blocks that continue after their task was cancelled: asyncio keeps no task alive.
+_ending: set[asyncio.Future[None]] = set()
+
+
+def here() -> int:
+    """Calls with the same value can wait for each other."""
+    return 0
+
+
+def here_async() -> int:
+    return id(asyncio.get_running_loop())
+
+
+# The seconds after which a caller that waits for slots checks again.
+_LOOK = 0.25
+
+
+class Patience:
+    """The time for which a denied call may keep trying."""
+
+    def __init__(self, wait: timedelta | float) -> None:
+        self._end = time.monotonic() + seconds_of(wait)
+
+    @property
+    def left(self) -> float:
+        return self._end - time.monotonic()
+
+    def pause(self, ok: bool, retry_after: float | None, looks: bool = False) -> float | None:
+        """The seconds to wait, some of them random, because others may wait for the same key; None: no more. looks:
+        the call may pass sooner."""
+        left = self.left
+        if looks and retry_after is not None and left > 0:
+            retry_after = min(retry_after, _LOOK, left)
+        if ok or retry_after is None or retry_after > left:
+            return None
+        return retry_after + uniform(0, min(retry_after / 10 + 0.01, left - retry_after))
+
+
+class _Enters(Protocol):
+    """A context manager for `async with`."""
+
+    async def __aenter__(self) -> object: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Pending(Generic[E]):
+    """A call to await, or to enter by `async with`."""
+
+    def __init__(self, start: Callable[[], Awaitable[E]]) -> None:
+        self._start = start
+        self._entered: list[E] = []
+
+    def __bool__(self) -> bool:
+        raise TypeError("the call isn't awaited; allowed: if await limiter.acquire(…), or async with")
+
+    def __await__(self) -> Generator[Any, None, E]:
+        return self._start().__await__()
+
+    async def __aenter__(self) -> E:
+        self._entered.append(await self._start())
+        await self._entered[-1].__aenter__()
+        return self._entered[-1]
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._entered.pop().__aexit__(kind, error, trace)
