@@ -25,6 +25,8 @@ NAMES = {
 }
 # In code, after the tokens.
 FORMS = [
+    (r"\blimits\.aio\.storage\b", "limits.storage"),
+    (r'"async\+', '"'),
     (r"\bis_async = True", "is_async = False"),
     (r"^    Pending,\n", ""),
     (r"\bPending\[(\w+)\]", r"\1"),

@@ -71,8 +71,8 @@ class Call(Generic[T]):
     count: float = 0
     slots: frozenset[str] = frozenset()
     """The concurrency limits from which the call takes slots."""
-    forgets: tuple[str, ...] | None = None
-    """The name and key for which the call makes denials obsolete; empty: for all."""
+    forgets: tuple[tuple[str, str], ...] | None = None
+    """The names and keys for which the call makes denials obsolete; empty: for all."""
 
 
 @dataclass(frozen=True)
@@ -323,12 +323,12 @@ class Calls:
             raise ValueError(f"taken_at is {taken_at}; allowed: a time with an offset, such as timezone.utc")
         at = None if taken_at is None else taken_at.isoformat()
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), (_WHEN, at), (_JSON, own)]
-        return replace(self._make(_RESULT, "rl_credit", arguments, _read_result), forgets=(name, key))
+        return replace(self._make(_RESULT, "rl_credit", arguments, _read_result), forgets=((name, key),))
 
     def reset(self, name: str, key: Key, config: Config | None) -> Call[bool]:
         name, key, _ = self._target(name, key, config)
         call = self._make("r", "rl_reset", [(_TEXT, name), (_TEXT, key)], lambda rows: bool(rows[0][0]))
-        return replace(call, forgets=(name, key))
+        return replace(call, forgets=((name, key),))
 
     def value(self, name: str, key: Key, config: Config | None) -> Call[Value]:
         name, key, own = self._target(name, key, config)

@@ -427,7 +427,8 @@ class RateLimiter(Generic[N]):
             return result
         finally:
             if call.forgets is not None:
-                self._denials.forget(call.forgets or None)
+                for identity in call.forgets or (None,):
+                    self._denials.forget(identity)
         self._tell(call, result, began, None)
         if alone and call.id is not None:
             answer: Any = result

@@ -77,6 +77,12 @@ def left(deadline: Deadline) -> float | None:
     return None if deadline is None else max(deadline - time.monotonic(), 0.001)
 
 
+@lru_cache(maxsize=1)
+def _late_error() -> type[Exception]:
+    """An error of the driver, and a time-out."""
+    return type("LateError", (sys.modules["psycopg"].OperationalError, TimeoutError), {})
+
+
 def until(deadline: float, connection: Any, steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
     """The steps of psycopg on a connection, one by one as the server answers; after the deadline it is closed."""
     try:
@@ -86,7 +92,7 @@ def until(deadline: float, connection: Any, steps: Generator[Any, Any, Any]) -> 
             if not ready and time.monotonic() > deadline:
                 connection.pgconn.finish()
                 late = "the database did not answer in time: the connection was closed"
-                raise sys.modules["psycopg"].OperationalError(late) from TimeoutError(late)
+                raise _late_error()(late)
             wanted = steps.send(ready)
     except StopIteration as end:
         return end.value

@@ -20,13 +20,15 @@ class Remembering(TypedDict, total=False):
     at_most: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class Denial(Generic[T]):
     count: float
     began: float
     """The time when the call was sent, by the monotonic clock."""
     ends: float
     answer: T
+    read: Any = None
+    """The state that a store has read of the key since, with the time."""
 
     @property
     def passed(self) -> float:

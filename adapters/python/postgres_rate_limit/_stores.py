@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any
@@ -12,6 +13,7 @@ from postgres_rate_limit._configs import Config
 from postgres_rate_limit._results import Decision
 
 OnUnchecked = Callable[[BaseException], object]
+log = logging.getLogger("postgres_rate_limit")
 
 
 def stored_key(key: str) -> str:
@@ -31,12 +33,23 @@ def checked_name(name: Any) -> str:
     return name
 
 
+def warn_of_unchecked(error: BaseException) -> None:
+    log.warning("a request went unchecked: %r", error)
+
+
 def _heard(on_unchecked: OnUnchecked | None) -> Callable[[Decision], object] | None:
     """Without on_unchecked the client logs a warning."""
     if on_unchecked is None:
         return None
-    told = on_unchecked
-    return lambda decision: told(decision.error) if decision.ok and decision.error else None
+
+    def decided(decision: Decision) -> None:
+        if decision.ok and decision.error:
+            try:
+                on_unchecked(decision.error)
+            except Exception:
+                log.exception("on_unchecked failed")
+
+    return decided
 
 
 def limiter_of(

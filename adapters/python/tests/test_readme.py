@@ -86,7 +86,7 @@ def test_the_package_is_installed_and_the_readme_is_right(database, package, tmp
     assert (missing.returncode, missing.stderr.splitlines()[0]) == (1, "error: psycopg is missing")
 
     for pip, word, ours, *others in (first, second):
-        name, extra = re.fullmatch(r"([\w-]+)(\[[\w,]+\])", ours).groups()
+        name, extra = re.fullmatch(r"([\w-]+)(\[[\w,-]+\])", ours).groups()
         assert (pip, word, name) == ("pip", "install", "postgres-rate-limit")
         run(*install, f"{package}{extra}", *others)
     prepare_database(programs)

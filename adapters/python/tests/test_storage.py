@@ -10,7 +10,7 @@ from hashlib import sha256
 
 import psycopg
 import pytest
-from conftest import EVERY, FIXED, MOVING, SLIDING, STORES, every, window_with_room
+from conftest import EVERY, FIXED, MOVING, ON_FILE, SLIDING, STORES, every, window_with_room
 from limits import RateLimitItem, parse
 from limits.aio.strategies import STRATEGIES as ASYNC_STRATEGIES
 from limits.errors import ConfigurationError, StorageError
@@ -19,6 +19,7 @@ from limits.strategies import STRATEGIES
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
+from postgres_rate_limit import SetupError
 from postgres_rate_limit.limits import AsyncRateLimitStorage, RateLimitStorage
 
 MINUTE = 60
@@ -332,13 +333,21 @@ def test_of_the_arguments_of_a_connection_some_can_be_given(create):
     assert storage.pool.kwargs["autocommit"] and storage.pool.kwargs["application_name"] == "mine"
 
 
-def test_an_extension_in_a_schema_of_its_own_is_found_by_the_search_path(create):
+def test_functions_in_a_schema_of_their_own_are_found(create):
     elsewhere = f"{os.environ['PGDATABASE']}_elsewhere"
-    with pytest.raises(psycopg.errors.UndefinedFunction):
-        create(f"///{elsewhere}").incr("k", MINUTE)
-    storage = create(f"///{elsewhere}?options=-csearch_path%3Dlimits")
-    for method, arguments in calls(parse("3 per minute")):
-        getattr(storage, method)(*arguments)
+    unfound, wrapping = create(f"///{elsewhere}"), create(f"///{elsewhere}", wrap_exceptions=True)
+    ways = [create(f"///{elsewhere}", schema="limits"), create(f"///{elsewhere}?options=-csearch_path%3Dlimits")]
+    if ON_FILE:  # nothing says that its schema has this name
+        with pytest.raises(SetupError):
+            unfound.incr("k", MINUTE)
+        with pytest.raises(StorageError):
+            wrapping.incr("k", MINUTE)
+        assert not unfound.check()
+    else:
+        ways.append(unfound)
+    for storage in ways:
+        for method, arguments in calls(parse("3 per minute")):
+            getattr(storage, method)(*arguments)
 
 
 @pytest.mark.edition("file")
@@ -355,7 +364,7 @@ def test_memory_counts_in_a_read_only_session_and_the_table_says_that_it_cannot(
         create(read_only).incr("k", MINUTE)
 
 
-@pytest.mark.parametrize("prepare, statements", [(False, 0), (True, 3)])
+@pytest.mark.parametrize("prepare, statements", [(False, 0), (True, 4)])
 def test_statements_are_prepared_where_one_asks_for_it(create, prepare, statements):
     storage = create(max_size=1, prepare=prepare)
     for hits in range(1, 11):
@@ -408,6 +417,7 @@ def test_what_is_wrong_is_named(kind, create, limiter):
         ({"pool": other(open=False)}, "pool is .*; allowed: a "),
         ({"address": "//?sslmod=require"}, "sslmod"),
         ({"query_timeout": 0}, "query_timeout is 0; allowed: seconds, more than 0"),
+        ({"schema": "a b"}, "schema is 'a b'; allowed: letters, digits and _"),
     ]:
         with pytest.raises(ConfigurationError, match=message):
             create(**options)

@@ -1,0 +1,35 @@
+"""The package's own facts are those of adapters/facts.json, which all packages share."""
+
+import json
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from postgres_rate_limit._borrowed import LENDS
+from postgres_rate_limit._failing import not_now
+from postgres_rate_limit._stores import stored_key
+
+FACTS = json.loads(
+    next(path for up in Path(__file__).parents if (path := up / "adapters/facts.json").is_file()).read_text()
+)
+
+
+def test_the_errors_that_say_not_now():
+    facts = FACTS["not now"]
+    known = [error for error in vars(psycopg.errors).values() if isinstance(getattr(error, "sqlstate", None), str)]
+    assert {*facts["sqlstates"], *facts["except"]} < {error.sqlstate for error in known}
+    for error in known:
+        state = error.sqlstate
+        of_class = state.startswith(facts["class"]) and state not in facts["except"]
+        assert not_now(error("late")) is (state in facts["sqlstates"] or of_class), state
+
+
+def test_the_kinds_that_can_be_lent():
+    assert list(LENDS) == FACTS["lends"]
+
+
+@pytest.mark.parametrize("fact", FACTS["stored keys"])
+def test_the_keys_that_become_a_hash(fact):
+    key = fact["key"] * fact.get("times", 1)
+    assert stored_key(key) == fact.get("stored", key)
