@@ -54,13 +54,13 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_check_all';
 COMMENT ON FUNCTION @extschema@.rl_check_all IS 'reports whether rl_limit_all would succeed; takes no tokens, locks and writes nothing';
 
--- Several requests in one call, each by itself.
+-- Several requests in one call, each on its own.
 
 CREATE FUNCTION @extschema@.rl_limit_each(requests jsonb, lock_wait interval DEFAULT NULL)
 RETURNS SETOF @extschema@.rl_limit_all_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 100
 AS 'MODULE_PATHNAME', 'rl_limit_each';
-COMMENT ON FUNCTION @extschema@.rl_limit_each IS 'takes tokens for each request by itself, as rl_limit; a request that is wrong, or whose row is locked for longer than lock_wait, has its error; returns one row per request';
+COMMENT ON FUNCTION @extschema@.rl_limit_each IS 'takes tokens for each request on its own, as rl_limit; a request that is wrong, or whose row is locked for longer than lock_wait, has its error; returns one row per request';
 
 -- Holds: takes of as many tokens as a call may use, which give back the unused ones.
 

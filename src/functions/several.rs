@@ -1,4 +1,4 @@
-//! Calls for several limits at once: all or nothing, or each by itself.
+//! Calls for several limits at once: all or nothing, or each on its own.
 
 use ratelimit_core::config::Interval;
 use ratelimit_core::requests::{self, InvalidRequest, RawRequest};
@@ -24,7 +24,7 @@ sql_row! {
     /// The outcome of the `n`th request, from 1.
     pub struct RequestRow as "@extschema@.rl_limit_all_result" {
         n: i32,
-        /// NULL, and the key, if a request that is made by itself has none.
+        /// NULL, and the key, if a request that is made on its own has none.
         name: Option<Text>,
         key: Option<Text>,
         ok: bool,
@@ -34,7 +34,7 @@ sql_row! {
         capacity: Option<f64>,
         reset_at: Option<Timestamptz>,
         limited_by: Option<Constant>,
-        /// The error of a request that is made by itself; any other fails the whole call.
+        /// The error of a request that is made on its own; any other fails the whole call.
         error: Option<Json>,
     }
 }
@@ -75,7 +75,7 @@ impl Checked<'_> for LockWait {
 }
 
 sql_function! {
-    /// As `rl_limit`, except that errors of a request stand in its row, with 55P03 if `lock_wait` is over.
+    /// As `rl_limit`, except that errors of a request are in its row, with 55P03 after `lock_wait`.
     #[effect(Takes)]
     fn rl_limit_each(call: &Call, requests: Jsonb, lock_wait: Option<LockWait>) -> Rows<RequestRow> {
         let lock_wait = lock_wait.map(|LockWait(length)| length);

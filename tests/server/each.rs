@@ -1,4 +1,4 @@
-//! Several requests in one call, each by itself: as calls of rl_limit one after the other, and what it does about rows
+//! Several requests in one call, each on its own: as calls of rl_limit one after the other, and what it does about rows
 //! that others have locked.
 
 use std::thread;

@@ -165,7 +165,7 @@ pub fn parse(json: &str) -> Result<Vec<RawRequest>, RequestError> {
     parse_each(json)?.into_iter().enumerate().map(number).collect()
 }
 
-/// A request of a list, or what is wrong with it.
+/// A request of a list, or its error.
 pub type ParsedRequest = Result<RawRequest, InvalidRequest>;
 
 /// A request that is not valid.
@@ -175,11 +175,11 @@ pub struct InvalidRequest {
     pub name: Option<String>,
     /// The key, if it is a text; empty if left out.
     pub key: Option<String>,
-    /// What is wrong.
+    /// The error.
     pub error: ArgumentError,
 }
 
-/// Reads a list of requests, each by itself, as [`parse`] reads all.
+/// Reads a list of requests, each on its own, as [`parse`] reads all.
 ///
 /// # Errors
 /// [`RequestError`] for JSON other than a list with items.

@@ -21,7 +21,7 @@ pub(crate) enum Change<'a> {
     Take(Take),
     /// Takes tokens for several requests, one after the other: all or none.
     Takes(Vec<Take>),
-    /// Takes tokens for several requests, one after the other, each by itself: one that is denied takes nothing.
+    /// Takes tokens for several requests, one after the other, each on its own: one that is denied takes nothing.
     Each(Vec<Take>),
     /// Takes tokens and holds them.
     Hold(HeldTake<'a>),

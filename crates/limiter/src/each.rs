@@ -1,4 +1,4 @@
-//! Several requests in one call, each made by itself: one that is denied takes nothing, and one that is wrong has its
+//! Several requests in one call, each made on its own: one that is denied takes nothing, and one that is wrong has its
 //! error; neither stops another.
 //!
 //! Rows are locked in the order of name and key, as in a call for all or nothing, and the requests for one key in their
@@ -66,7 +66,7 @@ struct Call<'a, H> {
 }
 
 impl<'a, H: Host> Call<'a, H> {
-    /// Resolves the requests, and answers those that are wrong, or whose key is blocked; returns the others by name and
+    /// Resolves the requests, and answers those that are wrong, or are for a blocked key; returns the others by name and
     /// key, in the order in which rows are locked.
     fn resolve(&mut self) -> Result<Vec<Vec<Resolved<'a>>>> {
         let mut keys: BTreeMap<(&[u8], &[u8]), Vec<Resolved>> = BTreeMap::new();
@@ -114,7 +114,7 @@ impl<'a, H: Host> Call<'a, H> {
         Ask { target: target.clone(), change, entry: None }
     }
 
-    /// Takes for the requests of one key whose limit is in the table: together, if its state is in one row.
+    /// Takes for the requests of one key, of a limit in the table: together, if its state is in one row.
     fn take_in_table(&mut self, rows: &dyn Rows, requests: &[Resolved<'a>]) -> Result<()> {
         let Some(Resolved { target, .. }) = requests.first() else { return Ok(()) };
         if !target.store.is_in_table()
@@ -146,7 +146,7 @@ impl<'a, H: Host> Call<'a, H> {
                 }
                 Ok(true)
             }
-            // Those that a locked row denies wait for nobody.
+            // A denial on a locked row waits for no transaction.
             Ok(None) | Err(LimiterError::BadState { .. } | LimiterError::Locked { .. }) => {
                 Ok(false)
             }

@@ -181,7 +181,7 @@ impl LimiterError {
         LimiterError::InRequest { n, error: Box::new(error.into()) }
     }
 
-    /// Whether it concerns one request of a call that makes each by itself, and stops no other.
+    /// Whether it concerns one request of a call that makes each on its own, and stops no other.
     pub(crate) fn is_of_request(&self) -> bool {
         match self {
             LimiterError::Argument(_)

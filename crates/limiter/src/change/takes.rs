@@ -1,4 +1,4 @@
-//! The requests of a list for one name and key: takes decided one after the other, all or none, or each by itself.
+//! The requests of a list for one name and key: takes decided one after the other, all or none, or each on its own.
 
 use ratelimit_core::kinds::{Kind, first_pass};
 use ratelimit_core::{Decision, Limit, Micros, Shards, State, decide as decide_one};
