@@ -1,7 +1,7 @@
 //! Tests of the SQL file, dist/ratelimit.sql, on the server RATELIMIT_TEST_SERVER: `make test ONLY=plain`.
 //!
-//! `each`, `holds`, `leases`, `load`, `rl_calculate`, `take` and `value` are the extension's tests, on databases with the
-//! file; tests/plain/run skips those that tests/plain/server lists. `compare` compares both editions.
+//! `each`, `holds`, `leases`, `load`, `rl_calculate`, `take` and `value` are the extension's tests, on databases with
+//! the file; tests/plain/run skips those that tests/plain/server lists. `compare` compares both editions.
 
 mod answers;
 mod calls;

@@ -43,12 +43,16 @@ fn facts() -> serde_json::Value {
 }
 
 #[test]
-fn the_page_about_failing_lists_the_errors_that_the_packages_call_not_now() {
+fn a_page_and_the_packages_without_a_test_of_facts_list_the_errors_that_say_not_now() {
     let page = include_str!("../../docs/failing.md");
     let states: Vec<String> =
         serde_json::from_value(facts()["not now"]["sqlstates"].clone()).unwrap();
     assert!(page.contains(&format!("NOT_NOW = {{\"{}\"}}", states.join("\", \""))), "{states:?}");
     assert!(page.contains(&format!("NOT_NOW = ['{}']", states.join("', '"))), "{states:?}");
+    let ruby = include_str!("../../adapters/ruby/rate_limit_store.rb");
+    assert!(ruby.contains(&format!("NOT_NOW = %w[{}]", states.join(" "))), "{states:?}");
+    let tower = include_str!("../../adapters/tower/src/error.rs");
+    assert!(tower.contains(&format!("[\"{}\"]", states.join("\", \""))), "{states:?}");
 }
 
 #[test]

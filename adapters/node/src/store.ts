@@ -78,8 +78,8 @@ allowed: a store with a name of its own for each`,
 }
 
 /**
- * The end of a wait by the clock of this process, with which the middleware compares it. It rounds the rest to seconds a
- * moment later; the rest of a denial is then enough for one second.
+ * The end of a wait by the clock of this process, with which the middleware compares it. It rounds the rest to seconds
+ * a moment later; the rest of a denial is then enough for one second.
  */
 const resetTimeOf = ({ ok, wait }: { ok: boolean; wait: number }): Date =>
     new Date(Date.now() + Math.max(spanOf(wait), ok ? 1 : 20));

@@ -5,7 +5,7 @@ use std::mem;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::layer::Answer;
+use crate::answer::Answer;
 
 /// Remembers denials of one limit, by key, on the monotonic clock.
 pub(crate) struct Denials {

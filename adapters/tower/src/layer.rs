@@ -8,14 +8,14 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
-use serde_json::Value;
+use http::{HeaderValue, Request, Response, StatusCode, header};
 use tower_layer::Layer;
 use tower_service::Service;
 
+use crate::answer::Answer;
 use crate::database::within;
 use crate::denials::Denials;
-use crate::limit::{Decision, Limit, parsed, whole_seconds};
+use crate::limit::{Decision, Limit, parsed};
 use crate::{Error, Pool};
 
 /// The answer to a request that can't be decided now.
@@ -159,43 +159,6 @@ pub fn address_key(address: IpAddr) -> String {
             let network = u128::from(address) >> 64 << 64;
             format!("{}/64", std::net::Ipv6Addr::from(network))
         }
-    }
-}
-
-/// A decision, and the headers of its response.
-#[derive(Clone)]
-pub(crate) struct Answer {
-    pub decision: Decision,
-    headers: HeaderMap,
-}
-
-impl Answer {
-    fn of(row: &Value) -> Self {
-        let headers =
-            row["headers"].as_object().into_iter().flatten().filter_map(|(name, value)| {
-                let value = HeaderValue::from_str(value.as_str()?).ok()?;
-                Some((HeaderName::from_bytes(name.as_bytes()).ok()?, value))
-            });
-        Self { decision: Decision::of(row), headers: headers.collect() }
-    }
-
-    /// A denial, some time later.
-    pub fn later(&self, passed: Duration) -> Self {
-        let mut answer = self.clone();
-        let wait = self.decision.retry_after.map(|wait| wait.saturating_sub(passed));
-        answer.decision.retry_after = wait;
-        if let Some(wait) = wait {
-            answer.headers.insert(header::RETRY_AFTER, whole_seconds(wait).into());
-        }
-        if let Some(text) = answer.headers.get_mut("ratelimit") {
-            let less = text.to_str().ok().and_then(|text| {
-                let (before, seconds) = text.rsplit_once(";t=")?;
-                let left = seconds.parse::<u64>().ok()?.saturating_sub(passed.as_secs());
-                HeaderValue::from_str(&format!("{before};t={left}")).ok()
-            });
-            *text = less.unwrap_or_else(|| text.clone());
-        }
-        answer
     }
 }
 
