@@ -122,7 +122,7 @@ class Borrowing:
         self._sweeps = False
 
     def take(self, key: Key = "", *, count: float = 1) -> bool:
-        """Spends borrowed tokens, without a database call; false: there are too few, so call limit."""
+        """Spends borrowed tokens, without a database call; returns False if there are too few: then call limit."""
         with self._lock:
             account = self._accounts.get(key_of(key))
             return account is not None and account.batch is not None and account.batch.spends(count)

@@ -1,4 +1,4 @@
-"""Takes of one limit that usually need no database call: how they ask, and return the rest."""
+"""Tokens that a process has borrowed: how it asks for them, and returns the rest."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ log = logging.getLogger("postgres_rate_limit")
 
 
 class AsyncBorrowed(Borrowing):
-    """Takes of one limit that usually need no database call. Tasks of one event loop may share it. `async with` closes
-    it."""
+    """Takes tokens of one limit, usually without a database call. Tasks of one event loop may share it. `async with`
+    closes it."""
 
     _make_asking = AsyncLock
 
@@ -96,7 +96,7 @@ class AsyncBorrowed(Borrowing):
                 log.warning("borrowed tokens were not returned: %r", innermost(error))
 
     async def close(self) -> None:
-        """Returns everything left, and spends no more. Otherwise, for example if a process dies, the rest stays
+        """Returns all tokens that are left, and spends no more. Without it, for example if the process dies, they stay
         taken."""
         with self._lock:
             self._closed = True

@@ -1,5 +1,5 @@
 # Made from _borrowed_async.py by scripts/async_to_sync.py: change that one.
-"""Takes of one limit that usually need no database call: how they ask, and return the rest."""
+"""Tokens that a process has borrowed: how it asks for them, and returns the rest."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ log = logging.getLogger("postgres_rate_limit")
 
 
 class Borrowed(Borrowing):
-    """Takes of one limit that usually need no database call. Threads may share it. `with` closes
-    it."""
+    """Takes tokens of one limit, usually without a database call. Threads may share it. `with`
+    closes it."""
 
     _make_asking = Lock
 
@@ -97,7 +97,7 @@ class Borrowed(Borrowing):
                 log.warning("borrowed tokens were not returned: %r", innermost(error))
 
     def close(self) -> None:
-        """Returns everything left, and spends no more. Otherwise, for example if a process dies, the rest stays
+        """Returns all tokens that are left, and spends no more. Without it, for example if the process dies, they stay
         taken."""
         with self._lock:
             self._closed = True

@@ -17,6 +17,7 @@ from postgres_rate_limit._results import (
     AllResult,
     HoldRequestResult,
     LimitedBy,
+    OfSeveral,
     RequestResult,
     Result,
     SettleResult,
@@ -101,24 +102,14 @@ class Lent:
 
 
 @dataclass(frozen=True)
-class Held:
+class Held(Lent):
     """The result of rl_hold."""
 
-    ok: bool
-    id: str | None
-    held: float | None
-    expires_at: datetime | None
-    retry_after: float | None
-    retry_at: datetime | None
-    remaining: float | None
-    capacity: float | None
-    reset_at: datetime | None
-    limited_by: LimitedBy | None = None
-    error: BaseException | None = None
+    held: float | None = None
 
 
 @dataclass(frozen=True)
-class HeldAll:
+class HeldAll(OfSeveral):
     """The result of rl_hold_all."""
 
     ok: bool
@@ -126,11 +117,6 @@ class HeldAll:
     expires_at: datetime | None
     results: Sequence[HoldRequestResult]
     error: BaseException | None = None
-
-    @property
-    def retry_after(self) -> float | None:
-        denying = denied_by(self.ok, self.results)
-        return denying.retry_after if denying else None
 
 
 def key_of(key: Key) -> str:
@@ -190,6 +176,11 @@ def _request(
 
 def _read_result(rows: Rows) -> Result:
     return _result(*rows[0])
+
+
+def _read_lent(rows: Rows) -> Lent:
+    ok, id, expires, after, at, remaining, capacity, reset, by = rows[0][:9]
+    return Lent(bool(ok), id, time_of(expires), after, time_of(at), remaining, capacity, time_of(reset), by)
 
 
 def _read_all(rows: Rows) -> AllResult:
@@ -373,13 +364,8 @@ class Calls:
     def acquire(self, name: str, key: Key, count: float, config: Config | None) -> Call[Lent]:
         name, key, own = self._target(name, key, config)
 
-        def read(rows: Rows) -> Lent:
-            ok, lease, expires, after, at, remaining, capacity, reset, by = rows[0]
-            times = time_of(expires), time_of(at), time_of(reset)
-            return Lent(bool(ok), lease, times[0], after, times[1], remaining, capacity, times[2], by)
-
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), _UNTHROWN, (_JSON, own)]
-        call = self._make(f"r.ok, r.lease, {_time('r.expires_at')}, {_DECIDED}", "rl_acquire", arguments, read)
+        call = self._make(f"r.ok, r.lease, {_time('r.expires_at')}, {_DECIDED}", "rl_acquire", arguments, _read_lent)
         opened = lambda error: Lent(True, None, None, None, None, None, None, None, error=error)  # noqa: E731
         call = replace(call, opened=opened, slots=frozenset((name,)))
         return replace(call, decides=lambda lent: [_verdict(name, lent)], names=(name,))
@@ -407,15 +393,11 @@ class Calls:
         name, key, own = self._target(name, key, config)
         least = None if at_least is None else float(at_least)
 
-        def read(rows: Rows) -> Held:
-            ok, hold, held, expires, after, at, remaining, capacity, reset, by = rows[0]
-            times = time_of(expires), time_of(at), time_of(reset)
-            return Held(bool(ok), hold, held, times[0], after, times[1], remaining, capacity, times[2], by)
-
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), (_SPAN, seconds_of(ttl)), (_TEXT, id)]
         arguments += [(_NUMBER, least), (_TEXT, on_expiry), (_FLAG, reserve), _UNTHROWN, (_JSON, own)]
-        call = self._make(f"r.ok, r.hold, r.held, {_time('r.expires_at')}, {_DECIDED}", "rl_hold", arguments, read)
-        unchecked = Held(True, None, float(count), None, None, None, None, None, None)
+        select = f"r.ok, r.hold, {_time('r.expires_at')}, {_DECIDED}, r.held"
+        call = self._make(select, "rl_hold", arguments, lambda rows: Held(**vars(_read_lent(rows)), held=rows[0][-1]))
+        unchecked = Held(True, None, None, None, None, None, None, None, held=float(count))
         opened = lambda error: replace(unchecked, error=error)  # noqa: E731
         return replace(call, decides=lambda held: [_verdict(name, held)], names=(name,), opened=opened)
 

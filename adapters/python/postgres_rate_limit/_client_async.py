@@ -90,15 +90,16 @@ class AsyncRateLimiter(Generic[N]):
         schema: of the functions; default: found at the first call.
         on_decision: called for each limit that a call takes from, is denied by, or fails on. Its exceptions are logged
             and go no further.
-        on_unsettled: called with a hold that a block has left, and that was not settled by the actual use: either the
-            use was not a number of tokens, so that everything held counts, or the database failed. Default: a warning.
-        on_error: "open": a call that asks whether work may be done is allowed if the database can't answer now
-            (docs/failing.md lists these errors), or not in time. Not in a transaction of the caller's.
-        timeout: seconds after which such a call fails and its connection is closed; None: with "open" 5, or else never.
+        on_unsettled: called with a hold that could not be settled by its actual use at the end of its block, because
+            this was not a number of tokens, so everything held counts, or the database failed. Default: a warning.
+        on_error: what to do if a call can't be decided because the database can't answer now (docs/failing.md lists
+            these errors), or not in time. "closed": raise the error; "open": allow the work, but not in a transaction
+            of the caller's.
+        timeout: seconds after which a call fails and its connection is closed; None: 5 with "open", otherwise never.
             Not in a transaction of the caller's.
-        remember_denials: limit, check, limit_all and check_all are denied without a database call for the time of an
-            earlier denial, for at most a second; a dict with max and at_most sets the number of denials, and the
-            maximum time in seconds.
+        remember_denials: until an earlier denial ends, and for at most a second, deny limit, check, limit_all and
+            check_all without a database call; a dict with max and at_most sets the number of denials to remember, and
+            the maximum time in seconds.
         """
         self._calls = Calls(limits, defined, schema)
         self._db, self._on_decision, self._on_unsettled = db, on_decision, on_unsettled
@@ -114,7 +115,7 @@ class AsyncRateLimiter(Generic[N]):
         return self._calls.names
 
     def sql(self) -> str:
-        """The statements that define the limits, for a migration. With defined=True."""
+        """The SQL statements that define the limits, for a migration; needs defined=True."""
         return self._calls.sql()
 
     def _where(self, db: object) -> object:
@@ -136,12 +137,13 @@ class AsyncRateLimiter(Generic[N]):
     ) -> Result:
         """Takes tokens, if there are enough.
 
-        reserve: the call may put the limit into debt; retry_at is the time to start the work.
-        wait: seconds for which a denied call waits and tries again, if it can pass by then. Not in a transaction.
-        throws: a denial raises RateLimitExceeded, here and not in the database, so it aborts no transaction.
-        headers: the result has them, by rl_headers, on which the role needs EXECUTE.
-        config: of a limit that the limiter doesn't have.
-        on_error, db: instead of the limiter's.
+        reserve: take tokens in advance, by putting the limit into debt; retry_at is when to start the work.
+        wait: seconds for which to wait and try again after a denial, if the call can pass by then. Not in a
+            transaction.
+        throws: raise RateLimitExceeded for a denial: in the client and not in the database, so no transaction aborts.
+        headers: add HTTP headers to the result, made by rl_headers; the role needs EXECUTE on it.
+        config: for a limit that the limiter doesn't have.
+        on_error, db: used instead of the limiter's.
         """
         call = self._calls.limit("rl_limit", name, key, count, reserve, headers, config)
         return _told(name, await self._run(call, db, on_error, wait), throws)
@@ -159,12 +161,12 @@ class AsyncRateLimiter(Generic[N]):
         on_error: OnError | None = None,
         db: object = None,
     ) -> Result:
-        """The result that limit would return. Takes nothing."""
+        """Returns the result that limit would return, and takes nothing."""
         call = self._calls.limit("rl_check", name, key, count, reserve, headers, config)
         return _told(name, await self._run(call, db, on_error), throws)
 
     async def reset(self, name: N, key: Key = "", *, config: Config | None = None, db: object = None) -> bool:
-        """Makes the limit full again; false if it was."""
+        """Fills the limit up again; returns False if it was full."""
         return await self._run(self._calls.reset(name, key, config), db)
 
     async def credit(
@@ -177,11 +179,11 @@ class AsyncRateLimiter(Generic[N]):
         config: Config | None = None,
         db: object = None,
     ) -> Result:
-        """Gives back tokens that weren't used; a negative count takes them, however many are left."""
+        """Gives back tokens that weren't used; a negative count takes tokens, however many are left."""
         return await self._run(self._calls.credit(name, key, count, taken_at, config), db)
 
     async def value(self, name: N, key: Key = "", *, config: Config | None = None, db: object = None) -> Value:
-        """The limit for a browser: what a route returns as JSON."""
+        """Returns the limit in the form that a browser computes with: return it from a route as JSON."""
         return await self._run(self._calls.value(name, key, config), db)
 
     async def limit_all(
@@ -194,7 +196,7 @@ class AsyncRateLimiter(Generic[N]):
         on_error: OnError | None = None,
         db: object = None,
     ) -> AllResult:
-        """Takes from all of the limits, or from none. headers: by rl_headers_all."""
+        """Takes tokens from all of the limits, or from none. headers: made by rl_headers_all."""
         call = self._calls.limit_all("rl_limit_all", requests, headers)
         return _told_all(await self._run(call, db, on_error, wait), throws)
 
@@ -207,7 +209,7 @@ class AsyncRateLimiter(Generic[N]):
         on_error: OnError | None = None,
         db: object = None,
     ) -> AllResult:
-        """The result that limit_all would return. Takes nothing."""
+        """Returns the result that limit_all would return, and takes nothing."""
         call = self._calls.limit_all("rl_check_all", requests, headers)
         return _told_all(await self._run(call, db, on_error), throws)
 
@@ -226,7 +228,7 @@ class AsyncRateLimiter(Generic[N]):
         """Takes slots of a concurrency limit: `async with limiter.acquire(…) as lease:`, or await it, and check whether
         the lease is ok.
 
-        wait: seconds; because slots may be released at any time it checks again four times a second.
+        wait: seconds for which to wait; as slots may be released at any time, it checks again four times a second.
         """
         call = self._calls.acquire(name, key, count, config)
 
@@ -239,11 +241,11 @@ class AsyncRateLimiter(Generic[N]):
     async def extend(
         self, name: N, lease: str | None, *, config: Config | None = None, db: object = None
     ) -> datetime | None:
-        """Extends a lease that another process acquired; returns the new end, or None if it has ended."""
+        """Extends a lease that another process acquired; returns its new end, or None if it has ended."""
         return await self._run(self._calls.extend(name, lease, config), db)
 
     async def release(self, name: N, lease: str | None, *, config: Config | None = None, db: object = None) -> bool:
-        """Releases a lease that another process acquired; false if it has ended."""
+        """Releases a lease that another process acquired; returns False if it has ended."""
         return await self._run(self._calls.release(name, lease, config), db)
 
     def hold(
@@ -264,13 +266,14 @@ class AsyncRateLimiter(Generic[N]):
         on_error: OnError | None = None,
         db: object = None,
     ) -> Pending[AsyncHold]:
-        """Holds tokens for work with a use known only later: `async with limiter.hold(…) as hold:`, or await it, and
-        check whether it is ok.
+        """Holds tokens for work that shows only later how many it uses:
+        `async with limiter.hold(…) as hold:`, or await it, and check whether it is ok.
 
-        ttl: until it expires, unless it is settled or extended, as a timedelta or in seconds.
-        id: the id of an existing hold means the same hold.
-        at_least: fewer than count are enough; held says how many.
-        on_expiry, on_exception: what to do with the tokens if the process dies, if the block ends with an exception.
+        ttl: the time until the hold expires, unless it is settled or extended: a timedelta, or seconds.
+        id: an id of your own; with that of an existing hold the call returns the same hold.
+        at_least: accept fewer tokens than count, but at least this many; held says how many there are.
+        on_expiry: what to do with the tokens if the process dies.
+        on_exception: what to do with them if the block ends with an exception.
         """
 
         _check_otherwise(on_exception)
@@ -304,9 +307,9 @@ class AsyncRateLimiter(Generic[N]):
         on_error: OnError | None = None,
         db: object = None,
     ) -> Pending[AsyncHoldAll]:
-        """Holds tokens of all of the limits, or of none; as hold. An exempt caller has no requests.
+        """Holds tokens of all of the limits, or of none, as hold does. For an exempt caller pass no requests.
 
-        wait: holds nothing meanwhile; if only slots are missing it checks again four times a second.
+        wait: as in hold. Nothing is held meanwhile; if only slots are missing, it checks again four times a second.
         """
         _check_otherwise(on_exception)
         requests = list(requests)
@@ -335,16 +338,16 @@ class AsyncRateLimiter(Generic[N]):
         config: Config | None = None,
         on_error: OnError | None = None,
     ) -> AsyncBorrowed:
-        """Takes of this limit that need no round trip: the process takes batches on the limiter's db, a pool or an
-        engine, and spends them in memory. No rollback returns spent tokens. Not awaited.
+        """Takes tokens of this limit without a round trip: the process takes them in batches, on the limiter's db, a
+        pool or an engine, and spends them in memory. No rollback returns spent tokens. Not awaited.
 
-        borrow_for: seconds, or a timedelta, after which a batch is not spent any more, and the rest is returned.
-        max: the maximum number of tokens in a batch, except for a call with a larger count.
+        borrow_for: the time for which a batch is spent, in seconds or as a timedelta; then the rest is returned.
+        max: the maximum number of tokens in a batch, unless a call asks for more.
         """
         return AsyncBorrowed(self, name, borrow_for, max, config, on_error)
 
     async def define(self, *, db: object = None) -> list[str]:
-        """Creates the definitions, and replaces those that differ; returns their names. With defined=True."""
+        """Creates missing definitions and replaces those that differ; returns the names of both. Needs defined=True."""
         return await self._run(self._calls.define(), db)
 
     async def _run_apart(self, call: Call[T], on_error: OnError | None) -> T:

@@ -17,7 +17,7 @@ from langchain_core.outputs import ChatGenerationChunk, LLMResult
 
 from postgres_rate_limit._client_async import AsyncRateLimiter
 from postgres_rate_limit._leases_async import AsyncHoldAll
-from postgres_rate_limit.budget import Budget, ModelCall, extend_async
+from postgres_rate_limit.budget import Budget, ModelCall
 
 
 class AsyncBudgetHandler(AsyncCallbackHandler):
@@ -106,7 +106,7 @@ class AsyncBudgetHandler(AsyncCallbackHandler):
 
     async def on_llm_new_token(self, token: Any, *, run_id: UUID, **others: Any) -> None:
         if hold := self._due(run_id, token, others):
-            await extend_async(hold)
+            await hold._keep()
 
     async def on_llm_end(self, response: LLMResult, *, run_id: UUID, **others: Any) -> None:
         if hold := self._ended(run_id, response, None):

@@ -14,7 +14,7 @@ from langchain_core.outputs import ChatGenerationChunk, LLMResult
 
 from postgres_rate_limit._client_sync import RateLimiter
 from postgres_rate_limit._leases_sync import HoldAll
-from postgres_rate_limit.budget import Budget, ModelCall, extend
+from postgres_rate_limit.budget import Budget, ModelCall
 
 
 class BudgetHandler(BaseCallbackHandler):
@@ -80,7 +80,7 @@ class BudgetHandler(BaseCallbackHandler):
 
     def on_llm_new_token(self, token: Any, *, run_id: UUID, **others: Any) -> None:
         if hold := self._due(run_id, token, others):
-            extend(hold)
+            hold._keep()
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **others: Any) -> None:
         if hold := self._ended(run_id, response, None):

@@ -14,15 +14,7 @@ from postgres_rate_limit._calls import Call, Calls, Held, HeldAll, Lent, OnExpir
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._databases import is_over
 from postgres_rate_limit._failing import OnError
-from postgres_rate_limit._results import (
-    RateLimitExceeded,
-    RequestResult,
-    Result,
-    SettleResult,
-    Unsettled,
-    denied_by,
-    innermost,
-)
+from postgres_rate_limit._results import OfSeveral, RateLimitExceeded, Result, SettleResult, Unsettled, innermost
 from postgres_rate_limit._waits import finish_async, sleep_async
 
 if TYPE_CHECKING:
@@ -120,7 +112,7 @@ class AsyncLease(_AsyncTaken):
         self.reset_at, self.limited_by = lent.reset_at, lent.limited_by
 
     async def extend(self) -> bool:
-        """Extends the lease by the ttl of its limit, from now; false: it has expired, was released, or was denied."""
+        """Extends the lease to the ttl of its limit from now; returns False if it has ended or was denied."""
         if self.id is None:
             return self.ok
         expires_at = await self._limiter.extend(self._name, self.id, config=self._config, db=self._db)
@@ -128,7 +120,7 @@ class AsyncLease(_AsyncTaken):
         return expires_at is not None
 
     async def release(self) -> bool:
-        """Frees the slots; false: it has expired, was released before, or was denied."""
+        """Frees the slots; returns False if the lease has expired, was released before, or was denied."""
         if self.id is None:
             return self.ok
         if self._ended:
@@ -178,11 +170,15 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
         self._holds(held)
 
     async def settle(self, used: U | None = None, *, db: object = None) -> A:
-        """Gives back unused tokens, or takes those used beyond the hold. Default of used: .used, or else everything
-        held; for several limits by name, or one number for all; an unnamed limit has used everything. db: of the
-        transaction that stores the answer: if it has rolled back by the end of the block, that settles. If used is
-        not a number from 0 on, everything held is settled. The result isn't ok, or the list is empty, if the hold
-        has been settled, or is gone, or was denied."""
+        """Gives back unused tokens, or takes those used beyond the hold. The result isn't ok, or the list is empty, if
+        the hold was settled before, was denied, or no longer exists.
+
+        used: the tokens used; for several limits a dict by name, in which a limit without a number has used everything
+            held, or one number for all. Default: .used, or else everything held, which is also settled if this is not
+            a number from 0 on.
+        db: the connection of the transaction that stores the answer; if it is rolled back by the end of the block, the
+            end settles again.
+        """
         if self.id is None:
             return self._nothing
         self.used, self._said = self.used if used is None else used, True
@@ -194,8 +190,8 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
         return settled
 
     async def extend(self, more: M | None = None) -> bool:
-        """Holds up to more, a count or requests, if that is more, and for ttl from now. false: denied, and the hold
-        keeps its tokens; or it was settled, or denied before."""
+        """Extends the hold to ttl from now and, with more, a count or requests, raises it to that. Returns False if
+        that is denied, when the hold keeps its tokens, or if it was settled or denied before."""
         if self.id is None:
             return self.ok
         if self._ended or self._settled_in is not None:
@@ -205,6 +201,13 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
             self._holds(held)
             self.expires_at = held.expires_at
         return bool(held.ok)
+
+    async def _keep(self) -> None:
+        """Extends the hold of a stream. Only logs an error: the answer continues, and is settled all the same."""
+        try:
+            await self.extend()
+        except Exception as error:
+            log.warning("a hold was not extended: %r", innermost(error))
 
     def _begins_in(self) -> float:
         return max(0.0, self._begins - time.monotonic())
@@ -308,7 +311,7 @@ class AsyncHold(_AsyncHolding[float, Result, float]):
         return used if _is_count(used) else None
 
 
-class AsyncHoldAll(_AsyncHolding[Used, "list[SettleResult]", Iterable[Request]]):
+class AsyncHoldAll(_AsyncHolding[Used, "list[SettleResult]", Iterable[Request]], OfSeveral):
     """Held tokens of several limits. `async with` works as for AsyncHold."""
 
     def __init__(
@@ -326,20 +329,6 @@ class AsyncHoldAll(_AsyncHolding[Used, "list[SettleResult]", Iterable[Request]])
     def _holds(self, held: HeldAll) -> None:
         self.results = held.results
         """In the order of the requests."""
-
-    @property
-    def denied_by(self) -> RequestResult | None:
-        """The denying request with the longest wait; None if all are held."""
-        return denied_by(self.ok, self.results)
-
-    @property
-    def retry_after(self) -> float | None:
-        """Denied: seconds until none of them denies; None if one always will."""
-        return self.denied_by.retry_after if self.denied_by else None
-
-    @property
-    def retry_at(self) -> datetime | None:
-        return self.denied_by.retry_at if self.denied_by else None
 
     def _denied(self) -> tuple[str, float | None, datetime | None] | None:
         denying = self.denied_by

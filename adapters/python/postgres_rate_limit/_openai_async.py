@@ -8,7 +8,7 @@ from typing import Any
 
 from openai.resources.chat.completions import AsyncCompletions
 
-from postgres_rate_limit.budget import Budget, ModelCall, extend_async
+from postgres_rate_limit.budget import Budget, ModelCall
 
 
 class _Asked:
@@ -60,7 +60,7 @@ class AsyncBudgeted:
                     async for chunk in stream:
                         asked.call.heard(chunk)
                         if asked.call.is_due():
-                            await extend_async(hold)
+                            await hold._keep()
                         if asked.shows(chunk):
                             yield chunk
             except BaseException as error:

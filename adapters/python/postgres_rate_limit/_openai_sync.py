@@ -9,7 +9,7 @@ from typing import Any
 
 from openai.resources.chat.completions import Completions
 
-from postgres_rate_limit.budget import Budget, ModelCall, extend
+from postgres_rate_limit.budget import Budget, ModelCall
 
 
 class _Asked:
@@ -61,7 +61,7 @@ class Budgeted:
                     for chunk in stream:
                         asked.call.heard(chunk)
                         if asked.call.is_due():
-                            extend(hold)
+                            hold._keep()
                         if asked.shows(chunk):
                             yield chunk
             except BaseException as error:

@@ -71,8 +71,29 @@ class HoldRequestResult(RequestResult):
     """The tokens or slots held."""
 
 
+class OfSeveral:
+    """The answer to a call on several limits."""
+
+    ok: bool
+    results: Any
+
+    @property
+    def denied_by(self) -> RequestResult | None:
+        """The denying request with the longest wait; None if the call was allowed."""
+        return denied_by(self.ok, self.results)
+
+    @property
+    def retry_after(self) -> float | None:
+        """Denied: seconds until none of them denies; None if one always will."""
+        return self.denied_by.retry_after if self.denied_by else None
+
+    @property
+    def retry_at(self) -> datetime | None:
+        return self.denied_by.retry_at if self.denied_by else None
+
+
 @dataclass(frozen=True)
-class AllResult:
+class AllResult(OfSeveral):
     """The result of a call on several limits, all or nothing. True if it was allowed; iterates over results."""
 
     ok: bool
@@ -88,20 +109,6 @@ class AllResult:
 
     def __iter__(self) -> Iterator[RequestResult]:
         return iter(self.results)
-
-    @property
-    def denied_by(self) -> RequestResult | None:
-        """The denying request with the longest wait; None if the call was allowed."""
-        return denied_by(self.ok, self.results)
-
-    @property
-    def retry_after(self) -> float | None:
-        """Denied: seconds until none of them denies; None if one always will."""
-        return self.denied_by.retry_after if self.denied_by else None
-
-    @property
-    def retry_at(self) -> datetime | None:
-        return self.denied_by.retry_at if self.denied_by else None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from postgres_rate_limit._client_sync import RateLimiter
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._leases_async import AsyncHoldAll
 from postgres_rate_limit._leases_sync import HoldAll
-from postgres_rate_limit._results import Unsettled, chain, innermost
+from postgres_rate_limit._results import Unsettled, chain
 from postgres_rate_limit._waits import Pending
 
 __all__ = ["Budget", "Limit", "ModelCall", "Unreported", "Unsettled", "Usage", "estimate_input"]
@@ -76,8 +76,8 @@ class _Named(TypedDict):
 
 
 class Limit(_Named, total=False):
-    """A limit that a call takes from. count: 1, for example for requests and slots, tokens, or a price. It is
-    computed twice, from the estimate and from the usage."""
+    """A limit that a call takes from. count: 1, the default, for requests and slots; "tokens" or one of the other
+    texts; or a price, from a function, which is called twice: with the estimate and with the usage."""
 
     key: Key
     count: Count
@@ -192,14 +192,14 @@ class Budget(Generic[L]):
         limits: or a function that returns them, given the request to the model.
         output_tokens: the estimate if the request has no maximum.
         estimate: returns the tokens of the prompt.
-        ttl: until a hold expires; longer than the longest call, and for streams than the longest pause in one.
+        ttl: the time until a hold expires: longer than the longest call, or the longest pause in a stream.
         on_expiry: what to do with the hold of a dead process; "charge": it stays taken.
         wait: seconds for which a denied call waits until all of its limits admit it, if they do by then; nothing is
             held meanwhile.
         unreported: returns the usage of a call that reported none, such as the part streamed until its user ended it;
             None: everything held. Default: everything held.
-        on_unsettled: called with a hold that could not be settled, and if a count or unreported failed, so that
-            everything held is settled; the answer is returned all the same. Default: it is logged, as a warning.
+        on_unsettled: called with a hold that could not be settled, or is settled as held because a count or unreported
+            failed; the answer is returned all the same. Default: a warning is logged.
         """
         self._unreported, self._on_unsettled = unreported, on_unsettled or _log_unsettled
         self.limiter: L = limiter
@@ -223,26 +223,29 @@ class Budget(Generic[L]):
         """Takes the estimate; entering it raises RateLimitExceeded with the wait."""
         if not isinstance(self.limiter, RateLimiter):
             raise TypeError("the budget has an AsyncRateLimiter; allowed here: a RateLimiter")
-        held = self.limiter.hold_all(
-            call.requests, ttl=self._ttl, id=id, on_expiry=self._on_expiry, on_exception="charge", wait=self._wait
-        )
-        call.id, held._hears = held.id, call.unsettled
+        held: HoldAll = self._held(call, self._hold_all(call, id))
         return held
 
     def hold_async(self, call: ModelCall, id: str | None = None) -> Pending[AsyncHoldAll]:
         """As hold."""
         if not isinstance(self.limiter, AsyncRateLimiter):
             raise TypeError("the budget has a RateLimiter; allowed here: an AsyncRateLimiter")
-        pending = self.limiter.hold_all(
-            call.requests, ttl=self._ttl, id=id, on_expiry=self._on_expiry, on_exception="charge", wait=self._wait
-        )
+        pending = self._hold_all(call, id)
 
         async def start() -> AsyncHoldAll:
-            held = await pending
-            call.id, held._hears = held.id, call.unsettled
+            held: AsyncHoldAll = self._held(call, await pending)
             return held
 
         return Pending(start)
+
+    def _hold_all(self, call: ModelCall, id: str | None) -> Any:
+        return self.limiter.hold_all(
+            call.requests, ttl=self._ttl, id=id, on_expiry=self._on_expiry, on_exception="charge", wait=self._wait
+        )
+
+    def _held(self, call: ModelCall, held: Any) -> Any:
+        call.id, held._hears = held.id, call.unsettled
+        return held
 
 
 def _log_unsettled(unsettled: Unsettled) -> None:
@@ -403,26 +406,6 @@ class ModelCall:
 
 
 _DAY = 86_400
-
-
-def extend(hold: HoldAll) -> None:
-    """Only logs an error: the answer continues, and is settled all the same."""
-    try:
-        hold.extend()
-    except Exception as failure:
-        _log_not_extended(failure)
-
-
-async def extend_async(hold: AsyncHoldAll) -> None:
-    """As extend."""
-    try:
-        await hold.extend()
-    except Exception as failure:
-        _log_not_extended(failure)
-
-
-def _log_not_extended(failure: Exception) -> None:
-    log.warning("a hold was not extended: %r", innermost(failure))
 
 
 def _count(limit: Limit, usage: Usage) -> float:

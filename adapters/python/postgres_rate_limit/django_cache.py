@@ -89,9 +89,9 @@ class RateLimitCache(BaseCache):  # type: ignore[misc]
     name: of the limits that keep the numbers; caches of the same name share them. Default: "cache".
     on_error: "open": if the database can't answer now, or not in time, a key is new to add, incr and get. Default:
         "closed".
-    on_unchecked: called with the error of such a call. Default: it is logged, as a warning.
-    timeout: seconds after which one of these calls fails and its connection is closed. Default: with "open" 5, or none.
-    schema: of the functions. Default: it is found.
+    on_unchecked: called with the error of such a call. Default: a warning is logged.
+    timeout: seconds after which one of these calls fails and its connection is closed. Default: 5 with "open".
+    schema: of the functions. Default: found automatically.
     """
 
     def __init__(self, location: str, params: dict[str, Any]) -> None:

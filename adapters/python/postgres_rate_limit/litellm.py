@@ -19,7 +19,7 @@ from litellm.integrations.custom_logger import CustomLogger
 
 from postgres_rate_limit._client_async import AsyncRateLimiter
 from postgres_rate_limit._leases_async import AsyncHoldAll
-from postgres_rate_limit.budget import Budget, ModelCall, extend_async
+from postgres_rate_limit.budget import Budget, ModelCall
 
 __all__ = ["BudgetLogger"]
 
@@ -96,7 +96,7 @@ class BudgetLogger(CustomLogger):
     async def _settle(self, id: str, call: ModelCall, hold: AsyncHoldAll, ended: Future[BaseException | None]) -> None:
         """Extends the hold until the call ends, because LiteLLM reports no chunks; then settles it."""
         while not (await asyncio.wait([ended], timeout=call.interval))[0]:
-            await extend_async(hold)
+            await hold._keep()
         del self._calls[id]
         error = ended.result()
         if hold.used is None:

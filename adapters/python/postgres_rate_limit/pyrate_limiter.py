@@ -8,11 +8,11 @@ kind: "sliding log", as pyrate-limiter counts, for rates of at most 10,000, or "
     Default: "sliding log".
 store: "memory": in the server's shared memory; not for a sliding log. Default: "table".
 on_error: "open" admits an item if the database can't answer now, or not in time. Default: "closed".
-on_unchecked: called with the error of such an item. Default: it is logged, as a warning.
-timeout: seconds after which a call fails and its connection is closed. Default: with "open" 5, or else none.
+on_unchecked: called with the error of such an item. Default: a warning is logged.
+timeout: seconds after which a call fails and its connection is closed. Default: 5 with "open", otherwise none.
 remember_denials: a denied item is denied again without a database call, for at most a second; a dict with max and
     at_most sets the number of denials, and the maximum time in seconds. Default: False.
-schema: of the functions. Default: it is found.
+schema: of the functions. Default: found automatically.
 """
 
 from __future__ import annotations
