@@ -20,7 +20,7 @@ FOR_USERS = [
     (["src/*.rs", "crates/*/src/*.rs", ":!*tests*"], r"^\s*//.*$|#\[cfg\(test\)\]\nmod [\s\S]*|r#\"([\s\S]*?)\"#|(?<!')\"((?:[^\"\\]|\\[\s\S])*)\""),
     (["adapters/node/src/*"], r"/\*[\s\S]*?\*/|//.*|'((?:[^'\\\n]|\\.)*)'|`((?:[^`\\]|\\[\s\S])*)`"),
     (["adapters/python/postgres_rate_limit/*.py"], rf"^\s*\"\"\"[\s\S]*?\"\"\"|{MARK}.*$|\"\"\"([\s\S]*?)\"\"\"|\"((?:[^\"\\\n]|\\.)*)\"|'((?:[^'\\\n]|\\.)*)'"),
-    (["adapters/ruby/*.rb", ":!adapters/ruby/test"], rf"{MARK}.*$|\"((?:[^\"\\]|\\[\s\S])*)\""),
+    (["adapters/ruby/lib/*.rb"], rf"{MARK}.*$|\"((?:[^\"\\]|\\[\s\S])*)\""),
 ]
 # Comments, in a group; strings match without one.
 COMMENTS = [

@@ -2,7 +2,7 @@
 # /private. WAY and ON_ERROR say how it counts, AHEAD how many seconds its clock is ahead.
 require "active_record"
 require "rack/attack"
-require_relative "../rate_limit_store"
+require_relative "../lib/rate_limit_store"
 
 Time.singleton_class.prepend(Module.new { def now(...) = super + ENV.fetch("AHEAD", "0").to_f })
 ActiveRecord::Base.legacy_connection_handling = false if ActiveRecord.version < Gem::Version.new("7")

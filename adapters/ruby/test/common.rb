@@ -8,7 +8,7 @@ require "rack/test"
 require "securerandom"
 require "socket"
 require "timeout"
-require_relative "../rate_limit_store"
+require_relative "../lib/rate_limit_store"
 
 # The application's clock is an hour ahead of the database's or, on the file, behind it; or stands where a test sets it.
 module Application

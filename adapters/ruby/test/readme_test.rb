@@ -28,7 +28,7 @@ class ReadmeTest < Test
   end
 
   def test_the_initializer_of_rails
-    $LOAD_PATH.unshift("#{__dir__}/..")
+    $LOAD_PATH.unshift("#{__dir__}/../lib")
     given = { username: ENV.fetch("PGUSER"), database: ENV.fetch("PGDATABASE") }
     ActiveRecord::Base.establish_connection(adapter: "postgresql", **ADDRESS, **given)
     eval(RUBY[0])
@@ -41,7 +41,7 @@ class ReadmeTest < Test
 
   def test_the_application_of_rack
     Dir.mktmpdir do |folder|
-      File.write("#{folder}/config.ru", RUBY[1].sub('"rate_limit_store"', "#{__dir__}/../rate_limit_store".inspect))
+      File.write("#{folder}/config.ru", RUBY[1].sub('"rate_limit_store"', "#{__dir__}/../lib/rate_limit_store".inspect))
       application = Rack::Builder.parse_file("#{folder}/config.ru")
       application = application[0] if application.is_a?(Array) # of Rack 2
       assert_equal 200, status(application)

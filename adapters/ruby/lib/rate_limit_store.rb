@@ -1,5 +1,5 @@
 # A store for rack-attack, and for rate_limit of Rails, that counts in PostgreSQL by the extension ratelimit or its SQL
-# file. Copy this file into your application; it needs the gem pg. https://ratelimit.example/
+# file. https://ratelimit.example/
 
 require "digest"
 require "pg"
