@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
-use std::time::Duration;
 
 use pgrx::pg_sys;
 use ratelimit_core::Micros;
@@ -27,11 +26,11 @@ use crate::store::memory::writer::{self, Origin};
 use crate::store::memory::{Memory, SavedMemory, SharedEntries};
 use crate::store::own_locks::{self, Noting};
 use crate::tally;
-use ratelimit_pg::background;
 use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::memory_context::Scratch;
 use ratelimit_pg::shared_memory;
+use ratelimit_pg::subtransaction;
 use ratelimit_pg::transaction::{is_read_only, refuse_read_only_call};
 use ratelimit_pg::values::{Jsonb, jsonb_from_json, utf8};
 
@@ -117,10 +116,6 @@ impl Interrupts for Session<'_> {
         check_for_interrupts();
     }
 
-    fn pause(&self, time: Micros) {
-        background::pause(Duration::from_micros(time.0.unsigned_abs()));
-    }
-
     fn each_page<T: 'static>(&self, mut page: impl FnMut() -> Option<T>) -> T {
         let mut scratch = Scratch::new();
         loop {
@@ -157,7 +152,17 @@ impl Random for Session<'_> {
 
 impl Subtransaction for Session<'_> {
     fn attempt<T>(&self, work: impl FnOnce() -> PortResult<Option<T>>) -> PortResult<Option<T>> {
-        ratelimit_pg::subtransaction::attempt(work)
+        subtransaction::attempt(work)
+    }
+
+    fn attempt_within<T>(
+        &self,
+        limit: Micros,
+        work: impl FnOnce() -> PortResult<Option<T>>,
+    ) -> PortResult<(Option<T>, Micros)> {
+        let began = clock::monotonic();
+        let result = subtransaction::attempt_within(limit, work)?;
+        Ok((result, clock::monotonic().minus(began)))
     }
 
     fn own_rows(&self, name: &[u8], key: &[u8]) -> Vec<i32> {

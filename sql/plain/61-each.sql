@@ -61,6 +61,7 @@ DECLARE
 BEGIN
     x.ns := NULL; x.counts := NULL; x.reserves := NULL;
     a.changed := false;
+    a.d.changed := false;
     FOR i IN 1..cardinality(a.ns) LOOP
         x.count := a.counts[i];
         x.reserve := a.reserves[i];

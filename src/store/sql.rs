@@ -19,7 +19,7 @@ use crate::schema::spi::{Connection, Statement};
 use crate::store::codec::{Columns, decode, decode_array, encode, int_array};
 use ratelimit_pg::clock::from_timestamptz;
 use ratelimit_pg::interrupts::check_for_interrupts;
-use ratelimit_pg::subtransaction::attempt_at_once;
+use ratelimit_pg::subtransaction::attempt_within;
 use ratelimit_pg::values::{text_datum, varlena_bytes};
 
 /// Selects these columns of the rows that meet all conditions.
@@ -192,7 +192,8 @@ impl Rows for Connection<'_> {
         let insert = || self.execute(statement, &row_parameters(id, row, holds_due));
         Ok(match wait {
             true => insert()? > 0,
-            false => attempt_at_once(|| insert().map(Some))?.is_some_and(|rows| rows > 0),
+            false => attempt_within(Micros::MILLISECOND, || insert().map(Some))?
+                .is_some_and(|rows| rows > 0),
         })
     }
 

@@ -192,3 +192,41 @@ fn requests_of_one_key_write_one_version() {
     assert_eq!(updated - before, 1);
     client.batch_execute("COMMIT").unwrap();
 }
+
+/// Sessions share out few tokens, until none is left: each is taken once.
+#[test]
+#[ignore = "needs a server: make test"]
+fn every_token_is_taken_once() {
+    const TOKENS: usize = 300;
+    let database = Database::new("each");
+    let mut client = database.connect();
+    let sql = format!("SELECT rl_define('b', rl_fixed_window({TOKENS}, '1 day'))");
+    client.batch_execute(&sql).unwrap();
+    let taken = thread::scope(|scope| {
+        let sessions: Vec<_> = (0..8)
+            .map(|session| {
+                let database = &database;
+                scope.spawn(move || {
+                    let mut client = database.connect();
+                    let mut random = Rng::with_seed(session);
+                    let (mut taken, mut denied) = (0, 0);
+                    while denied < 40 {
+                        let keys = (0..random.usize(1..6)).map(|_| random.usize(..4));
+                        let request = |key| format!(r#"{{"name": "b", "key": "{key}"}}"#);
+                        let list =
+                            format!("[{}]", keys.map(request).collect::<Vec<_>>().join(", "));
+                        let wait = *random
+                            .choice(&["NULL", "'0'", "'3 milliseconds'", "'1 second'"])
+                            .unwrap();
+                        let codes = codes(&mut client, &list, wait);
+                        taken += codes.iter().filter(|code| *code == "true").count();
+                        denied += usize::from(codes.iter().all(|code| code == "false"));
+                    }
+                    taken
+                })
+            })
+            .collect();
+        sessions.into_iter().map(|session| session.join().unwrap()).sum::<usize>()
+    });
+    assert_eq!(taken, 4 * TOKENS);
+}

@@ -19,8 +19,8 @@ use crate::several::another_config;
 use crate::single;
 use crate::target::{Store, Target, check_count};
 
-/// The longest pause between two looks at a locked row.
-const PAUSE: Micros = Micros(10_000);
+/// The most waits of a call, each in a subtransaction: a transaction with many of them slows all sessions down.
+const MAX_WAITS: u32 = 32;
 
 /// A request by its number, from 0, and its target.
 struct Resolved<'a> {
@@ -39,7 +39,7 @@ pub fn limit<H: Host>(
     requests: &[Request],
     lock_wait: Option<Micros>,
 ) -> Result<Vec<Result<Answer>>> {
-    let mut call = Call { host, requests, answers: Vec::new(), lock_wait };
+    let mut call = Call { host, requests, answers: Vec::new(), lock_wait, waits: 0 };
     call.answers.resize_with(requests.len(), || None);
     let keys = call.resolve()?;
     if keys.iter().flatten().any(|resolved| resolved.target.store.is_in_table()) {
@@ -63,6 +63,8 @@ struct Call<'a, H> {
     answers: Vec<Option<Result<Answer>>>,
     /// The rest of the time that it waits for locked rows.
     lock_wait: Option<Micros>,
+    /// The number of its waits.
+    waits: u32,
 }
 
 impl<'a, H: Host> Call<'a, H> {
@@ -162,21 +164,16 @@ impl<'a, H: Host> Call<'a, H> {
         work: impl Fn(&H, &dyn Rows) -> Result<T>,
     ) -> Result<T> {
         self.host.check_for_interrupts();
-        let Some(left) = &mut self.lock_wait else { return work(self.host, rows) };
+        let Some(left) = self.lock_wait else { return work(self.host, rows) };
         let locked = || LimiterError::Locked { name: H::utf8(target.name).into_owned() };
-        let unwaiting = Unwaiting { rows, locked: &locked };
-        let mut pause = Micros::MILLISECOND;
-        loop {
-            match work(self.host, &unwaiting) {
-                Err(LimiterError::Locked { .. }) if *left > Micros(0) => {
-                    pause = pause.min(*left);
-                    self.host.pause(pause);
-                    *left = left.minus(pause);
-                    pause = PAUSE.min(Micros(2 * pause.0));
-                }
-                done => return done,
-            }
+        match work(self.host, &Unwaiting { rows, locked: &locked }) {
+            Err(LimiterError::Locked { .. }) if left > Micros(0) && self.waits < MAX_WAITS => {}
+            done => return done,
         }
+        self.waits += 1;
+        let (done, took) = self.host.attempt_within(left, || work(self.host, rows).map(Some))?;
+        self.lock_wait = Some(left.minus(took).max(Micros(0)));
+        done.ok_or_else(locked)
     }
 
     /// Notes the answer to a request, from 0; fails with an error that is not the request's alone.

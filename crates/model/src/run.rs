@@ -200,10 +200,6 @@ impl Clock for Run<'_> {
 impl Interrupts for Run<'_> {
     fn check_for_interrupts(&self) {}
 
-    fn pause(&self, _: Micros) {
-        self.check_for_interrupts();
-    }
-
     fn each_page<T: 'static>(&self, mut page: impl FnMut() -> Option<T>) -> T {
         loop {
             if let Some(result) = page() {
@@ -242,6 +238,14 @@ impl Subtransaction for Run<'_> {
             self.step(Primitive::RollbackSub);
         }
         result
+    }
+
+    fn attempt_within<T>(
+        &self,
+        _: Micros,
+        work: impl FnOnce() -> Result<Option<T>>,
+    ) -> Result<(Option<T>, Micros)> {
+        Ok((self.attempt(work)?, Micros(0)))
     }
 
     fn own_rows(&self, _: &[u8], key: &[u8]) -> Vec<i32> {

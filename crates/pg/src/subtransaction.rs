@@ -2,10 +2,11 @@
 //! is rolled back, one of the extension's or of the caller's.
 
 use std::cell::Cell;
-use std::ffi::c_void;
+use std::ffi::{CString, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
+use ratelimit_core::Micros;
 
 /// A callback at the rollback of a subtransaction, by its number.
 pub type RollbackHook = fn(pg_sys::SubTransactionId);
@@ -66,15 +67,23 @@ pub fn attempt<T, E>(work: impl FnOnce() -> Result<Option<T>, E>) -> Result<Opti
     }
 }
 
-/// Runs `work` as [`attempt`], and waits for no lock in it for longer than a millisecond; `None` also if it would.
-pub fn attempt_at_once<T, E>(work: impl FnOnce() -> Result<Option<T>, E>) -> Result<Option<T>, E> {
+/// Runs `work` as [`attempt`], and waits for no lock in it for longer than `limit`, in whole milliseconds from one, nor
+/// than lock_timeout; `None` also after that.
+pub fn attempt_within<T, E>(
+    limit: Micros,
+    work: impl FnOnce() -> Result<Option<T>, E>,
+) -> Result<Option<T>, E> {
     let work = || {
+        let limit = limit.ceil_to_millis().0 / Micros::MILLISECOND.0;
         // SAFETY: the setting is for this level only, which the end of the subtransaction ends, too.
         unsafe {
+            let given = i64::from(pg_sys::LockTimeout);
+            let limit = limit.clamp(1, if given > 0 { given } else { i32::MAX.into() });
+            let value = CString::new(format!("{limit}ms")).unwrap_or_default();
             let level = pg_sys::NewGUCNestLevel();
             pg_sys::set_config_option(
                 c"lock_timeout".as_ptr(),
-                c"1ms".as_ptr(),
+                value.as_ptr(),
                 pg_sys::GucContext::PGC_USERSET,
                 pg_sys::GucSource::PGC_S_SESSION,
                 pg_sys::GucAction::GUC_ACTION_SAVE,

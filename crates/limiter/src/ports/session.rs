@@ -15,9 +15,6 @@ pub trait Interrupts {
     /// Ends the work with an error of the host if that was requested, or if memory is short.
     fn check_for_interrupts(&self);
 
-    /// Pauses for a time, of whole milliseconds; ends the work as [`check_for_interrupts`](Self::check_for_interrupts).
-    fn pause(&self, time: Micros);
-
     /// Runs `page` until it returns something, and after each run frees what the host allocated for it.
     fn each_page<T: 'static>(&self, page: impl FnMut() -> Option<T>) -> T;
 }
@@ -39,6 +36,14 @@ pub trait Subtransaction {
     /// Runs `work` in a subtransaction: commits it if `work` returns `Some`; otherwise, also after an error, rolls it
     /// back, which releases its locks.
     fn attempt<T>(&self, work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>>;
+
+    /// Runs `work` as [`attempt`](Subtransaction::attempt), and waits for no lock in it for longer than `limit`, nor than
+    /// the session does: `None` also after that. Returns the time that it took, too.
+    fn attempt_within<T>(
+        &self,
+        limit: Micros,
+        work: impl FnOnce() -> Result<Option<T>>,
+    ) -> Result<(Option<T>, Micros)>;
 
     /// Returns the shard numbers of a key's rows that the transaction has locked or written, the last locked one first.
     fn own_rows(&self, name: &[u8], key: &[u8]) -> Vec<i32>;
