@@ -306,8 +306,8 @@ BEGIN
                 END IF;
             END IF;
             a := ratelimit._take_in_turn(a);
-        ELSIF a.ids IS NOT NULL AND writable AND a.error IS NULL AND (a.decisions[1]).limited_by IS DISTINCT FROM 'block'
-        THEN
+        ELSIF a.ids IS NOT NULL AND writable AND a.error IS NULL
+            AND (a.decisions[1]).limited_by IS DISTINCT FROM 'block' THEN
             IF lock_wait IS NOT NULL THEN
                 PERFORM FROM ONLY ratelimit.rateLimits t WHERE t.name = a.name AND t.key = a.key FOR UPDATE SKIP LOCKED;
             END IF;
