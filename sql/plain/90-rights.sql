@@ -14,7 +14,7 @@ DECLARE
         'rl_settle_all', 'settles a hold of several limits; used is a number for all, or an object by name',
         'rl_credit', 'gives back tokens that were not used; a negative count takes tokens unconditionally',
         'rl_limit_all', 'takes tokens from several rate limits, all or nothing',
-        'rl_limit_each', 'takes tokens for each request on its own; one that is wrong or locked has an error in its row',
+        'rl_limit_each', 'takes tokens for each request on its own; a wrong or locked one has an error in its row',
         'rl_check_all', 'reports whether rl_limit_all would succeed; locks and writes nothing',
         'rl_acquire', 'takes slots of a concurrency limit; returns a lease, or when to retry',
         'rl_extend', 'extends a lease; returns when it expires, NULL if it had expired or was released',
