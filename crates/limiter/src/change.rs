@@ -51,8 +51,6 @@ pub(crate) enum Contents<'c> {
     All(&'c Shards<'c>),
     /// One of its shards, counted from 0: the only one to change.
     OneOf(&'c Shards<'c>, usize),
-    /// All of its shards. Other transactions have locked some, which this one can't wait for.
-    Busy(&'c Shards<'c>),
     /// All of its shards, and the hold with the call's id.
     Held(&'c Shards<'c>, Option<&'c Hold>),
 }
@@ -147,14 +145,18 @@ impl Decided {
 
     /// Refuses the call as if there were no tokens: others have locked rows that can't be waited for. It can be retried
     /// at once.
-    pub(crate) fn give_up(&mut self, limit: &Limit) {
+    pub(crate) fn give_up(&mut self, change: &Change, limit: &Limit) {
         self.after = None;
         if let Some(More { hold: Some(hold), .. }) = self.more.as_deref_mut() {
             (hold.took, hold.after) = (0.0, None);
         }
+        let passes = matches!(change, Change::Take(take) if take.always_passes());
         for answer in self.answers_mut() {
-            (answer.ok, answer.retry_after) = (false, Some(Micros(0)));
-            answer.limited_by = Some(LimitedBy::of(limit));
+            (answer.taken, answer.lease) = (0.0, None);
+            if !passes {
+                (answer.ok, answer.retry_after) = (false, Some(Micros(0)));
+                answer.limited_by = Some(LimitedBy::of(limit));
+            }
         }
     }
 }
@@ -225,7 +227,6 @@ impl<'a> Change<'a> {
     /// # Errors
     /// [`LimiterError::BadState`] (55000): a row with a value that no call writes.
     /// [`LimiterError::NotForKind`] (0A000): a credit to a sliding kind or a concurrency limit.
-    /// [`LimiterError::Busy`]: a credit to rows that others have locked, since no token may be lost.
     #[inline(always)]
     pub(crate) fn decide(
         &self,
@@ -305,15 +306,6 @@ impl<'a> Change<'a> {
                 }
                 _ => self.on_shards(limit, shards, now, &mut taken)?,
             },
-            Contents::Busy(shards) => match self {
-                Change::Take(take) if take.always_passes() => {
-                    Decision { ok: true, ..refusal(None, shards.level(now)) }
-                }
-                // The caller can retry at once.
-                Change::Take(_) => refusal(Some(Micros(0)), shards.level(now)),
-                Change::Credit { .. } => return Err(LimiterError::Busy),
-                _ => refusal(None, shards.level(now)),
-            },
         };
         let mut answer = target.answer(&decision, decision.level, now);
         answer.taken = taken;
@@ -377,7 +369,9 @@ impl<'a> Change<'a> {
                 shards.credit(now, count, taken_at).ok_or_else(|| not_for_credit(limit))
             }
             // The rows are left from another kind.
-            _ => Ok(refusal(None, shards.level(now))),
+            _ => {
+                Ok(Decision { ok: false, retry_after: None, level: shards.level(now), state: None })
+            }
         }
     }
 }
@@ -392,17 +386,11 @@ impl Contents<'_> {
         Ok(match *self {
             Contents::One(state) => limit.level(state, now),
             Contents::Row(stored) => limit.level(&*target.state(limit, stored, now)?, now),
-            Contents::All(shards)
-            | Contents::OneOf(shards, _)
-            | Contents::Busy(shards)
-            | Contents::Held(shards, _) => shards.level(now),
+            Contents::All(shards) | Contents::OneOf(shards, _) | Contents::Held(shards, _) => {
+                shards.level(now)
+            }
         })
     }
-}
-
-/// A decision that changes nothing.
-fn refusal(retry_after: Option<Micros>, level: Level) -> Decision {
-    Decision { ok: false, retry_after, level, state: None }
 }
 
 /// The error for a kind that can't be credited (0A000).

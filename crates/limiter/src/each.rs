@@ -128,8 +128,7 @@ impl<'a, H: Host> Call<'a, H> {
         }
         for one in requests {
             let ask = self.ask(one);
-            let answer =
-                self.waiting(rows, target, |host, rows| single::in_table(host, rows, &ask));
+            let answer = self.waiting(rows, target, |host, rows| engine::run_one(host, rows, &ask));
             self.answer(one.n, answer)?;
         }
         Ok(())

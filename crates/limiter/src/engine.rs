@@ -19,7 +19,9 @@ use ratelimit_core::{Micros, Shards, State};
 use crate::change::{Change, Decided};
 use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Holds, Host, Id, RowAccess, Rows, TRIES};
+use crate::request::Answer;
 use crate::stores::expiry::{self, Expiries};
+use crate::stores::shards::{self, Extent};
 use crate::stores::{self, Peeked};
 use crate::target::{FOREVER, Store, Target};
 
@@ -211,30 +213,62 @@ pub(crate) fn run<H: Host>(host: &H, asks: &[Ask]) -> Result<Outcome> {
         {
             return Ok(Outcome { ok: true, decided: vec![decided] });
         }
-        for attempt in 0..TRIES {
-            host.check_for_interrupts();
-            let peek = peek(host, Some(rows), asks)?;
-            let ok = peek.decided.iter().all(Decided::passes);
-            if !ok || !peek.decided.iter().any(Decided::changes) {
-                return Ok(Outcome { decided: peek.unchanged(), ok });
-            }
-            let mut refused = None;
-            // One row of each limit with shards on the first try, then as many as needed.
-            let made = host.attempt(|| {
-                commit::commit(host, rows, asks, Some(peek), attempt == 0, &mut refused)
-            });
-            match made {
-                Err(LimiterError::Busy) => return at_once(host, rows, asks),
-                Err(error) => return Err(error),
-                Ok(Some(decided)) => return Ok(Outcome { decided, ok: true }),
-                Ok(None) => {}
-            }
-            if let Some(decided) = refused {
-                return Ok(Outcome { decided, ok: false });
-            }
-        }
-        Err(LimiterError::not_written())
+        make(host, rows, asks)
     })
+}
+
+/// Makes the change of one ask in the table: in one row, if that suffices.
+///
+/// # Errors
+/// As [`run`].
+#[inline]
+pub(crate) fn run_one<H: Host>(host: &H, rows: &dyn Rows, ask: &Ask) -> Result<Answer> {
+    let short = match ask.target.store {
+        Store::Shards(_) => shards::apply_to_one_shard(host, rows, &ask.target, &ask.change)?,
+        _ => row::apply::<H, false>(host, rows, ask)?,
+    };
+    if let Some(decided) = short {
+        return Ok(decided.answer);
+    }
+    let decided = make(host, rows, std::slice::from_ref(ask))?.decided.pop();
+    decided.map(|decided| decided.answer).ok_or_else(LimiterError::not_written)
+}
+
+/// Makes all of the asks, of which some are in the table, or none.
+fn make<H: Host>(host: &H, rows: &dyn Rows, asks: &[Ask]) -> Result<Outcome> {
+    let mut extent = Extent::Few;
+    for _ in 0..TRIES {
+        host.check_for_interrupts();
+        let peek = peek(host, Some(rows), asks)?;
+        let ok = peek.decided.iter().all(Decided::passes);
+        if !ok || !peek.decided.iter().any(Decided::changes) {
+            return Ok(Outcome { decided: peek.unchanged(), ok });
+        }
+        let mut refused = None;
+        let made =
+            host.attempt(|| commit::commit(host, rows, asks, Some(peek), extent, &mut refused));
+        extent = extent.max(Extent::All);
+        match (made, asks) {
+            // No token of a credit may be lost.
+            (
+                Err(LimiterError::Busy),
+                [Ask { target, change: credit @ Change::Credit { .. }, .. }],
+            ) => {
+                if let Some(decided) = shards::credit_own(host, rows, target, credit)? {
+                    return Ok(Outcome { decided: vec![decided], ok: true });
+                }
+                extent = Extent::AllWaiting;
+            }
+            (Err(LimiterError::Busy), _) => return at_once(host, rows, asks),
+            (Err(error), _) => return Err(error),
+            (Ok(Some(decided)), _) => return Ok(Outcome { decided, ok: true }),
+            (Ok(None), _) => {}
+        }
+        if let Some(decided) = refused {
+            return Ok(Outcome { decided, ok: false });
+        }
+    }
+    Err(LimiterError::not_written())
 }
 
 /// Settles holds; the asks are in the order of name and key. Decides only under the locks, since the holds' contents
@@ -246,7 +280,7 @@ pub(crate) fn settle<H: Host>(host: &H, asks: &[Ask]) -> Result<Vec<Decided>> {
     host.with_rows(RowAccess::Write, |rows| {
         for _ in 0..TRIES {
             host.check_for_interrupts();
-            if let Some(decided) = commit::commit(host, rows, asks, None, false, &mut None)? {
+            if let Some(decided) = commit::commit(host, rows, asks, None, Extent::All, &mut None)? {
                 return Ok(decided);
             }
         }
@@ -424,7 +458,7 @@ fn at_once<H: Host>(host: &H, rows: &dyn Rows, asks: &[Ask]) -> Result<Outcome> 
             matches!(ask.target.store, Store::Shards(_)) || matches!(ask.change, Change::Hold(_));
         let limited_by = |by| if may_be { by } else { None };
         let earlier: Vec<_> = decided.answers().map(|answer| answer.limited_by).collect();
-        decided.give_up(ask.target.limit());
+        decided.give_up(&ask.change, ask.target.limit());
         for (answer, earlier) in decided.answers_mut().zip(earlier) {
             answer.limited_by = earlier.or(limited_by(answer.limited_by));
         }

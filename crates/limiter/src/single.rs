@@ -8,9 +8,9 @@ use ratelimit_core::{AsMany, Micros, State};
 use crate::change::{Change, Contents};
 use crate::engine::{self, Ask};
 use crate::error::{LimiterError, Result};
-use crate::ports::{Counted, Definitions, Host, RowAccess, Rows};
+use crate::ports::{Counted, Definitions, Host, RowAccess};
 use crate::request::{Answer, Request, Take};
-use crate::stores::{self, Peeked, memory, shards};
+use crate::stores::{self, Peeked, memory};
 use crate::target::{Store, Target, bad_count, check_as_many, check_count, check_key, of_state};
 
 /// Takes tokens, unless `allowed` refuses the target.
@@ -71,24 +71,10 @@ pub(crate) fn apply<H: Host>(host: &H, ask: &Ask) -> Result<Answer> {
         }
         Store::Row | Store::Shards(_) => {
             host.refuse_read_only()?;
-            host.with_rows(RowAccess::Write, |rows| in_table(host, rows, ask))
+            host.with_rows(RowAccess::Write, |rows| engine::run_one(host, rows, ask))
         }
         Store::Memory | Store::Saved => memory::apply(host, target, change, ask.entry),
     }
-}
-
-/// Makes a change of a target in the table.
-///
-/// # Errors
-/// As [`apply`].
-#[inline]
-pub(crate) fn in_table<H: Host>(host: &H, rows: &dyn Rows, ask: &Ask) -> Result<Answer> {
-    let Ask { target, change, .. } = ask;
-    if let Store::Shards(_) = target.store {
-        return shards::apply(host, rows, target, change);
-    }
-    let decided = engine::row::apply::<H, false>(host, rows, ask)?;
-    decided.map(|decided| decided.answer).ok_or_else(LimiterError::not_written)
 }
 
 /// The answer of a take of a blocked key. Asks for the time only if there is a block to compare it with.

@@ -152,7 +152,11 @@ const FAULTS: [(Fault, Wrong, &str); 45] = [
     ),
     (Fault::ShardNotCompared, Wrong::TokensLost, "credit a 2 @1 | credit a 1 @1"),
     (Fault::BetterNotCompared, Wrong::TokensLost, "credit a 2 @1 | take a 1 @1"),
-    (Fault::PartOfSomeShards, Wrong::Unexplained, "part a 3 @1 | part a 1 @1 (clock)"),
+    (
+        Fault::PartOfSomeShards,
+        Wrong::Unexplained,
+        "part a 3 @1 | credit a 1 @1; commit; take a 1 @1",
+    ),
     (Fault::MarkerOverlooked, Wrong::TakeLost, "take a 1 @1 | take a 1 @0"),
     (Fault::ResetWithoutLocks, Wrong::Failed, "reset a @1 | take a 1 @1; commit; take a 1 @1"),
     (Fault::NameDeletedOnce, Wrong::TokensLost, "reset_all @1 | take a 1 @2 (distributed)"),

@@ -205,10 +205,14 @@ impl Scenario {
         }
         for answer in answers {
             // A part is all of the wanted tokens, or all whole tokens.
-            if matches!(statement, Command::Part(_, most, _) if answer.count < *most)
-                && answer.remaining >= 1.0 - TOLERANCE
-            {
-                world.is_wrong(Wrong::Unexplained);
+            if matches!(statement, Command::Part(_, most, _) if answer.count < *most) {
+                let more = Answered { count: answer.count + 1, ..answer.clone() };
+                let mut seen = world.sessions[session].seen.iter();
+                if answer.remaining >= 1.0 - TOLERANCE
+                    || !seen.any(|seen| self.may_deny(world, session, seen, &more, false))
+                {
+                    world.is_wrong(Wrong::Unexplained);
+                }
             }
             let mut instants = world.sessions[session].seen.iter();
             if !self.is_in_memory(answer.key) && instants.all(|instant| instant.now != answer.now.0)
@@ -237,6 +241,25 @@ impl Scenario {
         }
     }
 
+    /// Whether the states of an instant may deny a request.
+    fn may_deny(
+        &self,
+        world: &World,
+        session: usize,
+        instant: &Instant,
+        answer: &Answered,
+        reserve: bool,
+    ) -> bool {
+        if self.has_bounds() {
+            let mut bounds = instant.bounds[usize::from(answer.key)].clone();
+            bounds.refill(&self.setting.limits, answer.now);
+            return bounds.least < i64::from(answer.count) * 1_000_000;
+        }
+        let definition = self.definition(world, session, answer.key);
+        let state = instant.state(definition, answer.key, answer.now);
+        oracle::denies(definition, state.as_ref(), answer, reserve)
+    }
+
     /// Judges a denied call: it was right at some instant since it began, and locked nothing.
     fn judge_denied(
         &self,
@@ -251,21 +274,15 @@ impl Scenario {
         let (exact, single) = (self.is_exact(), answers.len() == 1);
         let is_right = at.seen.iter().any(|instant| {
             answers.iter().any(|answer| {
-                let definition = self.definition(world, session, answer.key);
-                let state = instant.state(definition, answer.key, answer.now);
-                let state = state.as_ref();
                 if answer.is_blocked {
                     return instant.blocked.contains(&answer.key);
                 }
-                match exact && single {
-                    _ if self.has_bounds() => {
-                        let mut bounds = instant.bounds[usize::from(answer.key)].clone();
-                        bounds.refill(&self.setting.limits, answer.now);
-                        bounds.least < i64::from(answer.count) * 1_000_000
-                    }
-                    true => oracle::explains(definition, state, answer, reserve),
-                    false => oracle::denies(definition, state, answer, reserve),
+                if self.has_bounds() || !(exact && single) {
+                    return self.may_deny(world, session, instant, answer, reserve);
                 }
+                let definition = self.definition(world, session, answer.key);
+                let state = instant.state(definition, answer.key, answer.now);
+                oracle::explains(definition, state.as_ref(), answer, reserve)
             })
         });
         // A transaction that has a row of the key can't wait for others: as documented, it has to retry.

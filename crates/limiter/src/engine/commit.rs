@@ -1,7 +1,7 @@
 //! All or none: locks, decides again at one instant, and writes.
 
-use ratelimit_core::Micros;
 use ratelimit_core::hold::Hold;
+use ratelimit_core::{Micros, Shards};
 use ratelimit_faults::Fault;
 
 use super::{Ask, Outcome, Peek, View, memory, of_state, put};
@@ -9,7 +9,7 @@ use crate::change::held::random_id;
 use crate::change::{Change, Decided};
 use crate::error::{LimiterError, Result};
 use crate::ports::{Deleted, HoldRow, Host, Rows, TRIES};
-use crate::stores::shards::{self, LockedRows};
+use crate::stores::shards::{self, Extent, LockedRows};
 use crate::stores::{self, Peeked, expiry};
 use crate::target::Store;
 
@@ -33,7 +33,7 @@ struct Locked<'a> {
 }
 
 /// Locks the rows that were peeked at, decides, and writes. `None`: the rows must be read again, or the call is
-/// `refused`. With `single_row`, locks one row of each limit with shards. Settlements have no `peek`.
+/// `refused`. Locks rows of limits with shards to this `extent`. Settlements have no `peek`.
 ///
 /// # Errors
 /// [`LimiterError::Busy`]: rows are locked and can't be waited for.
@@ -42,10 +42,10 @@ pub(super) fn commit<'a, H: Host>(
     rows: &dyn Rows,
     asks: &'a [Ask<'a>],
     peek: Option<Peek<'a>>,
-    single_row: bool,
+    extent: Extent,
     refused: &mut Option<Vec<Decided>>,
 ) -> Result<Option<Vec<Decided>>> {
-    let Some(mut locked) = lock(host, rows, asks, peek, single_row)? else { return Ok(None) };
+    let Some(mut locked) = lock(host, rows, asks, peek, extent)? else { return Ok(None) };
     let Some(now) = apply_expired(host, rows, asks, &mut locked)? else { return Ok(None) };
     let (mut decided, suffice) = decide(host, asks, &locked, now)?;
     if !decided.iter().all(Decided::passes) && !Fault::PartOfSeveral.is_on() {
@@ -90,7 +90,7 @@ fn lock<'a, H: Host>(
     rows: &dyn Rows,
     asks: &'a [Ask<'a>],
     peek: Option<Peek<'a>>,
-    single_row: bool,
+    extent: Extent,
 ) -> Result<Option<Vec<Locked<'a>>>> {
     let mut locked = Vec::with_capacity(asks.len());
     let Some(Peek { seen, decided }) = peek else {
@@ -116,14 +116,10 @@ fn lock<'a, H: Host>(
             locked.push(Locked { rows, locks: Locks::Own, own });
             continue;
         }
-        let amount = match (target.store, &decided.after) {
-            (Store::Shards(_), Some(after)) => {
-                after.value() - shards.total(decided.answer.now).value()
-            }
-            _ => 0.0,
-        };
-        let seen = (!decided.answer.enforced).then(|| shards.clone());
-        match (shards::lock(host, rows, target, shards, amount, single_row), seen) {
+        let is_dry_take = ask.change.is_take() && !decided.answer.enforced;
+        let seen = is_dry_take.then(|| shards.clone());
+        let (amount, alone) = (amount(ask, &shards, &decided), asks.len() == 1);
+        match (shards::lock(host, rows, target, shards, amount, extent, alone), seen) {
             (Err(LimiterError::Busy), Some(seen)) => {
                 let rows = LockedRows::none(seen, None);
                 locked.push(Locked { rows, locks: Locks::Others, own });
@@ -135,6 +131,21 @@ fn lock<'a, H: Host>(
         }
     }
     Ok(Some(locked))
+}
+
+/// The tokens by which a decision changes shards, to be made in some of their rows; `None`: it takes all of them.
+fn amount(ask: &Ask, shards: &Shards, decided: &Decided) -> Option<f64> {
+    let (Store::Shards(_), Some(after)) = (ask.target.store, &decided.after) else {
+        return Some(0.0);
+    };
+    let now = decided.answer.now;
+    let amount = after.value() - shards.total(now).value();
+    // All rows share a debt, which is paid back first; so is use beyond a config that has changed.
+    let is_owed = (0..shards.states().len()).any(|shard| shards.available(shard, now) < 0.0)
+        || ask.change.tokens() > 0.0 && shards.are_overused(now);
+    // The number of tokens left is decided on all rows.
+    let needs_all = after.value() < 0.0 || is_owed || ask.change.takes_part(&decided.answer);
+    Some(amount).filter(|_| !needs_all)
 }
 
 /// Locks the rows to which something may come back; none of a limit with shards if this transaction already holds one
@@ -260,10 +271,10 @@ fn decide<'a, H: Host>(
         let mut decided = change.decide(host, target, contents, now)?;
         match locked.locks {
             Locks::None => {}
-            Locks::Others if change.is_take() => decided.give_up(target.limit()),
+            Locks::Others if change.is_take() => decided.give_up(change, target.limit()),
             Locks::Others => {}
             // A settlement has locked all rows.
-            Locks::Own if change.is_take() && decided.changes() => {
+            Locks::Own if !matches!(change, Change::Settle(_)) && decided.changes() => {
                 suffice &= locked.rows.suffices(now, decided.after.as_ref());
             }
             Locks::Own => {}
@@ -288,8 +299,8 @@ fn write<H: Host>(
         if locked.locks == Locks::Others {
             let (count, taken_at) = own.hold.credit(settlement.used);
             let credit = Change::Credit { count, taken_at };
-            let answer = shards::apply(host, rows, target, &credit)?;
-            *decided = Decided::of_settled(answer, own.hold);
+            let credit = Ask { target: target.clone(), change: credit, entry: None };
+            *decided = Decided::of_settled(super::run_one(host, rows, &credit)?, own.hold);
             return Ok(true);
         }
         if let Some(hold) = decided.hold_after() {

@@ -10,10 +10,10 @@ use super::Ask;
 use crate::change::{Change, Contents, Decided, Wait};
 use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Host, Row, Rows, Stored, TRIES};
-use crate::stores::{expiry, shards, with_locked};
+use crate::stores::{expiry, with_locked};
 
-/// Makes a change of a limit in one row. `None`: nothing is changed, since a hold needs [more steps](super::run), or
-/// several takes need a step each. `MORE`: whether it is one of those, known to the compiler so that a single take pays
+/// Makes a change of a limit in one row. `None`: nothing is changed, since the rows are still those of a limit with shards,
+/// a hold needs [more steps](super::run), or several takes need a step each. `MORE`: whether it is one of those, known to the compiler so that a single take pays
 /// nothing for it.
 ///
 /// # Errors
@@ -32,19 +32,7 @@ pub(crate) fn apply<H: Host, const MORE: bool>(
         let seen = rows.read(id)?;
         let stored = seen.as_ref().map(|seen| &seen.stored);
         if stored.is_some_and(Stored::is_marker) && !Fault::MarkerOverlooked.is_on() {
-            if MORE {
-                return Ok(None);
-            }
-            // The rows are still those of a limit with shards.
-            if seen.as_ref().is_some_and(|seen| expiry::is_due(target, seen, host.now()))
-                && shards::join(host, rows, target)?
-            {
-                continue;
-            }
-            match shards::apply_to_one(host, rows, target, change)? {
-                Some(answer) => return Ok(Some(Decided::of(answer, None))),
-                None => continue,
-            }
+            return Ok(None);
         }
         if MORE && has_holds_due(ask, seen.as_ref()) {
             return Ok(None);

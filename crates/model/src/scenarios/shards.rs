@@ -30,7 +30,7 @@ fn six(text: &str) -> Scenario {
 pub fn all(long: bool) -> Vec<Scenario> {
     let mut all = calls();
     all.extend(capacities());
-    all.extend(clocks());
+    all.extend(clocks(long));
     all.extend(reservations());
     all.extend(through_sql());
     if long {
@@ -95,6 +95,7 @@ fn calls() -> Vec<Scenario> {
         two("part a 3 @1 | take a 1 @1; rollback; take a 1 @1"),
         one("part a 3 @1 | part a 1 @0"),
         of_bucket(4, "part a 3 @1 | credit a 1 @1; commit; part a 9 @1").shards(0, &[1.0, 0.0]),
+        of_bucket(4, "part a 3 @1 | credit a 1 @1; commit; take a 1 @1").shards(0, &[2.0, 0.0]),
     ]
 }
 
@@ -116,7 +117,7 @@ fn reservations() -> Vec<Scenario> {
 }
 
 /// Buckets that refill one token a second, while the clock moves.
-fn clocks() -> Vec<Scenario> {
+fn clocks(long: bool) -> Vec<Scenario> {
     let of = |text: &str| {
         let limits = [1, 2, 3].map(|shards| a_second(2, shards));
         let limits: Vec<&str> = limits.iter().map(String::as_str).collect();
@@ -124,7 +125,7 @@ fn clocks() -> Vec<Scenario> {
         Scenario { name, ..Scenario::new(text, &limits) }
     };
     let uneven = |text: &str| of(text).shards(0, &[0.0, 1.0]);
-    vec![
+    let mut all = vec![
         uneven("take a 2 @1 | take a 1 @1").clock(&[SECOND]),
         uneven("take a 1 @1; rollback | take a 1 @1").clock(&[SECOND]),
         uneven("take a 1 @0 | take a 1 @1").clock(&[SECOND]),
@@ -132,9 +133,12 @@ fn clocks() -> Vec<Scenario> {
         uneven("part a 3 @1 | part a 1 @1").clock(&[2 * SECOND]),
         uneven("reset a @1 | take a 1 @1").clock(&[SECOND]),
         uneven("prune @1 | take a 1 @1").clock(&[2 * SECOND]),
-        of("take a 2 @1 | take a 1 @1").clock(&[SECOND]),
         of("take a 2 @1 | take a 1 @1; rollback").shards(0, &[1.0, 1.0]).clock(&[SECOND]),
-    ]
+    ];
+    if long {
+        all.push(of("take a 2 @1 | take a 1 @1").clock(&[SECOND]));
+    }
+    all
 }
 
 /// Definitions of other capacities, with two shards and with one.

@@ -1,15 +1,14 @@
 //! Chooses the rows that a change goes to, if not all of them are needed.
 
-use ratelimit_core::{Micros, Shards, State};
+use ratelimit_core::{Micros, Shards};
 use ratelimit_faults::Fault;
 
 use super::contents::shard_number;
-use super::locked::{LockedShard, write};
-use super::{Sharded, left, may_wait, room};
-use crate::change::{Contents, Decided};
+use super::locked::LockedShard;
+use super::room;
+use crate::change::{Change, Contents, Decided};
 use crate::error::Result;
 use crate::ports::{Host, Random, Row, Rows, Stored};
-use crate::request::Answer;
 use crate::target::Target;
 
 /// The shard of the row that this transaction last locked, counted from 0: it takes from that row again.
@@ -53,42 +52,53 @@ struct Estimate<'a> {
     now: Micros,
 }
 
-impl<H: Host> Sharded<'_, H> {
-    /// Makes the whole change in the row that this transaction already holds, or else in the better of two random rows;
-    /// `None`: it is locked or has no room.
-    pub(super) fn change_better_of_two(&self) -> Result<Option<Answer>> {
-        let Sharded { host, rows, target, change } = self;
-        if !change.moves_tokens() {
-            return Ok(None);
-        }
-        let Some(Estimate { mut shards, better, seen, is_own, now }) = self.estimate()? else {
-            return Ok(None);
-        };
-        let row = target.row(shard_number(target.limit().shards(), better));
-        let contents = Contents::OneOf(&shards, better);
-        let Decided { answer, after, .. } = change.decide(*host, target, contents, now)?;
-        if let Some(after) = after {
-            let after = Stored::State(after);
-            if rows.replace(row, &seen, &after, seen.holds_due, false)? {
-                if let Stored::State(after) = after {
-                    shards.states_mut()[better] = after;
-                }
-                return Ok(Some(left(answer, &shards, now)));
-            }
-        }
-        let take = || {
-            let found = rows.lock(row, false)?;
-            let amount = change.tokens();
-            self.change_locked(&shards, better, found, amount)
-        };
-        // Another call may change the row before it is locked here: the lock is then released, unless it was held
-        // before.
-        if is_own { take() } else { self.host.attempt(take) }
+/// Makes the whole change in the row that this transaction already holds, or else in the better of two random rows;
+/// `None`: nothing is changed, since it is locked or has no room.
+///
+/// # Errors
+/// [`LimiterError::BadState`](crate::error::LimiterError::BadState) (55000).
+pub(crate) fn apply_to_one_shard<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    target: &Target,
+    change: &Change,
+) -> Result<Option<Decided>> {
+    if !change.moves_tokens() {
+        return Ok(None);
     }
+    let call = Call { host, rows, target, change };
+    let Some(Estimate { mut shards, better, seen, is_own, now }) = call.estimate()? else {
+        return Ok(None);
+    };
+    let row = target.row(shard_number(target.limit().shards(), better));
+    let mut decided = change.decide(host, target, Contents::OneOf(&shards, better), now)?;
+    if let Some(after) = decided.after.take() {
+        let after = Stored::State(after);
+        if rows.replace(row, &seen, &after, seen.holds_due, false)? {
+            if let Stored::State(after) = after {
+                shards.states_mut()[better] = after;
+            }
+            decided.set_level(shards.level(now));
+            return Ok(Some(decided));
+        }
+    }
+    let take = || call.change_locked(&shards, better, rows.lock(row, false)?);
+    // Another call may change the row before it is locked here: the lock is then released, unless it was held before.
+    if is_own { take() } else { host.attempt(take) }
+}
 
+/// A call for one shard.
+struct Call<'a, H> {
+    host: &'a H,
+    rows: &'a dyn Rows,
+    target: &'a Target<'a>,
+    change: &'a Change<'a>,
+}
+
+impl<H: Host> Call<'_, H> {
     /// Reads two rows; `None`: the better one has no room for the whole change, or a credit goes to other rows first.
     fn estimate(&self) -> Result<Option<Estimate<'_>>> {
-        let Sharded { host, rows, target, change } = self;
+        let Call { host, rows, target, change } = self;
         let count = target.limit().shards() as usize;
         let own = own_shard(*host, target);
         let first = own.unwrap_or_else(|| host.below(count));
@@ -124,99 +134,37 @@ impl<H: Host> Sharded<'_, H> {
         Ok(Some(Estimate { shards, better, seen, is_own: own.is_some(), now }))
     }
 
-    /// Makes the whole change in a single row: one that is not locked, or else one after a wait.
-    pub(super) fn change_any_row(
-        &self,
-        shards: &Shards,
-        now: Micros,
-        amount: f64,
-    ) -> Result<Option<Answer>> {
-        let Sharded { host, rows, target, .. } = self;
-        let mut candidates = rows_with_room(*host, shards, now, amount);
-        // Then wait for the first one, unless this transaction already holds a row.
-        let once = candidates.len();
-        candidates.extend(candidates.first().copied().filter(|_| may_wait(*host, target)));
-        for (tried, &shard) in candidates.iter().enumerate() {
-            let row = target.row(shard_number(target.limit().shards(), shard));
-            let changed = host.attempt(|| {
-                let row = rows.lock(row, tried == once)?;
-                self.change_locked(shards, shard, row, amount)
-            })?;
-            if changed.is_some() {
-                return Ok(changed);
-            }
-        }
-        Ok(None)
-    }
-
     /// Makes the whole change in the locked row of a shard; `None` if it is gone or has no room.
     fn change_locked(
         &self,
         shards: &Shards,
         shard: usize,
         locked: Option<Row>,
-        amount: f64,
-    ) -> Result<Option<Answer>> {
-        let Sharded { host, rows, target, change } = self;
+    ) -> Result<Option<Decided>> {
+        let Call { host, rows, target, change } = self;
         let Some(Row { stored, holds_due, tuple }) = locked else { return Ok(None) };
         let (now, mut shards) = (host.now(), shards.clone());
         shards.states_mut()[shard] =
             target.state(shards.shard_limit(), Some(&stored), now)?.into_owned();
+        let amount = change.tokens();
         let suffices = room(&shards, shard, now, amount) >= amount.abs();
         if !suffices && !Fault::ShardNotCompared.is_on() {
             return Ok(None);
         }
         let contents = Contents::OneOf(&shards, shard);
-        let Decided { answer, after, .. } = change.decide(*host, target, contents, now)?;
-        let Some(after) = after else { return Ok(None) };
+        let mut decided = change.decide(*host, target, contents, now)?;
+        let Some(after) = decided.after.take() else { return Ok(None) };
         let row = target.row(shard_number(target.limit().shards(), shard));
         rows.update(row, tuple, &Stored::State(after.clone()), holds_due)?;
         shards.states_mut()[shard] = after;
-        Ok(Some(left(answer, &shards, now)))
-    }
-
-    /// Makes the change in the fewest unlocked rows with room for it together.
-    pub(super) fn change_several_rows(
-        &self,
-        shards: &Shards,
-        now: Micros,
-        amount: f64,
-    ) -> Result<Option<Answer>> {
-        let Sharded { host, rows, target, change } = self;
-        for fewest in [true, false] {
-            let mut shards = shards.clone();
-            let changed = host.attempt(|| {
-                let Some(locked) =
-                    lock_free(*host, *rows, target, &mut shards, now, amount, fewest)?
-                else {
-                    return Ok(None);
-                };
-                let now = host.now();
-                let decided = change.decide(*host, target, Contents::All(&shards), now)?;
-                let Decided { answer, after: Some(_), .. } = decided else {
-                    return Ok(None);
-                };
-                if change.takes_part(&answer) {
-                    return Ok(None);
-                }
-                let available: f64 = locked.iter().map(|&(n, _)| shards.available(n, now)).sum();
-                let again = if Fault::RefilledTwice.is_on() { Micros::SECOND } else { Micros(0) };
-                let ts = shards.total(now).ts().minus(again);
-                let after = State::from_tokens(available + amount, ts);
-                write(*rows, target, &mut shards, &locked, now, &after)?;
-                Ok(Some(left(answer, &shards, now)))
-            })?;
-            if changed.is_some() {
-                return Ok(changed);
-            }
-        }
-        Ok(None)
+        decided.set_level(shards.level(now));
+        Ok(Some(decided))
     }
 }
 
-/// Locks unlocked rows until together they have room for the change, and updates the shards: the `fewest` that seem to
-/// suffice, or any. `None`: they don't suffice, and the caller releases them. Locks in ascending order, since in
-/// PostgreSQL even SKIP LOCKED can wait, if a row is updated twice while it is being locked.
+/// Locks unlocked rows until together they have room for the change, and updates the shards. `None`: they don't suffice,
+/// and the caller releases them. Locks in ascending order, since in PostgreSQL even SKIP LOCKED can wait, if a row is
+/// updated twice while it is being locked.
 pub(super) fn lock_free<H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -224,40 +172,21 @@ pub(super) fn lock_free<H: Host>(
     shards: &mut Shards,
     now: Micros,
     amount: f64,
-    fewest: bool,
 ) -> Result<Option<Vec<LockedShard>>> {
-    let rooms: Vec<f64> =
-        (0..shards.states().len()).map(|shard| room(shards, shard, now, amount)).collect();
-    let mut wanted: Vec<usize> = (0..rooms.len()).filter(|&n| rooms[n] > 0.0).collect();
-    if fewest {
-        // Spread calls over equal rows.
-        shuffle(host, &mut wanted);
-        wanted.sort_by(|&one, &other| rooms[other].total_cmp(&rooms[one]));
-        let mut sum = 0.0;
-        let last = wanted.iter().position(|&shard| {
-            sum += rooms[shard];
-            sum >= amount.abs()
-        });
-        wanted.truncate(last.map_or(wanted.len(), |last| last + 1));
-        if !Fault::ShardsUnordered.is_on() {
-            wanted.sort_unstable();
-        }
+    let has_room = |&shard: &usize| room(shards, shard, now, amount) > 0.0;
+    let mut wanted: Vec<usize> = (0..shards.states().len()).filter(has_room).collect();
+    if Fault::ShardsUnordered.is_on() {
+        wanted.reverse();
     }
     let (mut locked, mut sum) = (Vec::new(), 0.0);
     for shard in wanted {
         let row = target.row(shard_number(target.limit().shards(), shard));
-        match rows.lock(row, false)? {
-            Some(Row { stored, tuple, .. }) => {
-                let now = host.now();
-                let state: State =
-                    target.state(shards.shard_limit(), Some(&stored), now)?.into_owned();
-                shards.states_mut()[shard] = state;
-                sum += room(shards, shard, now, amount).max(0.0);
-                locked.push((shard, tuple));
-            }
-            None if fewest => return Ok(None),
-            None => {}
-        }
+        let Some(Row { stored, tuple, .. }) = rows.lock(row, false)? else { continue };
+        let now = host.now();
+        let state = target.state(shards.shard_limit(), Some(&stored), now)?.into_owned();
+        shards.states_mut()[shard] = state;
+        sum += room(shards, shard, now, amount).max(0.0);
+        locked.push((shard, tuple));
         if sum >= amount.abs() {
             return Ok(Some(locked));
         }

@@ -84,8 +84,12 @@ impl<'a> LockedRows<'a> {
     /// nothing was to change.
     pub(crate) fn suffices(&self, now: Micros, after: Option<&State>) -> bool {
         let (locked, all) = (self.locked.len(), self.shards.states().len());
-        let amount = || after.map_or(0.0, |after| after.value() - self.shards.total(now).value());
-        locked == all || locked > 0 && self.available(now) + amount() >= 0.0
+        let has_room = || {
+            let amount = after.map_or(0.0, |after| after.value() - self.shards.total(now).value());
+            let room = |&(shard, _): &LockedShard| room(&self.shards, shard, now, amount);
+            self.locked.iter().map(room).sum::<f64>() >= amount.abs()
+        };
+        locked == all || locked > 0 && has_room()
     }
 
     /// The tokens in the locked rows.
@@ -137,43 +141,40 @@ impl<'a> LockedRows<'a> {
     }
 }
 
-/// Locks rows of a key with room for a change of `amount` tokens: with `single_row`, one that seems to have it, or a
-/// few unlocked ones; otherwise all. `shards` were read before. `None`: the rows must be read again, or don't suffice.
+/// How many rows of a limit with shards a call locks.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Extent {
+    /// One with room for the whole change, or else several unlocked ones.
+    Few,
+    /// All.
+    All,
+    /// All, after any wait: even a deadlock can be retried.
+    AllWaiting,
+}
+
+/// Locks the rows of a key for a change of `amount` tokens, or all rows if that is `None`. `shards` were read before.
+/// `alone`: the call has no other limit, and so may wait for one of several rows. `None`: the rows must be read again,
+/// or don't suffice.
 ///
 /// # Errors
 /// [`LimiterError::Busy`]: other rows are locked while this transaction holds one.
-pub fn lock<'a, H: Host>(
+pub(crate) fn lock<'a, H: Host>(
     host: &H,
     rows: &dyn Rows,
     target: &'a Target<'a>,
     shards: Shards<'a>,
-    amount: f64,
-    single_row: bool,
+    amount: Option<f64>,
+    extent: Extent,
+    alone: bool,
 ) -> Result<Option<LockedRows<'a>>> {
-    let (shard_count, wait) = (target.limit().shards(), may_wait(host, target));
-    if shard_count == 1 {
-        return lock_one(host, rows, target, wait);
+    let wait = extent == Extent::AllWaiting || may_wait(host, target);
+    // Rows of another number of shards are resharded, under the locks of all.
+    let suffice = extent == Extent::Few && shards.are_equal();
+    match amount.filter(|_| suffice) {
+        _ if target.limit().shards() == 1 => lock_one(host, rows, target, wait),
+        Some(amount) => lock_few(host, rows, target, shards, amount, alone && wait),
+        None => Ok(lock_all(host, rows, target, wait)?.map(LockedRows::all)),
     }
-    let now = host.now();
-    // Rows of another number of shards are resharded below.
-    let equal = shards.are_equal();
-    if single_row && equal && shards.total(now).value() + amount >= 0.0 {
-        return lock_some(host, rows, target, shards, now, amount);
-    }
-    if equal && !wait {
-        let (mut shards, mut locked) = (shards, Vec::new());
-        for other in 0..shard_count as usize {
-            let id = target.row(shard_number(shard_count, other));
-            let Some(Row { stored, tuple, .. }) = lock_or_busy(rows, id, wait)? else {
-                return Ok(None);
-            };
-            shards.states_mut()[other] =
-                target.state(shards.shard_limit(), Some(&stored), now)?.into_owned();
-            locked.push((other, tuple));
-        }
-        return Ok(Some(LockedRows { shards, locked, holds_due: None, begins_anew: false }));
-    }
-    Ok(lock_all(host, rows, target, wait)?.map(LockedRows::all))
 }
 
 /// Locks all rows of a key, row 0 first; `None`: they must be read again.
@@ -222,25 +223,29 @@ fn lock_one<'a>(
     Ok(Some(LockedRows { shards, locked: vec![(0, tuple)], holds_due, begins_anew }))
 }
 
-/// Locks one row with room for the whole change, or a few unlocked ones.
-fn lock_some<'a, H: Host>(
+/// Locks one row with room for the whole change, or several unlocked ones. With `wait`, waits for one if all that have
+/// room are locked.
+fn lock_few<'a, H: Host>(
     host: &H,
     rows: &dyn Rows,
     target: &'a Target<'a>,
     mut shards: Shards<'a>,
-    now: Micros,
     amount: f64,
+    wait: bool,
 ) -> Result<Option<LockedRows<'a>>> {
-    let number = |shard| shard_number(target.limit().shards(), shard);
-    let own = own_shard(host, target).filter(|&n| room(&shards, n, now, amount) >= amount.abs());
+    let now = host.now();
+    let has_room = |&n: &usize| room(&shards, n, now, amount) >= amount.abs();
     let with_room = rows_with_room(host, &shards, now, amount);
-    for shard in own.into_iter().chain(with_room) {
-        if let Some(row) = rows.lock(target.row(number(shard)), false)? {
+    let waited_for = with_room.first().filter(|_| wait).map(|&shard| (shard, true));
+    let unlocked = own_shard(host, target).filter(has_room).into_iter().chain(with_room.clone());
+    for (shard, wait) in unlocked.map(|shard| (shard, false)).chain(waited_for) {
+        let row = target.row(shard_number(target.limit().shards(), shard));
+        if let Some(row) = rows.lock(row, wait)? {
             return LockedRows::one(shards, target, shard, row, now).map(Some);
         }
     }
     // `None`: the caller releases them, and then locks all rows.
-    let locked = lock_free(host, rows, target, &mut shards, now, amount, false)?;
+    let locked = lock_free(host, rows, target, &mut shards, now, amount)?;
     Ok(locked.map(|locked| LockedRows { shards, locked, holds_due: None, begins_anew: false }))
 }
 
@@ -255,7 +260,8 @@ pub(super) fn write(
 ) -> Result<()> {
     let before = shards.states().to_vec();
     let among: Vec<usize> = locked.iter().map(|&(shard, _)| shard).collect();
-    shards.distribute(&among, now, after);
+    let again = State::from_tokens(after.value(), after.ts().minus(Micros::SECOND));
+    shards.distribute(&among, now, if Fault::RefilledTwice.is_on() { &again } else { after });
     for &(shard, tuple) in locked {
         let state = &shards.states()[shard];
         if *state != before[shard] && !(shard == 1 && Fault::ShardForgotten.is_on()) {
