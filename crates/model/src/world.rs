@@ -622,6 +622,7 @@ impl Scenario {
     /// Rolls back a session's transaction, and that of the worker for which it may wait.
     pub fn cut(&self, world: &mut World, session: usize) {
         if world.sessions[session].pending.take().is_some() {
+            self.await_ends(world);
             let worker = world.database.open.len() - 1;
             let with_worker = (worker >= world.sessions.len()).then_some(worker);
             for session in [session].into_iter().chain(with_worker) {

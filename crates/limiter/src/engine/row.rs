@@ -12,9 +12,9 @@ use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Host, Row, Rows, Stored, TRIES};
 use crate::stores::{expiry, with_locked};
 
-/// Makes a change of a limit in one row. `None`: nothing is changed, since the rows are still those of a limit with shards,
-/// a hold needs [more steps](super::run), or several takes need a step each. `MORE`: whether it is one of those, known to the compiler so that a single take pays
-/// nothing for it.
+/// Makes a change of a limit in one row. `None`: nothing is changed, since the rows are still those of a limit with
+/// shards, a hold needs [more steps](super::run), or several takes need a step each. `MORE`: whether it is a hold or
+/// several takes, known to the compiler so that a single take pays nothing for it.
 ///
 /// # Errors
 /// [`LimiterError::BadState`], [`LimiterError::NotWritten`] (55000).

@@ -162,9 +162,9 @@ impl<H: Host> Call<'_, H> {
     }
 }
 
-/// Locks unlocked rows until together they have room for the change, and updates the shards. `None`: they don't suffice,
-/// and the caller releases them. Locks in ascending order, since in PostgreSQL even SKIP LOCKED can wait, if a row is
-/// updated twice while it is being locked.
+/// Locks unlocked rows until together they have room for the change, and updates the shards. `None`: they don't
+/// suffice, and the caller releases them. Locks in ascending order, since in PostgreSQL even SKIP LOCKED can wait, if a
+/// row is updated twice while it is being locked.
 pub(super) fn lock_free<H: Host>(
     host: &H,
     rows: &dyn Rows,
