@@ -1,6 +1,8 @@
 // The statements, in the limiter's schema, and their errors, explained for users of the package.
+import type { Answer } from './batch';
 import { databaseError } from './errors';
-import { rowsOf } from './query';
+import { fateOf } from './failing';
+import { rowsOf, type How } from './query';
 import { DECIDED, TOKENS } from './results';
 
 const CONFIG = (n: number) => `config => $${n}::text::jsonb`;
@@ -16,13 +18,12 @@ const ROWS = 'SELECT jsonb_agg(to_jsonb(r) || ($1::text::jsonb -> (n - 1)) ORDER
 const CLOCK = "current_setting('ratelimit.clock', true)";
 const NOW = `CASE WHEN coalesce(${CLOCK}, '') = '' THEN date_part('epoch', clock_timestamp()) * 1000
     WHEN ${CLOCK} ~ '^[-+.0-9eE]+$' THEN ${CLOCK}::float8 ELSE date_part('epoch', ${CLOCK}::timestamptz) * 1000 END`;
-/** `ends`: the milliseconds until the window ends, a span, because the application's clock may show another time. */
-const COUNTED = `ok, limited_by AS limited, retry_after AS wait, capacity - remaining AS used,
-        date_part('epoch', reset_at) * 1000 - ${NOW} AS ends`;
+/** With the time, since the application's clock may show another one. */
+const TIMED = `${DECIDED}, ${NOW} AS now`;
 
 // $ is the place of the schema. A float8, a boolean or a text has its type for each driver; all else is sent as text.
 const SQL = {
-    limit: `SELECT ok, ${DECIDED} FROM $rl_limit${OF_ONE}`,
+    limit: `SELECT ok, ${TIMED} FROM $rl_limit${OF_ONE}`,
     check: `SELECT ok, ${DECIDED} FROM $rl_check${OF_ONE}`,
     // The kind of the key, because an override may have another one, at a time after the take.
     take: `SELECT ok, taken, ${DECIDED}, $rl_value($1::text, $2::text, $4::text::jsonb)::text AS value
@@ -30,6 +31,8 @@ const SQL = {
     credit: `SELECT ok, ${DECIDED} FROM $rl_credit($1::text, $2::text, $3::float8, $4::text::timestamptz, ${CONFIG(5)})`,
     reset: 'SELECT $rl_reset($1::text, $2::text) AS ok',
     value: 'SELECT $rl_value($1::text, $2::text, $3::text::jsonb)::text AS value',
+    each: `SELECT n, ok, ${TIMED}, error::text AS error
+        FROM $rl_limit_each($1::text::jsonb, lock_wait => $2::text::interval)`,
     limitAll: `SELECT ${MANY}, ${DECIDED} FROM $rl_limit_all($1::text::jsonb) ORDER BY n`,
     checkAll: `SELECT ${MANY}, ${DECIDED} FROM $rl_check_all($1::text::jsonb) ORDER BY n`,
     acquire: `SELECT ok, lease, ${EXPIRES}, ${DECIDED} FROM $rl_acquire($1::text, $2::text, $3::float8, ${CONFIG(4)})`,
@@ -46,8 +49,7 @@ const SQL = {
             SELECT each.key AS name, $rl_define(each.key, each.value) AS changed FROM jsonb_each($1::text::jsonb) AS each)
         SELECT name FROM made WHERE changed`,
     // For the stores. `rest`: the milliseconds left of a window, which may have no hits, if all were given back.
-    count: `SELECT ${COUNTED} FROM $rl_limit${OF_ONE}`,
-    look: `SELECT ${COUNTED}, (value #>> '{state,ts}')::float8 + $4::float8 - (value ->> 'now')::float8 AS rest
+    look: `SELECT ok, ${TIMED}, (value #>> '{state,ts}')::float8 + $4::float8 - (value ->> 'now')::float8 AS rest
         FROM $rl_check($1::text, $2::text, ${CONFIG(3)}), $rl_value($1::text, $2::text, $3::text::jsonb) AS value`,
     resetKeys: 'SELECT $rl_reset_keys($1::text)',
     // Milliseconds; 0: without an end.
@@ -71,13 +73,18 @@ const WITH_HEADERS: { [C in Call]?: string } = {
 };
 export type HeaderStyle = 'ietf' | 'github';
 
-/** The schema of rl_limit: found by the search_path, or else that of the extension, or by default of the SQL file. */
-const FIND = `
-    SELECT n.nspname::text AS name
+/**
+ * The schema of rl_limit: found by the search_path, or else that of the extension, or by default of the SQL file. And
+ * how long calls that go together wait for locked rows: 5 ms, and at most a tenth of the time after which PostgreSQL
+ * looks for deadlocks.
+ */
+const FIND = `SELECT least(5, extract(epoch FROM pg_catalog.current_setting('deadlock_timeout')::interval) * 100)::text || ' ms' AS wait,
+    pg_catalog.current_setting('default_transaction_isolation') = 'serializable' AS serializable, (
+    SELECT n.nspname::text
     FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
     WHERE p.proname = 'rl_limit' AND (pg_catalog.pg_function_is_visible(p.oid) OR n.nspname = 'ratelimit'
         OR n.oid = (SELECT extnamespace FROM pg_catalog.pg_extension WHERE extname = 'ratelimit'))
-    ORDER BY pg_catalog.pg_function_is_visible(p.oid) DESC, n.nspname = 'ratelimit' LIMIT 1`;
+    ORDER BY pg_catalog.pg_function_is_visible(p.oid) DESC, n.nspname = 'ratelimit' LIMIT 1) AS name`;
 const MISSING = `there are no rate limits in this database. As its owner run CREATE EXTENSION ratelimit; or, where a host does not \
 offer the extension, npx postgres-rate-limit install. If they are in a schema of their own, pass it: { db, schema: 'limits' }`;
 
@@ -89,6 +96,7 @@ export const prefix = (schema: string) => `"${schema.replaceAll('"', '""')}".`;
  */
 export class Calls {
     #prefix: string | undefined;
+    #found: Found | undefined;
     /** Statements with the prefix, by those without. */
     #texts = new Map<string, string>();
     readonly #isGiven: boolean;
@@ -98,27 +106,40 @@ export class Calls {
         if (schema !== undefined) this.#prefix = prefix(schema);
     }
 
-    /** Runs a statement, with a time-out in milliseconds; with headers if the call has them, prepared if it is to be. */
-    async rows(
-        db: any,
-        call: Call,
-        values: unknown[],
-        timeout?: number,
-        { headers, prepare }: { headers?: HeaderStyle; prepare?: boolean } = {},
-    ): Promise<any[]> {
-        const place = (this.#prefix ??= await found(db, timeout));
+    /** Runs a statement; with headers if the call has them. */
+    async rows(db: any, call: Call, values: unknown[], how?: How, headers?: HeaderStyle): Promise<any[]> {
+        const place = (this.#prefix ??= placeOf(await this.#find(db, how)));
         const told = headers === undefined ? undefined : WITH_HEADERS[call];
         const text = this.#placed(told ?? SQL[call], place);
         try {
-            const name = prepare ? `ratelimit_${call}` : undefined;
-            return await rowsOf(db, text, told ? [...values, headers] : values, timeout, name);
+            return await rowsOf(db, text, told ? [...values, headers] : values, how);
         } catch (error) {
             if (!this.#isGiven && databaseError(error, '42883', '3F000')) {
                 this.#prefix = undefined;
+                this.#found = undefined;
                 this.#texts.clear();
             }
             throw explained(error, call);
         }
+    }
+
+    /** Makes requests, a list as JSON, each on its own. */
+    async each(db: any, requests: string, how: How): Promise<Answer[]> {
+        const { wait } = await this.#find(db, how);
+        const answers: Answer[] = [];
+        for (const row of await this.rows(db, 'each', [requests, wait], how)) answers[row.n - 1] = answerOf(row);
+        return answers;
+    }
+    /** What becomes of such requests after an error of their statement. */
+    fate(error: unknown) {
+        return fateOf(error, this.#found?.serializable ?? false);
+    }
+
+    async #find(db: any, how?: How): Promise<Found> {
+        if (this.#found) return this.#found;
+        const [found] = await rowsOf(db, FIND, [], { timeout: how?.timeout });
+        if (this.#isGiven || found.name !== null) this.#found = found;
+        return found;
     }
 
     /** The statement in the schema. */
@@ -129,11 +150,40 @@ export class Calls {
     }
 }
 
-async function found(db: any, timeout?: number): Promise<string> {
-    const [row] = await rowsOf(db, FIND, [], timeout);
-    if (!row) throw new Error(MISSING);
-    return prefix(row.name);
+interface Found {
+    name: string | null;
+    /** An interval. */
+    wait: string;
+    serializable: boolean;
 }
+function placeOf({ name }: Found): string {
+    if (name === null) throw new Error(MISSING);
+    return prefix(name);
+}
+
+function answerOf(row: any): Answer {
+    if (row.error === null) return { row };
+    const { message, ...error } = JSON.parse(row.error);
+    return error.code === '55P03' ? 'locked' : { error: explained(Object.assign(new Error(message), error), 'limit') as Error };
+}
+
+/** A call of rl_limit with these values as a request of rl_limit_each, and what it counts for. */
+export function requestOf([name, key, count, reserve, config]: any[]): Request | undefined {
+    const isPlain = [name, key].every((text) => typeof text === 'string') && Number.isFinite(count);
+    if (!isPlain || typeof reserve !== 'boolean' || (config !== null && typeof config !== 'string')) return undefined;
+    const id = `"name":${JSON.stringify(name)},"key":${JSON.stringify(key)}`;
+    const rest = `${reserve ? ',"reserve":true' : ''}${config === null ? '' : `,"config":${config}`}`;
+    const request = `{${id},"count":${count}${rest}}`;
+    return NO_TEXT.test(request) ? undefined : { id, config, request };
+}
+interface Request {
+    id: string;
+    config: string | null;
+    request: string;
+}
+/** What JSON can write, and no text of PostgreSQL can be: a NUL, half a surrogate. */
+const NO_TEXT = /\\u(0000|d[89a-f])/;
+
 
 /** The error, or one that explains how to solve it with this package. */
 function explained(error: unknown, call: Call): unknown {

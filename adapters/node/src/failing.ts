@@ -35,11 +35,26 @@ const hasNoSocket = ({ code, syscall }: any) => code === 'ENOENT' && syscall ===
  */
 export function isNotNow(error: unknown): boolean {
     const all = causes(error);
-    const codes = all.map((each) => String(sqlstate(each) ?? each.kind));
-    const states = codes.filter((code) => /^(?!P[1-9])[0-9A-Z]{5}$/.test(code) && !NO_ANSWER.includes(code));
+    const codes = codesOf(all);
+    const states = codes.filter(isState);
     if (states.length > 0) return states.every(isNotNowState);
     if (codes.some((code) => NO_ANSWER.includes(code)) || all.some(hasNoSocket)) return true;
     return all.some(({ message }) => LOST.includes(message));
+}
+
+const codesOf = (all: any[]) => all.map((each) => String(sqlstate(each) ?? each.kind));
+const isState = (code: string) => /^(?!P[1-9])[0-9A-Z]{5}$/.test(code) && !NO_ANSWER.includes(code);
+
+/**
+ * What becomes of the calls of a statement that failed, as of Together. None is sent again where each would have failed
+ * alone, or may have taken what it asked for.
+ */
+export function fateOf(error: unknown, isSerializable: boolean): 'ended' | 'alone' | 'apart' {
+    const state = codesOf(causes(error)).find(isState);
+    // The function may not be called, is missing, or can't wait for a limited time: on Citus.
+    if (state === '42501' || state === '42883' || state === '0A000') return 'apart';
+    const ends = isNotNow(error) || /^(08|28|3D|53|57)/.test(state ?? '08') || (state === '40001' && isSerializable);
+    return ends ? 'ended' : 'alone';
 }
 
 /** The error of a call that has taken too long. */

@@ -1,7 +1,8 @@
 // The client: limits by name, known to the compiler, in the caller's own transaction.
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { Calls, prefix, type Call, type HeaderStyle } from './calls';
+import { Batch } from './batch';
+import { Calls, prefix, requestOf, type Call, type HeaderStyle } from './calls';
 import type { Checked, ConfigOf, Definitions, Duration, HoldKind, Kind, LeaseKind, NameOf, TokenKind } from './config';
 import {
     Hold,
@@ -21,7 +22,7 @@ import { Borrowed, type BorrowOptions } from './borrowed';
 import { Denials, idOf, Question, type RememberDenials } from './denials';
 import { Lines } from './lines';
 import { checkedFailing, ignore, isNotNow, quietly, type OnError } from './failing';
-import { checked, inTransaction, type Database } from './query';
+import { checked, inTransaction, isLender, type Database } from './query';
 import {
     allOf,
     date,
@@ -78,6 +79,16 @@ export interface RateLimiterOptions {
      * answer. Default: none; 5000 with onError "open".
      */
     timeout?: number | undefined;
+    /**
+     * Prepares statements, on a Pool of pg, and on postgres.js as that has been set. Not in a transaction, nor on a
+     * client. Where a pooler refuses them, they go unprepared. Default: true.
+     */
+    prepare?: boolean | undefined;
+    /**
+     * On a Pool of pg or postgres.js, calls of limit that come while a statement is under way go together in the next
+     * one, by rl_limit_each. Not with the `db` or the headers of a call. Default: true.
+     */
+    batch?: boolean | undefined;
     /**
      * Answers a denied key without the database: until it can pass, and for at most a second, or `atMost`. Remembers
      * `max` denials of limit, check, limitAll and checkAll. Default: false.
@@ -175,9 +186,12 @@ export interface Value {
 }
 
 /** Calls that take, which onDecision hears; and calls after which remembered denials no longer hold. */
-const TAKES: Call[] = ['limit', 'limitAll', 'take', 'acquire', 'hold', 'holdAll', 'count'];
+const TAKES: Call[] = ['limit', 'limitAll', 'take', 'acquire', 'hold', 'holdAll'];
 const FORGETS: Call[] = ['reset', 'credit', 'define', 'resetKeys', 'unblock'];
 const LENDS = ['token bucket', 'fixed window', 'unlimited'];
+
+/** Of a pool: those whose statements are alike. */
+const BATCHES = new WeakMap<object, Map<string, Batch>>();
 
 type AnyOptions = Record<string, any>;
 /** Marks the options of a call that takes no more than it has: onDecision is not called. */
@@ -230,6 +244,9 @@ export class RateLimiter<const D extends Definitions = {}> {
     #onDecision: ((decision: Decision) => void) | undefined;
     #onUnsettled: (unsettled: Unsettled) => void;
     #calls: Calls;
+    #prepare: boolean;
+    /** The calls that go together. */
+    #batch: Batch | undefined;
     #lines = new Lines();
 
     constructor(definitions: D & Checked<D>, options: RateLimiterOptions = {}) {
@@ -249,6 +266,22 @@ export class RateLimiter<const D extends Definitions = {}> {
         this.#onDecision = onDecision;
         this.#onUnsettled = onUnsettled;
         this.#calls = new Calls(schema);
+        const { prepare = true, batch = true } = options;
+        for (const [option, is] of Object.entries({ prepare, batch }))
+            if (typeof is !== 'boolean') throw new TypeError(`${option} is ${is}; allowed: true, false`);
+        this.#prepare = prepare;
+        if (batch && db !== undefined && isLender(db)) this.#batch = this.#batchOf(db, `${prepare} ${schema}`);
+    }
+
+    /** The limiters of a pool have one. */
+    #batchOf(db: any, like: string): Batch {
+        const batches = BATCHES.get(db) ?? new Map<string, Batch>();
+        BATCHES.set(db, batches);
+        const [calls, prepare] = [this.#calls, this.#prepare];
+        const send = (requests: string, timeout?: number) => calls.each(db, requests, { timeout, prepare });
+        const batch = batches.get(like) ?? new Batch({ send, fate: (error) => calls.fate(error) }, db.options?.max ?? 10);
+        batches.set(like, batch);
+        return batch;
     }
 
     /** Takes tokens, in the transaction `db` if given. A denial takes nothing. */
@@ -517,7 +550,13 @@ export class RateLimiter<const D extends Definitions = {}> {
         const isOwn = options.db === undefined && !inTransaction(db);
         const { onError = this.#onError } = options;
         const timeout = this.#timeout ?? (onError === 'open' ? 5000 : undefined);
-        const run = () => this.#calls.rows(db, call, values, isOwn ? timeout : undefined, options);
+        const prepare = this.#prepare && options.db === undefined;
+        const send = (timeout?: number) => this.#calls.rows(db, call, values, { timeout, prepare }, options.headers);
+        const run = () => send(isOwn ? timeout : undefined);
+        const alone = async (timeout?: number) => (await send(timeout))[0];
+        const shares = this.#batch && call === 'limit' && options.db === undefined && options.headers === undefined;
+        const request = shares ? requestOf(values) : undefined;
+        if (request) return [await this.#batch!.join({ ...request, alone }, timeout, options.signal)];
         if (!this.#denials || !FORGETS.includes(call)) return run();
         const ofAll = call === 'define' || call === 'resetKeys';
         return this.#denials.forgetting(ofAll ? undefined : idOf(values[0] as string, values[1] as string), run);
@@ -612,7 +651,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         const [name, key, count, ...config] = values as [string, string, number, ...unknown[]];
         const like = JSON.stringify([...config, options.headers]);
         if (call === 'take') return new Question(idOf(name, key), JSON.stringify([call, config[0]]), count);
-        if (['limit', 'check', 'count'].includes(call)) return new Question(idOf(name, key), like, count);
+        if (call === 'limit' || call === 'check') return new Question(idOf(name, key), like, count);
         return call === 'limitAll' || call === 'checkAll' ? new Question(name, like, 0) : undefined;
     }
 

@@ -1,6 +1,7 @@
 // Connections that run SQL, recognized by their shape: pg, postgres.js, Drizzle, Kysely, Prisma, PGlite, and any object
 // with a query of this form.
 import { isPool, pooled, within } from './failing';
+import { prepared } from './prepared';
 
 /** A pool, a client or a transaction. */
 export type Database =
@@ -15,19 +16,21 @@ export interface Queryable {
     query(text: string, values?: any[]): Promise<{ rows: any[] } | any[]>;
 }
 
-/** The rows of a statement; with a time-out in milliseconds; with a name it is prepared, by pg and postgres.js. */
-export async function rowsOf(
-    db: any,
-    text: string,
-    values: unknown[],
-    timeout?: number,
-    name?: string,
-): Promise<any[]> {
-    const result = await (timeout === undefined
-        ? run(db, text, values, name)
-        : isPool(db)
-          ? pooled(db, { text, values, name }, timeout)
-          : within(Promise.resolve(run(db, text, values, name)), timeout));
+/** How a statement is sent: with a time-out in milliseconds; prepared, if this is a pool. */
+export interface How {
+    timeout?: number | undefined;
+    prepare?: boolean | undefined;
+}
+
+/** The rows of a statement. */
+export async function rowsOf(db: any, text: string, values: unknown[], { timeout, prepare }: How = {}): Promise<any[]> {
+    const send = (name?: string, timeout?: number) =>
+        timeout === undefined
+            ? run(db, text, values, name)
+            : isPool(db)
+              ? pooled(db, { text, values, name }, timeout)
+              : within(Promise.resolve(run(db, text, values, name)), timeout);
+    const result = await (prepare && isLender(db) ? prepared(db, text, timeout, send) : send(undefined, timeout));
     const rows = Array.isArray(result) ? result : result?.rows;
     if (!Array.isArray(rows)) throw new TypeError('the query of db returned no rows');
     return rows;
@@ -41,9 +44,12 @@ function run(db: any, text: string, values: unknown[], name?: string): any {
     if (is(db, 'executeQuery', 'selectFrom')) return db.executeQuery(compiled(text, values)); // Kysely
     if (is(db, 'execute', 'select'))
         return db.execute({ getSQL: () => ({ toQuery: () => ({ sql: text, params: values }) }) }); // Drizzle
-    if (name !== undefined && is(db, 'escapeLiteral')) return db.query({ text, values, name }); // a client of pg
+    if (name !== undefined) return db.query({ text, values, name }); // a pool of pg
     return db.query(text, values);
 }
+
+/** Whether this is certainly what lends connections: a Pool of pg, or postgres.js. */
+export const isLender = (db: any): boolean => isPool(db) || (is(db, 'unsafe', 'begin') && !is(db, 'savepoint'));
 
 /** The result of Kysely's CompiledQuery.raw. */
 const compiled = (sql: string, parameters: unknown[]) => ({

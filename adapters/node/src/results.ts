@@ -106,7 +106,7 @@ function headersOf({ headers, passed }: any, retryAfter: number | null): Record<
     return Object.fromEntries(aged);
 }
 /** The error of a row that stands for an answer of the database; usually absent. */
-export const errorOf = ({ error }: { error?: Error }) => (error === undefined ? {} : { error });
+export const errorOf = ({ error }: { error?: Error | null }) => (error ? { error } : {});
 
 export const requestOf = (row: any): RequestResult => ({
     name: row.name,

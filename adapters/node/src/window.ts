@@ -5,7 +5,7 @@ import type { Call } from './calls';
 import { ofStore, RateLimiter, type RateLimiterOptions } from './limiter';
 import { checked, type Database } from './query';
 
-export interface RateLimitStoreOptions extends Pick<RateLimiterOptions, 'schema' | 'onError' | 'rememberDenials'> {
+export interface RateLimitStoreOptions extends Pick<RateLimiterOptions, 'schema' | 'onError' | 'rememberDenials' | 'prepare' | 'batch'> {
     /** The connections that run SQL, as for RateLimiter. */
     db: Database;
     /** The limit's name; all processes that use it count together. */
@@ -19,11 +19,6 @@ export interface RateLimitStoreOptions extends Pick<RateLimiterOptions, 'schema'
     defined?: boolean | undefined;
     /** The milliseconds after which a call ends with an error: to get a connection, and the answer. Default: 5000. */
     timeout?: number | undefined;
-    /**
-     * Prepares the statements of pg and postgres.js, which is faster; not for PgBouncer with max_prepared_statements =
-     * 0. Default: false.
-     */
-    prepare?: boolean | undefined;
     /** Called with the error of each request that passed unchecked. Default: a line of console.warn. */
     onUnchecked?: ((error: Error) => void) | undefined;
 }
@@ -37,12 +32,11 @@ export class Windows {
     readonly store: 'table' | 'memory';
     readonly defined: boolean;
     #limiter: RateLimiter;
-    #prepare: boolean;
 
     /** Throws a TypeError for invalid options; KIND is the store's name in it. */
     constructor(kind: string, options: RateLimitStoreOptions) {
-        const { db, name, store = 'table', defined = false, prepare = false } = options ?? {};
-        const { schema, onError, timeout = 5000, rememberDenials, onUnchecked = warn } = options ?? {};
+        const { db, name, store = 'table', defined = false } = options ?? {};
+        const { schema, onError, timeout = 5000, rememberDenials, prepare, batch, onUnchecked = warn } = options ?? {};
         const allow = (is: boolean, message: string) => {
             if (!is) throw new TypeError(message);
         };
@@ -50,11 +44,11 @@ export class Windows {
             checked(db);
             allow(typeof name === 'string' && name !== '', 'name must be the name of the limit, such as "api"');
             allow(store === 'table' || store === 'memory', `store is ${store}; allowed: "table", "memory"`);
-            for (const [option, is] of Object.entries({ defined, prepare }))
-                allow(typeof is === 'boolean', `${option} is ${is}; allowed: true, false`);
+            allow(typeof defined === 'boolean', `defined is ${defined}; allowed: true, false`);
             allow(typeof onUnchecked === 'function', `onUnchecked is ${typeof onUnchecked}; allowed: a function`);
             const onDecision = ({ ok, error }: { ok: boolean; error?: Error }) => ok && error && onUnchecked(error);
-            this.#limiter = new RateLimiter({}, { db, schema, onError, timeout, rememberDenials, onDecision });
+            const given = { db, schema, onError, timeout, rememberDenials, prepare, batch, onDecision };
+            this.#limiter = new RateLimiter({}, given);
         } catch (error: any) {
             throw new TypeError(`${kind}: ${error.message}`);
         }
@@ -62,7 +56,6 @@ export class Windows {
         this.name = name;
         this.store = store;
         this.defined = defined;
-        this.#prepare = prepare;
     }
 
     /** The windows of a limit: they last milliseconds. COUNTS_ALL: denied requests are counted, too. */
@@ -76,7 +69,7 @@ export class Windows {
     }
 
     row(call: Call, values: unknown[]): Promise<any> {
-        return ofStore.row(this.#limiter, call, values, { prepare: this.#prepare });
+        return ofStore.row(this.#limiter, call, values, {});
     }
     /** The row that RUN returns for a call; one with its error if that fails open. */
     decided(call: Call, values: unknown[], run = () => this.row(call, values)): Promise<any> {
@@ -99,9 +92,11 @@ export interface Counted {
 
 /** Whether the database can decide with this limit. */
 const isWhole = (limit: unknown): limit is number => Number.isSafeInteger(limit) && (limit as number) > 0;
-const usedOf = ({ used }: any): number => Number(used);
+const usedOf = ({ capacity, remaining }: any): number => Number(capacity) - Number(remaining);
+/** The milliseconds until a window ends, if there is one. */
+const endOf = ({ reset, now }: any): number | null => (reset === null ? null : Number(reset) * 1000 - Number(now));
 /** The denial of a window that is used up. */
-const denied = (row: any) => ({ ...row, ok: false, limited: 'tokens', wait: row.ends / 1000 });
+const denied = (row: any) => ({ ...row, ok: false, limited: 'tokens', wait: endOf(row)! / 1000 });
 
 /**
  * The windows of one limit, each of a key.
@@ -137,13 +132,13 @@ export class Window {
     /** Takes some of a key's window. Unchecked: the answer of the first request in a window. */
     async take(key: string, count = 1): Promise<Counted> {
         const values = [this.#name, keyOf(key), count, false, this.config];
-        const row = await this.#windows.decided('count', values, () => this.#take(values, count));
+        const row = await this.#windows.decided('limit', values, () => this.#take(values, count));
         if (!row.error) return this.#counted(row);
         const wait = this.milliseconds;
         return { ok: true, used: count, hits: count, wait, isEndless: false, isOpen: true };
     }
     async #take(values: unknown[], count: number): Promise<any> {
-        const row = await this.#windows.row('count', values);
+        const row = await this.#windows.row('limit', values);
         if (row.ok || row.limited !== 'tokens') return row;
         const { kind, defined } = this.#windows;
         if (defined && this.#countsAll)
@@ -157,7 +152,7 @@ export class Window {
         const seen = await this.#windows.row('look', [name, key, config, this.milliseconds]);
         if (!seen.ok) return seen;
         if (usedOf(seen) + count > limit) return denied(seen);
-        const row = await this.#windows.row('count', [name, key, count, false, config]);
+        const row = await this.#windows.row('limit', [name, key, count, false, config]);
         return row.ok && usedOf(row) > limit ? denied(row) : row;
     }
 
@@ -179,7 +174,7 @@ export class Window {
 
     #counted(row: any): Counted {
         const [ok, used] = [row.ok, row.error ? 0 : usedOf(row)];
-        const wait = ok ? row.ends : row.wait && row.wait * 1000;
+        const wait = ok ? endOf(row) : row.wait && row.wait * 1000;
         const beyond = isWhole(this.#limit) ? this.#limit + 1 : Number.MAX_SAFE_INTEGER;
         const rest = { wait: Number(wait ?? this.milliseconds), isEndless: !ok && wait === null, isOpen: true };
         return { ok, used, hits: ok ? used : beyond, ...rest };

@@ -68,7 +68,8 @@ test('the calls, their options and results are those of the table', () => {
     const members = [...Object.keys(table.calls).map(named), ...Object.keys(only)];
     assert.deepEqual(sorted([...found.limiter.calls, ...found.limiter.fields]), sorted(members));
     const all = ({ fields, calls }) => sorted([...fields, ...calls]);
-    assert.deepEqual(all(found.limiterOptions), sorted(Object.keys(table.options.limiter).map(camel)));
+    const limiterOptions = { ...table.options.limiter, ...table.only.node['limiter options'] };
+    assert.deepEqual(all(found.limiterOptions), sorted(Object.keys(limiterOptions).map(camel)));
     assert.deepEqual(all(found.rememberOptions), sorted(Object.keys(table.options.remember_denials).map(camel)));
     const fieldsOf = (name, result) => {
         const { fields, calls = {} } = table.results[name];

@@ -53,7 +53,7 @@ test('the kinds that can be borrowed are those of the file', () => {
 test('the keys that a store sends are those of the file', async () => {
     for (const { key, times = 1, stored = key.repeat(times) } of facts['stored keys']) {
         const sent = [];
-        const query = async (_, values) => (sent.push(values[1]), [{ ok: true, used: 1, ends: HOUR }]);
+        const query = async (_, values) => (sent.push(values[1]), [{ ok: true, capacity: 1, remaining: 0, reset: null, now: 0 }]);
         const store = new RateLimitStore({ db: { query }, schema: 'public', name: 'facts' });
         store.init({ limit: 1, windowMs: HOUR });
         assert.equal((await store.increment(key.repeat(times))).totalHits, 1);

@@ -4,7 +4,7 @@ import pg from 'pg';
 import { install } from 'postgres-rate-limit';
 import { onFile } from './edition.js';
 
-const CALLS = `limit check take credit reset reset_keys value limit_all check_all acquire extend release
+const CALLS = `limit check take credit reset reset_keys value limit_all limit_each check_all acquire extend release
     hold settle hold_all settle_all headers headers_all`;
 
 /** Runs each of these on a connection of its own. */

@@ -234,7 +234,8 @@ test('what is wrong is named', async () => {
     assert.throws(() => open({ defined: 'yes' }), /defined is yes; allowed: true, false/);
     assert.throws(() => open({ store: 'redis' }), /store is redis/);
     for (const timeout of [0, -1, 1.5, '1 s', 2 ** 31]) assert.throws(() => open({ timeout }), /timeout is .*; allowed: milliseconds/);
-    assert.throws(() => open({ prepare: 'yes' }), /prepare is yes; allowed: true, false/);
+    for (const option of ['prepare', 'batch'])
+        assert.throws(() => open({ [option]: 'yes' }), new RegExp(`RateLimitStore: ${option} is yes; allowed: true, false`));
     await assert.rejects(open({}, { windowMs: 0 }).increment('k'), { code: '22023' });
     await assert.rejects(open().increment(undefined), { code: '22004' }, 'no key is not the key of everybody');
 });
@@ -470,7 +471,7 @@ test('a database that hangs is an error after the time-out, and comes back', asy
 
 test('nobody need say so: a call takes 5 seconds at most', async (context) => {
     const { proxy, hanging } = await hangingDatabase(context, { max: 1 });
-    const store = open({ db: hanging });
+    const store = open({ db: hanging, batch: false });
     await store.increment('k');
     proxy.hangs = true;
     context.mock.timers.enable({ apis: ['setTimeout'] });
@@ -482,19 +483,19 @@ test('nobody need say so: a call takes 5 seconds at most', async (context) => {
     await Promise.all(failed);
 });
 
-test('statements are prepared where one asks for it', async (context) => {
+test('statements are prepared, unless one asks for none', async (context) => {
     const one = new pg.Pool({ max: 1 });
     context.after(() => one.end());
     const prepared = async () => (await one.query('SELECT count(*)::int AS n FROM pg_prepared_statements')).rows[0].n;
-    const plain = open({ db: one });
+    const plain = open({ db: one, prepare: false });
     for (let n = 0; n < 10; n++) await plain.increment('k');
     assert.equal(await prepared(), 0);
-    const store = open({ db: one, prepare: true });
+    const store = open({ db: one });
     for (const expected of [1, 2, 3, 4]) assert.equal((await store.increment('k')).totalHits, expected);
     await store.decrement('k');
     assert.equal(await hits(store, 'k'), 2);
     await store.resetKey('k');
     await store.resetAll();
-    assert.equal(await hits(open({ db: one, name: store.prefix, prepare: true }), 'k'), undefined);
+    assert.equal(await hits(open({ db: one, name: store.prefix }), 'k'), undefined);
     assert.equal(await prepared(), 5);
 });

@@ -1,0 +1,265 @@
+// Calls that share round trips: those that come while a statement is under way go together in the next one.
+import { AsyncResource } from 'node:async_hooks';
+
+import { late } from './failing';
+
+/** A call, which gets its answer alone or with others. */
+export interface Shareable {
+    /** What it counts for: its row is locked. */
+    id: string;
+    /** Calls with one id go together only if they have one config. */
+    config: string | null;
+    /** The request, as JSON. */
+    request: string;
+    alone(timeout: number | undefined): Promise<any>;
+}
+/** The answer to one of several requests: a row, or an error; or its row is locked, and nothing was taken. */
+export type Answer = { row: any } | { error: Error } | 'locked';
+/** Sends requests, a list as JSON, in one statement. */
+export interface Together {
+    send(requests: string, timeout: number | undefined): Promise<Answer[]>;
+    /**
+     * What becomes of the calls of a statement that failed: they have ended, or each goes again, alone; "apart": and so
+     * do those after them, since none can go together.
+     */
+    fate(error: unknown): 'ended' | 'alone' | 'apart';
+}
+
+/** Calls in one statement, and bytes of their requests. */
+const [MOST_CALLS, MOST_BYTES] = [64, 1_000_000];
+/** Milliseconds after which others don't wait for a statement any more: these, or so many times the median. */
+const [SLOW, TIMES] = [20, 4];
+/** The number of statements that the median is of. */
+const SEEN = 31;
+/** Milliseconds for which calls go alone where they can't go together. */
+const APART = 600_000;
+
+/** The context of no caller: what is sent for many shows in the traces of none. */
+const NOWHERE = new AsyncResource('postgres-rate-limit');
+
+/** A call, from the time when it comes to its answer. */
+class Waiting {
+    isSent = false;
+    isEnded = false;
+    #until: number | undefined;
+    #timer: ReturnType<typeof setTimeout> | undefined;
+    #aborts = () => this.reject(aborted(this.#signal!));
+    #signal: AbortSignal | undefined;
+    #resolve: (row: any) => void;
+    #reject: (error: unknown) => void;
+
+    constructor(
+        readonly call: Shareable,
+        timeout: number | undefined,
+        signal: AbortSignal | undefined,
+        resolve: (row: any) => void,
+        reject: (error: unknown) => void,
+    ) {
+        this.#resolve = resolve;
+        this.#reject = reject;
+        if (timeout !== undefined) this.#until = performance.now() + timeout;
+        this.#signal = signal;
+        if (signal?.aborted) this.#aborts();
+        else signal?.addEventListener('abort', this.#aborts);
+    }
+
+    /** Waits for others in LINE; from then on its time-out is its own. */
+    joins(line: Waiting[]): void {
+        line.push(this);
+        const { left } = this;
+        if (left === undefined || this.#timer !== undefined) return;
+        const what = () => (this.isSent ? 'there was no answer of the database' : NO_CONNECTION);
+        this.#timer = setTimeout(() => this.reject(late(what(), Math.round(left))), left);
+    }
+
+    /** The milliseconds that are left of its time-out. */
+    get left(): number | undefined {
+        return this.#until && Math.max(this.#until - performance.now(), 1);
+    }
+
+    resolve(row: any): void {
+        if (this.#ends()) this.#resolve(row);
+    }
+    reject(error: unknown): void {
+        if (this.#ends()) this.#reject(error);
+    }
+    #ends(): boolean {
+        if (this.isEnded) return false;
+        clearTimeout(this.#timer);
+        this.#signal?.removeEventListener('abort', this.#aborts);
+        return (this.isEnded = true);
+    }
+}
+const NO_CONNECTION = 'there was no connection to the database';
+
+/** The error of timers/promises, which end a wait. */
+const aborted = ({ reason }: AbortSignal): Error =>
+    Object.assign(new Error('The operation was aborted', { cause: reason }), { name: 'AbortError', code: 'ABORT_ERR' });
+
+/** The calls of a pool. */
+export class Batch {
+    #together: Together;
+    #most: number;
+    /** Calls that wait to be sent. */
+    #queue: Waiting[] = [];
+    /** The statement that the queue waits for, and its time-out; the number of those under way. */
+    #current: { began: number; calls: Waiting[] } | undefined;
+    #timer: ReturnType<typeof setTimeout> | undefined;
+    #running = 0;
+    /** How long the last statements took, in milliseconds. */
+    #spans: number[] = [];
+    /** Calls for an id that another transaction has locked: one waits alone, and these for that one. */
+    #busy = new Map<string, Waiting[]>();
+    /** Until this time of the monotonic clock calls go alone. */
+    #apart = -Infinity;
+
+    /** MOST: the connections of the pool. */
+    constructor(together: Together, most: number) {
+        this.#together = together;
+        this.#most = most;
+    }
+
+    /** The row of a call. TIMEOUT, in milliseconds, and SIGNAL end the call, but no statement that others share. */
+    join(call: Shareable, timeout?: number, signal?: AbortSignal): Promise<any> {
+        return new Promise((resolve, reject) => {
+            const waiting = new Waiting(call, timeout, signal, resolve, reject);
+            const line = this.#busy.get(call.id);
+            if (waiting.isEnded) return;
+            if (performance.now() < this.#apart) this.#alone(waiting);
+            else if (line) waiting.joins(line);
+            else if (this.#isFree) this.#send([waiting]);
+            else {
+                waiting.joins(this.#queue);
+                this.#watch();
+            }
+        });
+    }
+
+    get #isFree(): boolean {
+        return this.#current === undefined && this.#running < this.#most;
+    }
+
+    /** Sends what waits, as far as it may. */
+    #next(): void {
+        if (this.#queue.length > 0 && this.#isFree) NOWHERE.runInAsyncScope(this.#sendNext, this);
+    }
+    #sendNext(): void {
+        if (performance.now() < this.#apart) return this.#queue.splice(0).forEach((waiting) => this.#alone(waiting));
+        const [calls, rest, configs] = [[] as Waiting[], [] as Waiting[], new Map<string, string | null>()];
+        let bytes = 0;
+        for (const waiting of this.#queue) {
+            const { id, config, request } = waiting.call;
+            const line = this.#busy.get(id);
+            if (waiting.isEnded) continue;
+            if (line) waiting.joins(line);
+            else if (calls.length === MOST_CALLS || bytes > MOST_BYTES || (configs.has(id) && configs.get(id) !== config))
+                rest.push(waiting);
+            else if ((bytes += Buffer.byteLength(request)) > MOST_BYTES && calls.length > 0) rest.push(waiting);
+            else {
+                calls.push(waiting);
+                configs.set(id, config);
+            }
+        }
+        this.#queue = rest;
+        if (calls.length > 0) this.#send(calls);
+        if (rest.length > 0) this.#watch();
+    }
+
+    #send(calls: Waiting[]): void {
+        const statement = { began: performance.now(), calls };
+        this.#current = statement;
+        this.#running++;
+        const ended = () => {
+            this.#running--;
+            this.#spans = [...this.#spans.slice(1 - SEEN), performance.now() - statement.began];
+            if (this.#current === statement) this.#waitNoMore();
+            else if (calls.length === 1) this.#free(calls[0].call.id);
+            this.#next();
+        };
+        if (calls.length === 1) this.#alone(calls[0], ended);
+        else void this.#share(calls, ended);
+    }
+
+    /** Sets the time after which the queue doesn't wait for the statement that is under way. */
+    #watch(): void {
+        if (!this.#current || this.#timer !== undefined) return;
+        const statement = this.#current;
+        const median = [...this.#spans].sort((one, other) => one - other)[this.#spans.length >> 1] ?? 0;
+        const left = statement.began + Math.max(SLOW, TIMES * median) - performance.now();
+        this.#timer = setTimeout(() => {
+            this.#waitNoMore();
+            // A call that waits for its row: the others for it wait, too.
+            if (statement.calls.length === 1) this.#busy.set(statement.calls[0].call.id, []);
+            this.#next();
+        }, left);
+        this.#timer.unref?.();
+    }
+    #waitNoMore(): void {
+        this.#current = undefined;
+        clearTimeout(this.#timer);
+        this.#timer = undefined;
+    }
+
+    /** Sends a call alone. ENDED is called before its caller. */
+    #alone(waiting: Waiting, ended?: () => void): void {
+        if (waiting.isEnded) return ended?.();
+        waiting.isSent = true;
+        waiting.call.alone(waiting.left).then(
+            (row) => {
+                ended?.();
+                waiting.resolve(row);
+            },
+            (error) => {
+                ended?.();
+                waiting.reject(error);
+            },
+        );
+    }
+
+    /** Sends calls together. Those whose rows are locked, and those that an error of none of them ended, go alone. */
+    async #share(calls: Waiting[], ended: () => void): Promise<void> {
+        for (const waiting of calls) waiting.isSent = true;
+        const left = calls.map((waiting) => waiting.left ?? Infinity);
+        const timeout = Math.max(...left);
+        let answers: Answer[];
+        try {
+            const requests = calls.map(({ call }) => call.request).join();
+            answers = await this.#together.send(`[${requests}]`, timeout === Infinity ? undefined : timeout);
+        } catch (error) {
+            const fate = this.#together.fate(error);
+            if (fate === 'apart') this.#apart = performance.now() + APART;
+            ended();
+            for (const waiting of calls) {
+                if (fate === 'ended') waiting.reject(error);
+                else this.#alone(waiting);
+            }
+            return;
+        }
+        calls.forEach((waiting, n) => answers[n] === 'locked' && this.#waitForRow(waiting));
+        ended();
+        calls.forEach((waiting, n) => {
+            const answer = answers[n];
+            if (answer === 'locked') return;
+            if ('row' in answer) waiting.resolve(answer.row);
+            else waiting.reject(answer.error);
+        });
+    }
+
+    #waitForRow(waiting: Waiting): void {
+        const { id } = waiting.call;
+        const line = this.#busy.get(id);
+        if (line) waiting.joins(line);
+        else {
+            this.#busy.set(id, []);
+            this.#alone(waiting, () => {
+                this.#free(id);
+                this.#next();
+            });
+        }
+    }
+    /** The calls that waited for one that had to wait for its row are the next ones. */
+    #free(id: string): void {
+        this.#queue.unshift(...(this.#busy.get(id) ?? []));
+        this.#busy.delete(id);
+    }
+}
