@@ -19,15 +19,15 @@ export type Answer = { row: any } | { error: Error } | 'locked';
 export interface Together {
     send(requests: string, timeout: number | undefined): Promise<Answer[]>;
     /**
-     * What becomes of the calls of a statement that failed: they have ended, or each goes again, alone; "apart": and so
-     * do those after them, since none can go together.
+     * What to do with the calls of a statement that failed: they end with it, or each is sent again, alone; "apart": and
+     * so are those after them, since none can go together.
      */
     fate(error: unknown): 'ended' | 'alone' | 'apart';
 }
 
 /** Calls in one statement, and bytes of their requests. */
 const [MOST_CALLS, MOST_BYTES] = [64, 1_000_000];
-/** Milliseconds after which others don't wait for a statement any more: these, or so many times the median. */
+/** Milliseconds after which others don't wait for a statement any more: these, or this number of times the median. */
 const [SLOW, TIMES] = [20, 4];
 /** The number of statements that the median is of. */
 const SEEN = 31;
@@ -216,7 +216,7 @@ export class Batch {
         );
     }
 
-    /** Sends calls together. Those whose rows are locked, and those that an error of none of them ended, go alone. */
+    /** Sends calls together. After that go alone those for locked rows, and all if they failed by an error of one. */
     async #share(calls: Waiting[], ended: () => void): Promise<void> {
         for (const waiting of calls) waiting.isSent = true;
         const left = calls.map((waiting) => waiting.left ?? Infinity);

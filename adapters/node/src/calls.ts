@@ -130,7 +130,7 @@ export class Calls {
         for (const row of await this.rows(db, 'each', [requests, wait], how)) answers[row.n - 1] = answerOf(row);
         return answers;
     }
-    /** What becomes of such requests after an error of their statement. */
+    /** What to do with such requests after an error of their statement, as of Together. */
     fate(error: unknown) {
         return fateOf(error, this.#found?.serializable ?? false);
     }

@@ -46,7 +46,7 @@ const codesOf = (all: any[]) => all.map((each) => String(sqlstate(each) ?? each.
 const isState = (code: string) => /^(?!P[1-9])[0-9A-Z]{5}$/.test(code) && !NO_ANSWER.includes(code);
 
 /**
- * What becomes of the calls of a statement that failed, as of Together. None is sent again where each would have failed
+ * What to do with the calls of a statement that failed, as of Together. None is sent again if each would have failed
  * alone, or may have taken what it asked for.
  */
 export function fateOf(error: unknown, isSerializable: boolean): 'ended' | 'alone' | 'apart' {

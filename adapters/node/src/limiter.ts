@@ -81,7 +81,7 @@ export interface RateLimiterOptions {
     timeout?: number | undefined;
     /**
      * Prepares statements, on a Pool of pg, and on postgres.js as that has been set. Not in a transaction, nor on a
-     * client. Where a pooler refuses them, they go unprepared. Default: true.
+     * client. If a pooler refuses them, they go unprepared. Default: true.
      */
     prepare?: boolean | undefined;
     /**
@@ -190,7 +190,7 @@ const TAKES: Call[] = ['limit', 'limitAll', 'take', 'acquire', 'hold', 'holdAll'
 const FORGETS: Call[] = ['reset', 'credit', 'define', 'resetKeys', 'unblock'];
 const LENDS = ['token bucket', 'fixed window', 'unlimited'];
 
-/** Of a pool: those whose statements are alike. */
+/** Of a pool: those of limiters with the same schema and statements. */
 const BATCHES = new WeakMap<object, Map<string, Batch>>();
 
 type AnyOptions = Record<string, any>;

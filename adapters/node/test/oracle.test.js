@@ -1,5 +1,5 @@
 // An oracle over applications whose calls go together: several processes, of which some are killed, lose connections or
-// have time-outs, beside transactions that hold a key, or take two in the other order. No limit gives more than it has,
+// have time-outs, while transactions hold a key, or take two in the other order. No limit gives more than it has,
 // no admitted token is lost, and every call is answered.
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';

@@ -1,5 +1,5 @@
-// Prepared statements: which are, their names, and what becomes of a call where they are refused. Calls are counted by a
-// schema of its own, whose functions call the limiter's.
+// Prepared statements: which are, their names, and what a call does if they are refused. Calls are counted by functions
+// in a schema of its own, which call the limiter's.
 import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
 
