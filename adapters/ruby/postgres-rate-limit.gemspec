@@ -12,6 +12,6 @@ Gem::Specification.new do |gem|
     "rubygems_mfa_required" => "true"
   }
   gem.required_ruby_version = ">= 3.1"
-  gem.files = ["lib/rate_limit_store.rb", "LICENSE", "README.md"]
+  gem.files = ["lib/rate_limit_store.rb", "lib/counters.sql", "LICENSE", "README.md"]
   gem.add_dependency "pg", "~> 1.4"
 end

@@ -1,6 +1,7 @@
 """The package's own facts are those of adapters/facts.json, which all packages share."""
 
 import json
+from importlib.resources import files
 from pathlib import Path
 
 import psycopg
@@ -33,3 +34,9 @@ def test_the_kinds_that_can_be_lent():
 def test_the_keys_that_become_a_hash(fact):
     key = fact["key"] * fact.get("times", 1)
     assert stored_key(key) == fact.get("stored", key)
+
+
+def test_the_sql_of_a_cache_is_that_of_the_store_for_ruby():
+    repository = next(up for up in Path(__file__).parents if (up / "adapters/facts.json").is_file())
+    own = files("postgres_rate_limit").joinpath("counters.sql").read_text("utf-8")
+    assert own == (repository / "adapters/ruby/lib/counters.sql").read_text()

@@ -8,53 +8,17 @@ require "pg"
 class RateLimitStore
   # The maximum time of a key, in seconds: three years. Used for a longer one, or none.
   LONGEST = 99_000_000
-  # The range of the numbers. An incremented key stops at the last.
-  VALUES = (-1_000_000..8_999_999)
+  # The range of the numbers. What would lead out of it adds nothing.
+  VALUES = (0..9_999_999)
 
   # Seconds for which a counter of rack-attack is kept beyond its time, the allowed difference between clocks of
   # application servers: the key names its window by the application's clock.
   CLOCKS = 60
 
-  # The number of a key and its time are stored as the tokens used in a window that begins with it: seconds * STEP +
-  # ZERO + number.
-  ALL = 10**15
-  STEP = 10**7
-  ZERO = 10**6
-  PERIOD = 10**11
-  CONFIG = %('{"kind": "fixed window", "start": "first request", "rate": #{ALL}, "period": #{PERIOD}}'::jsonb)
-  # The arguments of the call. $5: the seconds for which a key is kept beyond its time.
-  CALL = <<~SQL
-    WITH a AS (
-        SELECT $1::text AS name, $2::text AS key, $3::float8 AS amount, $5::float8 AS longer,
-               $4::float8 * #{STEP} + #{ZERO} + $3::float8 AS new, #{CONFIG} AS config)
-  SQL
-  USED = "(SELECT c.capacity - c.remaining FROM @rl_credit(a.name, a.key, %s, config => a.config) AS c)"
-  PUT = "CASE WHEN @rl_reset(a.name, a.key) IS NOT NULL THEN #{USED % "-a.new"} END"
-  # The first call of a statement locks the key, which no other session can change then.
-  INCREMENT = <<~SQL
-    #{CALL}
-    SELECT CASE WHEN t.used - a.amount < #{STEP} THEN #{USED % "t.used - a.new"}
-                WHEN t.began + (floor(t.used / #{STEP}) + a.longer) * 1000
-                     <= (@rl_value(a.name, a.key, a.config) ->> 'now')::float8 THEN #{PUT}
-                WHEN floor(t.used / #{STEP}) <> floor((t.used - a.amount) / #{STEP}) THEN #{USED % "a.amount"}
-                ELSE t.used END::bigint % #{STEP} - #{ZERO}
-    FROM a CROSS JOIN LATERAL (
-        SELECT c.capacity - c.remaining AS used, date_part('epoch', c.reset_at) * 1000 - #{PERIOD} AS began
-        FROM @rl_credit(a.name, a.key, -a.amount, config => a.config) AS c) AS t
-  SQL
-  WRITE = <<~SQL
-    #{CALL}
-    SELECT #{PUT}::bigint FROM a CROSS JOIN LATERAL (
-        SELECT c.ok FROM @rl_credit(a.name, a.key, -1, config => a.config) AS c) AS locked
-  SQL
-  READ = <<~SQL
-    SELECT CASE WHEN used >= #{STEP} AND began + floor(used / #{STEP}) * 1000 > now
-                THEN used::bigint % #{STEP} - #{ZERO} END
-    FROM (
-        SELECT #{ALL} - (v #>> '{state,value}')::float8 AS used, (v #>> '{state,ts}')::float8 AS began,
-               (v ->> 'now')::float8 AS now
-        FROM @rl_value($1::text, $2::text, #{CONFIG}) AS v) AS found
-  SQL
+  FILE = File.read(File.join(__dir__, "counters.sql"), encoding: "UTF-8")
+  PUT, GET = FILE.gsub(/^--.*\n/, "").split(";\n")
+  # Longer by this, each key has expired.
+  EXPIRED = -10 * LONGEST
   DELETE = "SELECT @rl_reset($1::text, $2::text)::int"
   CLEAR = "SELECT @rl_reset_keys($1::text)"
 
@@ -64,8 +28,7 @@ class RateLimitStore
   # Errors of Active Record by name: a connection that could not be made, and a pool with none left.
   CONNECTING = %w[ActiveRecord::ConnectionNotEstablished ActiveRecord::NoDatabaseError].freeze
   POOL = %w[ActiveRecord::ConnectionTimeoutError].freeze
-  private_constant :ALL, :STEP, :ZERO, :PERIOD, :CONFIG, :CALL, :USED, :PUT, :INCREMENT, :WRITE, :READ, :DELETE, :CLEAR,
-                   :NOT_NOW, :CONNECTING, :POOL
+  private_constant :FILE, :PUT, :GET, :EXPIRED, :DELETE, :CLEAR, :NOT_NOW, :CONNECTING, :POOL
 
   # db: a class of Active Record: a call is made on the connection that the thread has of its pool, or borrows one. Or
   #   the options of PG.connect, a Hash or a String: the store then has connections of its own, one a call at once.
@@ -95,17 +58,18 @@ class RateLimitStore
   # Adds to a key, and returns its number. A new key, or an expired one, begins at 0, and has expires_in seconds,
   # rounded up. An existing key keeps its time.
   def increment(key, amount = 1, expires_in: nil, **)
-    call(INCREMENT, stored(key), whole(amount), seconds(expires_in), windowed?(key) ? CLOCKS : 0) { amount }
+    new = [whole(amount, -VALUES.last..VALUES.last), 0].max
+    call(PUT, stored(key), amount, new, seconds(expires_in), windowed?(key) ? CLOCKS : 0) { amount }
   end
 
   # The key's number; nil: no key, or an expired one.
   def read(key, *)
-    call(READ, stored(key)) { nil }
+    call(GET, stored(key)) { nil }
   end
 
   # Sets a key, for expires_in seconds. Returns whether it did. Raises ArgumentError for a number outside VALUES.
   def write(key, value, expires_in: nil, **)
-    !call(WRITE, stored(key), whole(value), seconds(expires_in), 0) { nil }.nil?
+    !call(PUT, stored(key), 1, whole(value), seconds(expires_in), EXPIRED) { nil }.nil?
   end
 
   # Deletes a key; returns whether it existed. This fails closed, and so do the other methods that delete.
@@ -143,10 +107,10 @@ class RateLimitStore
     "sha256:#{Digest::SHA256.hexdigest(text)}"
   end
 
-  def whole(value)
-    return value if value.is_a?(Integer) && VALUES.cover?(value)
+  def whole(value, range = VALUES)
+    return value if value.is_a?(Integer) && range.cover?(value)
 
-    raise ArgumentError, "value is #{value.inspect}; allowed: a whole number in #{VALUES}, since this store counts"
+    raise ArgumentError, "value is #{value.inspect}; allowed: a whole number in #{range}, since this store counts"
   end
 
   def seconds(expires_in)

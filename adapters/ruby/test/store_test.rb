@@ -9,7 +9,7 @@ class StoreTest < Test
     assert_equal [8, nil], [store.read("k"), store.read("other")]
     assert_equal [true, false, nil], [store.delete("k"), store.delete("k"), store.read("k")]
     assert_equal [true, 7, 8], [store.write("k", 7, expires_in: 60), store.read("k"), store.increment("k")]
-    assert_equal [true, -5, -6], [store.write("k", -5), store.read("k"), store.increment("k", -1)]
+    assert_equal [true, 5, 4], [store.write("k", 5), store.read("k"), store.increment("k", -1)]
     store.increment("other")
     assert_equal 2, store.clear
     assert_equal [nil, nil], [store.read("k"), store.read("other")]
@@ -23,11 +23,12 @@ class StoreTest < Test
 
   def test_a_number_stops_at_the_ends_of_its_range
     store = store(libpq)
-    store.write("most", 8_999_998)
-    assert_equal [8_999_999] * 3, [store.increment("most"), store.increment("most"), store.read("most")]
-    assert_equal 8_999_998, store.increment("most", -1)
-    store.write("least", -1_000_000)
-    assert_equal [-1_000_000, -999_999], [store.increment("least", -1), store.increment("least")]
+    store.write("most", 9_999_998)
+    assert_equal [9_999_999] * 3, [store.increment("most"), store.increment("most"), store.read("most")]
+    assert_equal 9_999_998, store.increment("most", -1)
+    store.write("least", 0)
+    assert_equal [0, 1], [store.increment("least", -1), store.increment("least")]
+    assert_equal [0, 1], [store.increment("new", -1), store.increment("new")]
   end
 
   def test_long_keys_binary_ones_and_numbers_are_keys
@@ -40,9 +41,9 @@ class StoreTest < Test
 
   def test_what_is_not_a_whole_number_is_refused
     store = store(libpq)
-    ["1", 1.5, true, nil, 9_000_000, -1_000_001].each do |value|
+    ["1", 1.5, true, nil, 10_000_000, -1].each do |value|
       error = assert_raises(ArgumentError) { store.write("k", value) }
-      assert_match(/allowed: a whole number in -1000000\.\.8999999/, error.message)
+      assert_match(/allowed: a whole number in 0\.\.9999999/, error.message)
     end
     assert_nil store.read("k")
   end
