@@ -37,6 +37,7 @@ FORMS = [
 PHRASES = [
     (r"\s+Its methods are awaited; acquire, hold\s+and\s+hold_all are awaited or entered by `async with`\.", ""),
     (r"\s+Not awaited\.", ""),
+    (r"\n +batch: (?:.|\n)*?(?=\n +\w+:|\n +\"\"\")", ""),
     (r", or await\s+it, and\s+check", ", or check"),
     (r"\basync with\b", "with"),
     (r"\bTasks of one event loop may share\b", "Threads may share"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
+from math import isfinite
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Union, cast
 from uuid import UUID
 
@@ -74,6 +75,8 @@ class Call(Generic[T]):
     """The concurrency limits from which the call takes slots."""
     forgets: tuple[tuple[str, str], ...] | None = None
     """The names and keys for which the call makes denials obsolete; empty: for all."""
+    shares: bool = False
+    """Whether the call may go in a statement of rl_limit_each."""
 
 
 @dataclass(frozen=True)
@@ -192,13 +195,17 @@ def _read_all(rows: Rows) -> AllResult:
     return AllResult(ok, results, headers)
 
 
-# The schema of the functions: found by search_path, or else that of the SQL file or of the extension.
+# The schema of the functions: found by search_path, or else that of the SQL file or of the extension. And what statements
+# that calls share depend on: the seconds of their lock_wait, well below those after which the server looks for a
+# deadlock, and the isolation level.
 FIND = """
-    SELECT CAST(n.nspname AS text)
-    FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
-    WHERE p.proname = 'rl_limit' AND (pg_catalog.pg_function_is_visible(p.oid) OR n.nspname = 'ratelimit'
-        OR n.oid = (SELECT extnamespace FROM pg_catalog.pg_extension WHERE extname = 'ratelimit'))
-    ORDER BY pg_catalog.pg_function_is_visible(p.oid) DESC, n.nspname = 'ratelimit' LIMIT 1"""
+    SELECT (SELECT CAST(n.nspname AS text)
+        FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
+        WHERE p.proname = 'rl_limit' AND (pg_catalog.pg_function_is_visible(p.oid) OR n.nspname = 'ratelimit'
+            OR n.oid = (SELECT extnamespace FROM pg_catalog.pg_extension WHERE extname = 'ratelimit'))
+        ORDER BY pg_catalog.pg_function_is_visible(p.oid) DESC, n.nspname = 'ratelimit' LIMIT 1),
+    CAST(LEAST(0.005, extract(epoch FROM CAST(pg_catalog.current_setting('deadlock_timeout') AS interval)) / 10) AS float8),
+    pg_catalog.current_setting('transaction_isolation')"""
 
 
 class Calls:
@@ -217,6 +224,9 @@ class Calls:
             raise ValueError(f"schema is {schema!r}; allowed: letters, digits and _")
         self.defined, self.schema = defined, schema
         self._place = None if schema is None else f'"{schema}".'
+        self.lock_wait: float | None = None
+        """Seconds for which a shared statement waits for rows; None: to be found, by FIND."""
+        self.serializable = False
 
     def place(self) -> str | None:
         """Returns the schema before the names of functions. None: it has to be found, by FIND."""
@@ -224,13 +234,16 @@ class Calls:
 
     def found(self, rows: Rows) -> str:
         """Takes the result of FIND."""
-        if not rows:
-            raise SetupError(
-                "the database has no rate limits: run CREATE EXTENSION ratelimit or, where there is no extension, "
-                "python -m postgres_rate_limit install. If they are in a schema of another name, pass schema=…"
-            )
-        self._place = '"' + rows[0][0].replace('"', '""') + '".'
-        return self._place
+        ((name, self.lock_wait, isolation),) = rows
+        self.serializable = isolation == "serializable"
+        if self.schema is None:
+            if name is None:
+                raise SetupError(
+                    "the database has no rate limits: run CREATE EXTENSION ratelimit or, where there is no extension, "
+                    "python -m postgres_rate_limit install. If they are in a schema of another name, pass schema=…"
+                )
+            self._place = '"' + name.replace('"', '""') + '".'
+        return self._place or ""
 
     def _make(
         self,
@@ -283,7 +296,16 @@ class Calls:
         call = replace(call, opened=_result_of, id=id, count=float(count))
         if function == "rl_check":
             return call
-        return replace(call, decides=lambda result: [_verdict(name, result)], names=(name,))
+        return replace(call, decides=lambda result: [_verdict(name, result)], names=(name,), shares=headers is None)
+
+    def each(self, requests: Iterable[str]) -> Call[list[Result | None]]:
+        """Requests as request_of makes them, each on its own. None: the request has an error, and has taken nothing."""
+
+        def read(rows: Rows) -> list[Result | None]:
+            return [None if row[-1] else _result(*row[:-1]) for row in rows]
+
+        arguments = [(_JSON, f"[{', '.join(requests)}]"), (_SPAN, self.lock_wait)]
+        return self._make(f"{_RESULT}, r.error IS NOT NULL", "rl_limit_each", arguments, read, " ORDER BY r.n")
 
     def take(self, name: str, key: Key, at_least: float, at_most: float, config: Config | None) -> Call[Taken]:
         name, key, own = self._target(name, key, config)
@@ -485,6 +507,16 @@ class Calls:
 
 Target = tuple[str, str, float]
 """Name, key and count of a request."""
+
+
+def request_of(call: Call[Result]) -> str | None:
+    """The request of a call that shares, in JSON; None if that can't say it, or the database can't read it."""
+    name, key, count, reserve, own = call.values
+    if not isfinite(count):
+        return None
+    text = json.dumps({"name": name, "key": key, "count": count, "reserve": reserve})
+    text = text if own is None else f'{text[:-1]}, "config": {own}}}'
+    return None if "\\u0000" in text else text
 
 
 def _names(targets: Iterable[Target]) -> tuple[str, ...]:

@@ -10,6 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+# begin async
+from postgres_rate_limit._batch import sharing
+
+# end async
 from postgres_rate_limit._borrowed_async import AsyncBorrowed
 from postgres_rate_limit._calls import (
     FIND,
@@ -24,7 +28,7 @@ from postgres_rate_limit._calls import (
     Used,
 )
 from postgres_rate_limit._configs import Config
-from postgres_rate_limit._databases import AsyncDatabase, database_async
+from postgres_rate_limit._databases import AsyncDatabase, Deadline, database_async
 from postgres_rate_limit._denials import Denials, Remembering
 from postgres_rate_limit._failing import OnError, checked, not_now
 from postgres_rate_limit._leases_async import AsyncHold, AsyncHoldAll, AsyncLease, granted
@@ -81,6 +85,9 @@ class AsyncRateLimiter(Generic[N]):
         on_error: OnError = "closed",
         timeout: float | None = None,
         remember_denials: bool | Remembering = False,
+        # begin async
+        batch: bool = True,
+        # end async
     ) -> None:
         """
         limits: each by its name, in the form of token_bucket and the other builders.
@@ -100,6 +107,8 @@ class AsyncRateLimiter(Generic[N]):
         remember_denials: until an earlier denial ends, and for at most a second, deny limit, check, limit_all and
             check_all without a database call; a dict with max and at_most sets the number of denials to remember, and
             the maximum time in seconds.
+        batch: on a pool as db, calls of limit that come while a statement is under way go together in the next one,
+            each on its own, by rl_limit_each.
         """
         self._calls = Calls(limits, defined, schema)
         self._db, self._on_decision, self._on_unsettled = db, on_decision, on_unsettled
@@ -109,6 +118,10 @@ class AsyncRateLimiter(Generic[N]):
         self._timeout = timeout
         self._denials: Denials[Any] = Denials(remember_denials)
         self._lines = Lines(AsyncEvent)
+        # begin async
+        self._batches = batch
+        self._own: tuple[object, AsyncDatabase] | None = None
+        # end async
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -365,8 +378,7 @@ class AsyncRateLimiter(Generic[N]):
         on_error: OnError | None = None,
         wait: timedelta | float | None = None,
     ) -> T:
-        db = self._where(db)
-        on = database_async(db)
+        on = self._on(db, call)
         if wait is None:
             return await self._once(call, on, on_error)
         if on.in_transaction():
@@ -378,7 +390,7 @@ class AsyncRateLimiter(Generic[N]):
         if not call.slots or patience.left <= 0:
             return await self._patiently(call, on, on_error, patience)
         # Calls that wait for the same slots form a line.
-        place = self._lines.join((os.getpid(), here_async(), id(db), call.sql, call.values))
+        place = self._lines.join((os.getpid(), here_async(), id(self._where(db)), call.sql, call.values))
         try:
             if not place.first.is_set():
                 await wait_for_async(place.first, patience.left)
@@ -418,7 +430,7 @@ class AsyncRateLimiter(Generic[N]):
             place = self._calls.place()
             if place is None:
                 place = self._calls.found(await on.run(FIND, (), deadline))
-            result = call.read(await on.run(call.sql.replace("@", place), call.values, deadline))
+            result = await self._answer(call, on, place, deadline)
         except BaseException as error:
             if not (alone and opens and call.opened):
                 self._failed(call, error, began)
@@ -442,6 +454,25 @@ class AsyncRateLimiter(Generic[N]):
             if not answer.ok:
                 self._denials.add(call.id, call.count, sent, answer.retry_after, answer)
         return result
+
+    async def _answer(self, call: Call[T], on: AsyncDatabase, place: str, deadline: Deadline) -> T:
+        # begin async
+        if on.batch is not None:
+            shared: Any = await on.batch.limit(call, place, deadline)
+            answer: T = shared
+            return answer
+        # end async
+        return call.read(await on.run(call.sql.replace("@", place), call.values, deadline))
+
+    def _on(self, db: object, call: Call[Any]) -> AsyncDatabase:
+        # begin async
+        if db is None and call.shares:  # on the limiter's own db, where calls share statements if it is a pool
+            if self._own is None or self._own[0] is not self._db:
+                own = database_async(self._db)
+                self._own = self._db, sharing(own, self._db, self._calls) if self._batches else own
+            return self._own[1]
+        # end async
+        return database_async(self._where(db))
 
     def _tell(
         self, call: Call[T], result: T | None, began: float, error: BaseException | None, remembered: bool = False

@@ -25,7 +25,7 @@ from postgres_rate_limit._calls import (
     Used,
 )
 from postgres_rate_limit._configs import Config
-from postgres_rate_limit._databases import Database, database
+from postgres_rate_limit._databases import Database, Deadline, database
 from postgres_rate_limit._denials import Denials, Remembering
 from postgres_rate_limit._failing import OnError, checked, not_now
 from postgres_rate_limit._leases_sync import Hold, HoldAll, Lease, granted
@@ -362,8 +362,7 @@ class RateLimiter(Generic[N]):
         on_error: OnError | None = None,
         wait: timedelta | float | None = None,
     ) -> T:
-        db = self._where(db)
-        on = database(db)
+        on = self._on(db, call)
         if wait is None:
             return self._once(call, on, on_error)
         if on.in_transaction():
@@ -375,7 +374,7 @@ class RateLimiter(Generic[N]):
         if not call.slots or patience.left <= 0:
             return self._patiently(call, on, on_error, patience)
         # Calls that wait for the same slots form a line.
-        place = self._lines.join((os.getpid(), here(), id(db), call.sql, call.values))
+        place = self._lines.join((os.getpid(), here(), id(self._where(db)), call.sql, call.values))
         try:
             if not place.first.is_set():
                 wait_for(place.first, patience.left)
@@ -415,7 +414,7 @@ class RateLimiter(Generic[N]):
             place = self._calls.place()
             if place is None:
                 place = self._calls.found(on.run(FIND, (), deadline))
-            result = call.read(on.run(call.sql.replace("@", place), call.values, deadline))
+            result = self._answer(call, on, place, deadline)
         except BaseException as error:
             if not (alone and opens and call.opened):
                 self._failed(call, error, began)
@@ -439,6 +438,12 @@ class RateLimiter(Generic[N]):
             if not answer.ok:
                 self._denials.add(call.id, call.count, sent, answer.retry_after, answer)
         return result
+
+    def _answer(self, call: Call[T], on: Database, place: str, deadline: Deadline) -> T:
+        return call.read(on.run(call.sql.replace("@", place), call.values, deadline))
+
+    def _on(self, db: object, call: Call[Any]) -> Database:
+        return database(self._where(db))
 
     def _tell(
         self, call: Call[T], result: T | None, began: float, error: BaseException | None, remembered: bool = False

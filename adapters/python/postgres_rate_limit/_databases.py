@@ -46,6 +46,8 @@ class AsyncDatabase(NamedTuple):
     in_transaction: Callable[[], bool]
     address: Callable[[], Address] | None = None
     told: bool = True
+    batch: Any = None
+    """The Batch of a limiter's own pool."""
 
 
 @lru_cache(maxsize=256)
@@ -300,6 +302,20 @@ _ASYNC: tuple[tuple[str, str, Callable[[Any], AsyncDatabase]], ...] = (
     ("sqlalchemy.ext.asyncio", "AsyncSession", _sqlalchemy_async),
     ("sqlalchemy.ext.asyncio", "async_scoped_session", _sqlalchemy_async),
 )
+
+
+def shared_size(db: Any) -> Callable[[], int] | None:
+    """Returns what says how many connections a pool has, if calls may share statements on it: a driver's own pool, which
+    has no hook for each use of a connection (0). None: another db."""
+    make, module = _find(_ASYNC, db), type(db).__module__.partition(".")[0]
+    if make is _psycopg_async_pool and module == "psycopg_pool":
+        return lambda: int(db.max_size)
+    if make is _asyncpg_pool and module == "asyncpg":
+        return lambda: 0 if db._setup else int(db.get_max_size())
+    if make is _sqlalchemy_async_engine and hasattr(db.pool, "size"):
+        pool, events = db.pool, db.sync_engine.dispatch
+        return lambda: 0 if pool.dispatch.checkout or events.engine_connect or events.begin else int(pool.size())
+    return None
 
 
 def is_over(db: Any) -> bool:

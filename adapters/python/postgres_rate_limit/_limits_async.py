@@ -53,7 +53,6 @@ class AsyncRateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSu
     """
 
     STORAGE_SCHEME = ["async+postgresql+ratelimit"]
-    pool: AsyncConnectionPool[Any]
 
     def __init__(
         self,
@@ -114,13 +113,22 @@ class AsyncRateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSu
             return super().__getattribute__(attribute)
 
     @property
+    def pool(self) -> AsyncConnectionPool[Any]:
+        pool: AsyncConnectionPool[Any] = self._limiter._db
+        return pool
+
+    @pool.setter
+    def pool(self, pool: AsyncConnectionPool[Any]) -> None:
+        self._limiter._db = pool
+
+    @property
     def base_exceptions(self) -> tuple[type[Exception], ...]:
         return psycopg.Error, SetupError
 
     async def _run(self, call: Call[T]) -> T:
         if self._opens_pool and self.pool.closed:
             await self.pool.open()
-        return await self._limiter._run(call, self.pool)
+        return await self._limiter._run(call, None)
 
     def _target(self, strategy: str, key: str, rate: float, expiry: int) -> tuple[str, str, dict[str, Any]]:
         config = {**KINDS[strategy], "rate": rate, "period": expiry * 1000, "store": self.store}

@@ -54,7 +54,6 @@ class RateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport
     """
 
     STORAGE_SCHEME = ["postgresql+ratelimit"]
-    pool: ConnectionPool[Any]
 
     def __init__(
         self,
@@ -115,13 +114,22 @@ class RateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport
             return super().__getattribute__(attribute)
 
     @property
+    def pool(self) -> ConnectionPool[Any]:
+        pool: ConnectionPool[Any] = self._limiter._db
+        return pool
+
+    @pool.setter
+    def pool(self, pool: ConnectionPool[Any]) -> None:
+        self._limiter._db = pool
+
+    @property
     def base_exceptions(self) -> tuple[type[Exception], ...]:
         return psycopg.Error, SetupError
 
     def _run(self, call: Call[T]) -> T:
         if self._opens_pool and self.pool.closed:
             self.pool.open()
-        return self._limiter._run(call, self.pool)
+        return self._limiter._run(call, None)
 
     def _target(self, strategy: str, key: str, rate: float, expiry: int) -> tuple[str, str, dict[str, Any]]:
         config = {**KINDS[strategy], "rate": rate, "period": expiry * 1000, "store": self.store}
