@@ -43,7 +43,7 @@ Answer = Union[Result, _Alone, _Statement]
 
 
 class _Waiting:
-    """A call that waits for the next statement. The answer: its result; or the statement that it is to run by itself."""
+    """A call that waits for the next statement. The answer: its result, or the statement that it then runs alone."""
 
     def __init__(self, call: Call[Result], request: str, size: int, deadline: Deadline, loop: AbstractEventLoop) -> None:
         self.call, self.request, self.size, self.deadline = call, request, size, deadline
@@ -84,7 +84,7 @@ class Batch:
         return call.read(await self.on.run(call.sql.replace("@", place), call.values, deadline))
 
     async def together(self, waiting: list[_Waiting]) -> list[Result | None]:
-        # A connection that nobody waits for any more is not kept.
+        # Gives up the connection when the last of them has.
         deadlines = [each.deadline for each in waiting]
         deadline = None if None in deadlines else max(each for each in deadlines if each is not None)
         place = self.calls.place()
@@ -111,7 +111,7 @@ class _Line:
         self._batch, self._loop = batch, loop
         self._waiting: deque[_Waiting] = deque()
         self._under_way: _Statement | None = None
-        """What holds up others."""
+        """The one that holds up others."""
         self._out = 0
         """The statements without an answer yet."""
         self._lasted: deque[float] = deque([0.0], maxlen=31)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import psycopg
 from limits.aio.storage import MovingWindowSupport, SlidingWindowCounterSupport, Storage
@@ -114,8 +114,7 @@ class AsyncRateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSu
 
     @property
     def pool(self) -> AsyncConnectionPool[Any]:
-        pool: AsyncConnectionPool[Any] = self._limiter._db
-        return pool
+        return cast(AsyncConnectionPool[Any], self._limiter._db)
 
     @pool.setter
     def pool(self, pool: AsyncConnectionPool[Any]) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import psycopg
 from limits.storage import MovingWindowSupport, SlidingWindowCounterSupport, Storage
@@ -115,8 +115,7 @@ class RateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport
 
     @property
     def pool(self) -> ConnectionPool[Any]:
-        pool: ConnectionPool[Any] = self._limiter._db
-        return pool
+        return cast(ConnectionPool[Any], self._limiter._db)
 
     @pool.setter
     def pool(self, pool: ConnectionPool[Any]) -> None:

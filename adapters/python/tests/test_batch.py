@@ -2,9 +2,14 @@
 
 import asyncio
 import json
+import subprocess
+import sys
+import threading
 import time
+from collections import Counter
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from types import SimpleNamespace
 from uuid import uuid4
 
@@ -97,7 +102,11 @@ def left(name, key, config=MANY, database=None):
     schema = SCHEMA if database is None else "limits"
     with psycopg.connect(**({} if database is None else {"dbname": database, "user": "postgres"})) as connection:
         sql = f"SELECT remaining FROM {schema}.rl_check(%s, %s, config => %s::jsonb)"
-        return connection.execute(sql, [name, key, json.dumps({**config, "period": "1 hour"})]).fetchone()[0]
+        return connection.execute(sql, [name, key, json.dumps(as_text(config))]).fetchone()[0]
+
+
+def as_text(config):
+    return {field: "1 hour" if field == "period" else value for field, value in config.items()}
 
 
 @asynccontextmanager
@@ -220,7 +229,7 @@ async def test_a_busy_key_holds_up_no_other(made, name):
     """Neither one that is in the statement under way, nor one in a shared one."""
     async with warm(made, name) as (limiter, seen):
         with psycopg.connect(user="postgres") as other:
-            config = json.dumps({**MANY, "period": "1 hour"})
+            config = json.dumps(as_text(MANY))
             other.execute(f"SELECT {SCHEMA}.rl_limit(%s, 'busy', config => %s::jsonb)", [name, config])
             busy = asyncio.gather(limiter.limit(name, "busy"))
             await until(lambda: seen)
@@ -239,7 +248,7 @@ async def test_a_busy_key_holds_up_no_other(made, name):
 async def test_a_call_cancelled_before_it_is_sent_is_not_sent(made, name):
     async with warm(made, name, pool={"size": 1}) as (limiter, seen):
         with psycopg.connect(user="postgres") as other:
-            config = json.dumps({**MANY, "period": "1 hour"})
+            config = json.dumps(as_text(MANY))
             other.execute(f"SELECT {SCHEMA}.rl_limit(%s, 'busy', config => %s::jsonb)", [name, config])
             busy = asyncio.ensure_future(limiter.limit(name, "busy"))
             await until(lambda: seen)
@@ -464,3 +473,99 @@ async def test_where_the_database_refuses_all_go_alone_for_ten_minutes(made, ref
         await flood("g", "h", "i")
         assert seen[:2] == ["limit", 2]
         assert not caplog.records
+
+
+# Everything at once, and an account of every token.
+
+
+class Worker:
+    def __init__(self, folder, number, **given):
+        self.file = folder / str(number)
+        given |= {"file": str(self.file), "driver": ["asyncpg", "psycopg"][number % 2]}
+        worker = Path(__file__).parent / "batching" / "worker.py"
+        command = [sys.executable, worker, json.dumps(given)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout.readline() == "begun\n"
+
+    def calls(self):
+        """Name, key, count and outcome of each; no outcome: the process was killed."""
+        calls = {}
+        for line in self.file.read_text().splitlines():
+            number, *rest = line.split(" ")
+            if len(rest) == 3:
+                calls[number] = [*rest, None]
+            else:
+                calls[number][3] = rest[0]
+        return calls.values()
+
+
+def disturbs(stop, transactions, disturb):
+    def run():
+        with psycopg.connect(user="postgres", autocommit=True) as connection:
+            while not stop.is_set():
+                disturb(connection)
+
+    thread = threading.Thread(target=lambda: transactions.append(run()))
+    thread.start()
+    return thread
+
+
+def test_nothing_is_over_nothing_is_lost_and_every_call_is_answered(name, tmp_path):
+    keys = [*"abcdefgh"]
+    limits = {name: {"kind": "fixed window", "start": "first request", "rate": 700, "period": "1 hour"}}
+    if not ON_FILE:
+        limits[f"{name}-memory"] = {**limits[name], "store": "memory"}
+    limits[f"{name}-large"] = {**limits[name], "rate": 10**6}
+    take = f"SELECT ok FROM {SCHEMA}.rl_limit(%s, %s, config => %s::jsonb)"
+    stop, ended, taken = threading.Event(), [], Counter()
+
+    def takes(connection, *those):
+        """In one transaction; what is granted counts at its end."""
+        with connection.transaction():
+            granted = [
+                (limit, key) for limit, key in those
+                if connection.execute(take, [limit, key, json.dumps(limits[limit])]).fetchone()[0]
+            ]
+            if len(those) == 1:
+                time.sleep(0.5)
+        taken.update(granted)
+
+    large = f"{name}-large"
+    every = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'adapter' AND query ~ %s LIMIT 1"
+
+    def terminate(connection):
+        time.sleep(0.3)
+        connection.execute(every, [name])
+
+    workers = [Worker(tmp_path, number, limits=limits, keys=keys) for number in range(4)]
+    disturbing = [
+        disturbs(stop, ended, lambda connection: takes(connection, (large, "a"))),
+        disturbs(stop, ended, lambda connection: takes(connection, (large, "h"), (large, "b"))),
+        disturbs(stop, ended, terminate),
+    ]
+    time.sleep(2)
+    workers[0].process.kill()
+    workers[1].process.kill()
+    time.sleep(1.5)
+    stop.set()
+    for each in disturbing:
+        each.join()
+    for worker in workers[2:]:
+        worker.process.communicate("", timeout=60)
+        assert worker.process.returncode == 0
+    assert ended == [None] * 3, "no transaction has failed"
+    calls = [call for worker in workers for call in worker.calls()]
+    assert all(outcome for worker in workers[2:] for *_, outcome in worker.calls())
+    assert {outcome for *_, outcome in calls} <= {"ok", "denied", "bad", "unknown", None}
+    assert [outcome for limit, *_, outcome in calls if limit == "bad"].count("ok") == 0
+    asked = Counter(outcome for *_, outcome in calls)
+    assert asked["ok"] > 500 and asked["denied"] > 50, asked
+    for limit, config in limits.items():
+        for key in keys:
+            remaining = left(limit, key, config)
+            used = config["rate"] - remaining - taken[limit, key]
+            of_key = [(int(count), outcome) for other, each, count, outcome in calls if (other, each) == (limit, key)]
+            ok, unknown = (sum(count for count, outcome in of_key if outcome in those) for those in (["ok"], ["unknown", None]))
+            assert 0 <= remaining and ok <= used <= ok + unknown, (limit, key, used, ok, unknown)
+            denied = [count for count, outcome in of_key if outcome == "denied"]
+            assert not denied or remaining < max(denied), "a denial had a reason"

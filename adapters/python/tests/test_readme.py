@@ -19,7 +19,7 @@ import pytest
 from conftest import ON_FILE
 
 SOURCE = Path(__file__).parent.parent
-CARRIED = ("postgres_rate_limit/py.typed", "postgres_rate_limit/ratelimit.sql")
+CARRIED = ("postgres_rate_limit/py.typed", "postgres_rate_limit/ratelimit.sql", "postgres_rate_limit/counters.sql")
 README = (SOURCE / "README.md").read_text()
 
 

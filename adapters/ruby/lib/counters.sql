@@ -4,7 +4,7 @@
 
 -- put: adds to a number, or begins a new one. $1 and $2: name and key; $3: what to add; $4 and $5: the number of a new
 -- key, where null makes none, and its seconds; $6: seconds for which a key is kept beyond its own.
--- Returns the number, where null is no key, and whether it is new. What would lead out of the range adds nothing.
+-- Returns the number, where null is no key, and whether it is new. Adds nothing if that would lead out of the range.
 WITH a AS (
     SELECT CAST($1 AS text) AS name, CAST($2 AS text) AS key, CAST($3 AS float8) AS amount,
         CAST($4 AS float8) + CAST($5 AS float8) * 10000000 AS begun, CAST($6 AS float8) AS longer,

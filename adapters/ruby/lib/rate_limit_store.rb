@@ -8,7 +8,7 @@ require "pg"
 class RateLimitStore
   # The maximum time of a key, in seconds: three years. Used for a longer one, or none.
   LONGEST = 99_000_000
-  # The range of the numbers. What would lead out of it adds nothing.
+  # The range of the numbers. A call that would lead out of it adds nothing.
   VALUES = (0..9_999_999)
 
   # Seconds for which a counter of rack-attack is kept beyond its time, the allowed difference between clocks of
