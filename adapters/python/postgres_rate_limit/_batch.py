@@ -43,7 +43,7 @@ Answer = Union[Result, _Alone, _Statement]
 
 
 class _Waiting:
-    """A call that waits for the next statement. The answer: its result, or the statement that it then runs alone."""
+    """A call that waits for the next statement. The answer: its result, or the statement in which it then is alone."""
 
     def __init__(self, call: Call[Result], request: str, size: int, deadline: Deadline, loop: AbstractEventLoop) -> None:
         self.call, self.request, self.size, self.deadline = call, request, size, deadline

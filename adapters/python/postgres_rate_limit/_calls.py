@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
 from math import isfinite
@@ -143,11 +143,15 @@ def _time(column: str) -> str:
     return f"CAST(extract(epoch FROM {column}) * 1000000 AS int8)"
 
 
-@lru_cache(maxsize=256)
 def _number(sql: str) -> str:
     """The statement with $1, $2, … in place of each ?."""
     first, *others = sql.split("?")
     return first + "".join(f"${n}{part}" for n, part in enumerate(others, 1))
+
+
+@lru_cache(maxsize=256)
+def _statement(select: str, function: str, arguments: tuple[str, ...], rest: str) -> str:
+    return _number(f"SELECT {select} FROM @{function}({', '.join(arguments)}) AS r{rest}")
 
 
 _TEXT = "CAST(? AS text)"
@@ -195,16 +199,17 @@ def _read_all(rows: Rows) -> AllResult:
     return AllResult(ok, results, headers)
 
 
-# The schema of the functions: found by search_path, or else that of the SQL file or of the extension. And what statements
-# that calls share depend on: the seconds of their lock_wait, well below those after which the server looks for a
-# deadlock, and the isolation level.
+# The schema of the functions: found by search_path, or else that of the SQL file or of the extension. And of statements
+# that calls share the seconds of lock_wait, far below those after which the server looks for a deadlock, and the
+# isolation level.
 FIND = """
     SELECT (SELECT CAST(n.nspname AS text)
         FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
         WHERE p.proname = 'rl_limit' AND (pg_catalog.pg_function_is_visible(p.oid) OR n.nspname = 'ratelimit'
             OR n.oid = (SELECT extnamespace FROM pg_catalog.pg_extension WHERE extname = 'ratelimit'))
         ORDER BY pg_catalog.pg_function_is_visible(p.oid) DESC, n.nspname = 'ratelimit' LIMIT 1),
-    CAST(LEAST(0.005, extract(epoch FROM CAST(pg_catalog.current_setting('deadlock_timeout') AS interval)) / 10) AS float8),
+    CAST(LEAST(0.005, extract(epoch FROM CAST(pg_catalog.current_setting('deadlock_timeout') AS interval)) / 10)
+        AS float8),
     pg_catalog.current_setting('transaction_isolation')"""
 
 
@@ -253,14 +258,12 @@ class Calls:
         read: Callable[[Rows], T],
         rest: str = "",
         before: Sequence[Any] = (),
+        **fields: Any,
     ) -> Call[T]:
         """SELECT … FROM function(arguments) AS r; ? stands for a value, @ for the schema. before: the values in
-        select."""
-        sql = f"SELECT {select} FROM @{function}({', '.join(form for form, _ in arguments)}) AS r{rest}"
-        return self._numbered(sql, [*before, *(value for form, value in arguments if "?" in form)], read)
-
-    def _numbered(self, sql: str, values: Iterable[Any], read: Callable[[Rows], T]) -> Call[T]:
-        return Call(_number(sql), tuple(values), read)
+        select. fields: those of the call."""
+        sql = _statement(select, function, tuple([form for form, _ in arguments]), rest)
+        return Call(sql, (*before, *[value for form, value in arguments if "?" in form]), read, **fields)
 
     def config(self, name: str, config: Config | None) -> str | None:
         """The config that a call passes."""
@@ -291,12 +294,9 @@ class Calls:
             others = f"key => {_TEXT}, style => {_TEXT}, config => {_JSON}"
             select += f", CAST(@rl_headers({_TEXT}, r, {others}) AS text)"
             values = [name, key, headers, own]
-        call = self._make(select, function, arguments, _read_result, before=values)
-        id = ((name, key), "limit", own, reserve, headers)
-        call = replace(call, opened=_result_of, id=id, count=float(count))
-        if function == "rl_check":
-            return call
-        return replace(call, decides=lambda result: [_verdict(name, result)], names=(name,), shares=headers is None)
+        fields = _deciding(name) | {"shares": headers is None} if function == "rl_limit" else {}
+        fields |= {"opened": _result_of, "id": ((name, key), "limit", own, reserve, headers), "count": float(count)}
+        return self._make(select, function, arguments, _read_result, before=values, **fields)
 
     def each(self, requests: Iterable[str]) -> Call[list[Result | None]]:
         """Requests as request_of makes them, each on its own. None: the request has an error, and has taken nothing."""
@@ -318,10 +318,10 @@ class Calls:
         value = f"CAST(@rl_value({_TEXT}, {_TEXT}, {_JSON}) AS text)"
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(at_most)), (_NUMBER, float(at_least))]
         arguments += [_UNTHROWN, (_JSON, own)]
-        call = self._make(f"{_RESULT}, r.taken, {value}", "rl_take", arguments, read, before=[name, key, own])
-        opened = lambda error: Taken(True, None, None, None, None, None, error=error)  # noqa: E731
-        call = replace(call, opened=opened, id=((name, key), "take", own), count=float(at_least), names=(name,))
-        return replace(call, decides=lambda result: [_verdict(name, result)])
+        fields = _deciding(name) | {"id": ((name, key), "take", own), "count": float(at_least)}
+        fields["opened"] = lambda error: Taken(True, None, None, None, None, None, error=error)
+        select = f"{_RESULT}, r.taken, {value}"
+        return self._make(select, "rl_take", arguments, read, before=[name, key, own], **fields)
 
     def kind(self, name: str, config: Config | None) -> str | None:
         """The kind of the limit; None: unknown here."""
@@ -336,12 +336,12 @@ class Calls:
             raise ValueError(f"taken_at is {taken_at}; allowed: a time with an offset, such as timezone.utc")
         at = None if taken_at is None else taken_at.isoformat()
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), (_WHEN, at), (_JSON, own)]
-        return replace(self._make(_RESULT, "rl_credit", arguments, _read_result), forgets=((name, key),))
+        return self._make(_RESULT, "rl_credit", arguments, _read_result, forgets=((name, key),))
 
     def reset(self, name: str, key: Key, config: Config | None) -> Call[bool]:
         name, key, _ = self._target(name, key, config)
-        call = self._make("r", "rl_reset", [(_TEXT, name), (_TEXT, key)], lambda rows: bool(rows[0][0]))
-        return replace(call, forgets=((name, key),))
+        arguments = [(_TEXT, name), (_TEXT, key)]
+        return self._make("r", "rl_reset", arguments, lambda rows: bool(rows[0][0]), forgets=((name, key),))
 
     def value(self, name: str, key: Key, config: Config | None) -> Call[Value]:
         name, key, own = self._target(name, key, config)
@@ -368,29 +368,27 @@ class Calls:
     ) -> Call[AllResult]:
         text, targets = self._requests(requests)
         select = f"r.ok, r.name, r.key, {_DECIDED}"
+        fields: dict[str, Any] = {"id": (None, "all", text, headers)}
+        fields["opened"] = lambda error: AllResult(True, [_unchecked(each) for each in targets], error=error)
+        if function == "rl_limit_all":
+            fields |= {"decides": _decided, "names": _names(targets)}
         if headers is None:
-            call = self._make(select, function, [(_JSON, text)], _read_all, " ORDER BY r.n")
-        else:
-            # The rows with their configs, which rl_headers_all needs for limits that aren't defined.
-            rows = f"SELECT jsonb_agg(to_jsonb(r) || ({_JSON} -> (r.n - 1)) ORDER BY r.n) FROM r"
-            of_headers = f"(SELECT CAST(@rl_headers_all(({rows}), {_TEXT}) AS text))"
-            sql = f"WITH r AS MATERIALIZED (SELECT * FROM @{function}({_JSON}))"
-            sql += f" SELECT {select}, {of_headers} FROM r ORDER BY r.n"
-            call = self._numbered(sql, [text, text, headers], _read_all)
-        opened = lambda error: AllResult(True, [_unchecked(each) for each in targets], error=error)  # noqa: E731
-        call = replace(call, opened=opened, id=(None, "all", text, headers))
-        if function == "rl_check_all":
-            return call
-        return replace(call, decides=_decided, names=_names(targets))
+            return self._make(select, function, [(_JSON, text)], _read_all, " ORDER BY r.n", **fields)
+        # The rows with their configs, which rl_headers_all needs for limits that aren't defined.
+        rows = f"SELECT jsonb_agg(to_jsonb(r) || ({_JSON} -> (r.n - 1)) ORDER BY r.n) FROM r"
+        of_headers = f"(SELECT CAST(@rl_headers_all(({rows}), {_TEXT}) AS text))"
+        sql = f"WITH r AS MATERIALIZED (SELECT * FROM @{function}({_JSON}))"
+        sql += f" SELECT {select}, {of_headers} FROM r ORDER BY r.n"
+        return Call(_number(sql), (text, text, headers), _read_all, **fields)
 
     def acquire(self, name: str, key: Key, count: float, config: Config | None) -> Call[Lent]:
         name, key, own = self._target(name, key, config)
 
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), _UNTHROWN, (_JSON, own)]
-        call = self._make(f"r.ok, r.lease, {_time('r.expires_at')}, {_DECIDED}", "rl_acquire", arguments, _read_lent)
-        opened = lambda error: Lent(True, None, None, None, None, None, None, None, error=error)  # noqa: E731
-        call = replace(call, opened=opened, slots=frozenset((name,)))
-        return replace(call, decides=lambda lent: [_verdict(name, lent)], names=(name,))
+        fields = _deciding(name) | {"slots": frozenset((name,))}
+        fields["opened"] = lambda error: Lent(True, None, None, None, None, None, None, None, error=error)
+        select = f"r.ok, r.lease, {_time('r.expires_at')}, {_DECIDED}"
+        return self._make(select, "rl_acquire", arguments, _read_lent, **fields)
 
     def extend(self, name: str, lease: str | None, config: Config | None) -> Call[datetime | None]:
         arguments = [(_TEXT, lease), (_JSON, self.config(name, config))]
@@ -418,10 +416,10 @@ class Calls:
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), (_SPAN, seconds_of(ttl)), (_TEXT, id)]
         arguments += [(_NUMBER, least), (_TEXT, on_expiry), (_FLAG, reserve), _UNTHROWN, (_JSON, own)]
         select = f"r.ok, r.hold, {_time('r.expires_at')}, {_DECIDED}, r.held"
-        call = self._make(select, "rl_hold", arguments, lambda rows: Held(**vars(_read_lent(rows)), held=rows[0][-1]))
-        unchecked = Held(True, None, None, None, None, None, None, None, held=float(count))
-        opened = lambda error: replace(unchecked, error=error)  # noqa: E731
-        return replace(call, decides=lambda held: [_verdict(name, held)], names=(name,), opened=opened)
+        fields = _deciding(name)
+        fields["opened"] = lambda error: Held(True, *(None,) * 7, error=error, held=float(count))
+        read = lambda rows: Held(**vars(_read_lent(rows)), held=rows[0][-1])  # noqa: E731
+        return self._make(select, "rl_hold", arguments, read, **fields)
 
     def settle(self, hold: str | None, used: float | None) -> Call[Result]:
         arguments = [(_TEXT, hold), (_NUMBER, None if used is None else float(used))]
@@ -443,12 +441,12 @@ class Calls:
 
         select = f"r.ok, r.name, r.key, {_DECIDED}, r.held, r.hold, {_time('r.expires_at')}"
         arguments = [(_JSON, text), (_SPAN, seconds_of(ttl)), (_TEXT, id), (_TEXT, on_expiry)]
-        call = self._make(select, "rl_hold_all", arguments, read, " ORDER BY r.n")
 
         def opened(error: BaseException) -> HeldAll:
             return HeldAll(True, None, None, [_held(_unchecked(each), each[2]) for each in targets], error)
 
-        return replace(call, decides=_decided, names=_names(targets), opened=opened, slots=slots)
+        fields: dict[str, Any] = {"decides": _decided, "names": _names(targets), "opened": opened, "slots": slots}
+        return self._make(select, "rl_hold_all", arguments, read, " ORDER BY r.n", **fields)
 
     def settle_all(self, hold: str | None, used: float | Mapping[str, float] | None) -> Call[list[SettleResult]]:
         def read(rows: Rows) -> list[SettleResult]:
@@ -470,7 +468,7 @@ class Calls:
             changed = {row[0] for row in rows if row[1]}
             return [name for name in self.names if name in changed]
 
-        return replace(self._numbered(sql, [f"{{{configs}}}"], read), forgets=())
+        return Call(_number(sql), (f"{{{configs}}}",), read, forgets=())
 
     def sql(self) -> str:
         self._needs_definitions("sql()")
@@ -537,6 +535,10 @@ def _held(result: RequestResult, held: float | None) -> HoldRequestResult:
 
 def _verdict(name: str, answer: Result | RequestResult | Lent | Held) -> Verdict:
     return name, answer.ok, answer.retry_after, answer.limited_by
+
+
+def _deciding(name: str) -> dict[str, Any]:
+    return {"names": (name,), "decides": lambda answer: [_verdict(name, answer)]}
 
 
 def _decided(answer: AllResult | HeldAll) -> Iterable[Verdict]:

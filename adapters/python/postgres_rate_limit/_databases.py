@@ -305,8 +305,8 @@ _ASYNC: tuple[tuple[str, str, Callable[[Any], AsyncDatabase]], ...] = (
 
 
 def shared_size(db: Any) -> Callable[[], int] | None:
-    """Returns what says how many connections a pool has, if calls may share statements on it: a driver's own pool, which
-    has no hook for each use of a connection (0). None: another db."""
+    """Returns the number of connections of a pool, as a function, if calls may share statements on it: a driver's own
+    pool. 0: it has a hook for each use of a connection. None: another db."""
     make, module = _find(_ASYNC, db), type(db).__module__.partition(".")[0]
     if make is _psycopg_async_pool and module == "psycopg_pool":
         return lambda: int(db.max_size)

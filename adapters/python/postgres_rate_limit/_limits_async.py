@@ -48,6 +48,7 @@ class AsyncRateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSu
     remember_denials: a denied hit is denied again without a database call, for at most a second and no longer than the
         limit does; a dict with max and at_most sets the number of denials, and the maximum time in seconds. Default:
         False.
+    batch: hits that come while a statement is under way go together in the next one, by rl_limit_each. Default: True.
     schema: of the functions. Default: found automatically.
     options: of the pool, such as max_size (10) and timeout (5 seconds), in which a call has a connection.
     """
@@ -68,6 +69,9 @@ class AsyncRateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSu
         on_unchecked: OnUnchecked | None = None,
         remember_denials: bool | Remembering = False,
         schema: str | None = None,
+        # begin async
+        batch: bool = True,
+        # end async
         **options: Any,
     ) -> None:
         conninfo, given = windows.parse_uri(uri or "postgresql://")
@@ -86,6 +90,9 @@ class AsyncRateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSu
                 timeout=inf,
                 remember_denials=remember_denials,
                 schema=schema,
+                # begin async
+                batch=batch,
+                # end async
             )
         except ValueError as error:
             raise ConfigurationError(str(error)) from None

@@ -1,6 +1,6 @@
-"""A process whose calls share statements: the argument says of which limits, as JSON. It writes two lines for each call:
-before it, its number, name, key and count, and after it the number and the outcome: ok, denied, unknown, bad, or the
-SQLSTATE of another error."""
+"""A process whose calls share statements, on the limits of the argument, as JSON. It writes two lines for each call:
+before it its number, name, key and count; after it its number and outcome: ok, denied, unknown, bad, or the SQLSTATE
+of another error."""
 
 import asyncio
 import json
@@ -41,10 +41,13 @@ async def call(limiter):
     (answer,) = await asyncio.gather(made, return_exceptions=True)
     if isinstance(answer, BaseException):
         state = sqlstate(innermost(answer)) if isinstance(answer, Exception) else None
-        # What was cancelled, or lost its connection, may count.
-        outcome = "bad" if name == "bad" and state == "22023" else "unknown" if state in (None, "57P01", "08003") else state
-        if state is None and not isinstance(answer, (asyncio.CancelledError, OSError)):
-            outcome = "unknown" if "connection" in str(answer) else repr(answer).replace(" ", "_")
+        lost = isinstance(answer, (asyncio.CancelledError, OSError)) or "connection" in str(answer)
+        if name == "bad" and state == "22023":
+            outcome = "bad"
+        elif state in ("57P01", "08003") or state is None and lost:
+            outcome = "unknown"  # it may count
+        else:
+            outcome = state or repr(answer).replace(" ", "_")
     else:
         outcome = "ok" if answer.ok else "denied"
     os.write(log, f"{mine} {outcome}\n".encode())
