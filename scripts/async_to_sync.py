@@ -27,6 +27,16 @@ NAMES = {
 FORMS = [
     (r"\blimits\.aio\.storage\b", "limits.storage"),
     (r'"async\+', '"'),
+    (r'"sqlalchemy\.ext\.asyncio", "Async(Connection|Engine)"', r'"sqlalchemy", "\1"'),
+    (r'"sqlalchemy\.ext\.asyncio", "(?:Async|async_)(\w+)"', r'"sqlalchemy.orm", "\1"'),
+    (r"\.sync_connection\.", "."),
+    (r'(?s)"an AsyncConnection or .*?returns rows"', """\
+"a Connection or ConnectionPool of psycopg; a Connection, Engine, Session or scoped_session of SQLAlchemy; "
+    "a connection of Django; a function (sql, values) that returns rows\""""),
+    (r'"Async(?=Conn)', '"'),
+    (r'_SUPPORTED, "RateLimiter"', '_SUPPORTED, "AsyncRateLimiter"'),
+    (r"^from collections.abc import Callable, Sequence$", "from collections.abc import Sequence"),
+    (r"^    find,\n", ""),
     (r"\bis_async = True", "is_async = False"),
     (r"^    Pending,\n", ""),
     (r"\bPending\[(\w+)\]", r"\1"),

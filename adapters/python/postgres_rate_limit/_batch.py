@@ -14,7 +14,8 @@ from typing import Any, Union
 from weakref import WeakKeyDictionary
 
 from postgres_rate_limit._calls import FIND, Call, Calls, request_of
-from postgres_rate_limit._databases import AsyncDatabase, Deadline, left, shared_size
+from postgres_rate_limit._databases import Database, Deadline, left
+from postgres_rate_limit._databases_async import shared_size
 from postgres_rate_limit._results import Result, chain, sqlstate
 
 # The most calls in a statement, and bytes of their requests.
@@ -54,7 +55,7 @@ class _Waiting:
             self.answer.set_exception(TimeoutError("the database did not answer in time"))
 
 
-def sharing(on: AsyncDatabase, db: object, calls: Calls) -> AsyncDatabase:
+def sharing(on: Database, db: object, calls: Calls) -> Database:
     """The db of a limiter; calls of limit share statements on it if it is a pool."""
     size = shared_size(db)
     return on if size is None else on._replace(batch=Batch(calls, on, size))
@@ -63,7 +64,7 @@ def sharing(on: AsyncDatabase, db: object, calls: Calls) -> AsyncDatabase:
 class Batch:
     """The calls of a limiter on its pool. size: the connections of the pool; 0 while no statement may be shared."""
 
-    def __init__(self, calls: Calls, on: AsyncDatabase, size: Callable[[], int]) -> None:
+    def __init__(self, calls: Calls, on: Database, size: Callable[[], int]) -> None:
         self.calls, self.on, self.size = calls, on, size
         self.refused_until = 0.0
         self._lines: WeakKeyDictionary[AbstractEventLoop, _Line] = WeakKeyDictionary()

@@ -28,7 +28,8 @@ from postgres_rate_limit._calls import (
     Used,
 )
 from postgres_rate_limit._configs import Config
-from postgres_rate_limit._databases import AsyncDatabase, Deadline, database_async
+from postgres_rate_limit._databases import Database, Deadline
+from postgres_rate_limit._databases_async import database_async
 from postgres_rate_limit._denials import Denials, Remembering
 from postgres_rate_limit._failing import OnError, checked, not_now
 from postgres_rate_limit._leases_async import AsyncHold, AsyncHoldAll, AsyncLease, granted
@@ -120,7 +121,7 @@ class AsyncRateLimiter(Generic[N]):
         self._lines = Lines(AsyncEvent)
         # begin async
         self._batches = batch
-        self._own: tuple[object, AsyncDatabase] | None = None
+        self._own: tuple[object, Database] | None = None
         # end async
 
     @property
@@ -398,7 +399,7 @@ class AsyncRateLimiter(Generic[N]):
         finally:
             place.leave()
 
-    async def _patiently(self, call: Call[T], on: AsyncDatabase, on_error: OnError | None, patience: Patience) -> T:
+    async def _patiently(self, call: Call[T], on: Database, on_error: OnError | None, patience: Patience) -> T:
         while True:
             result: Any = await self._once(call, on, on_error)
             # Slots may be released at any time.
@@ -410,7 +411,7 @@ class AsyncRateLimiter(Generic[N]):
                 return answer
             await sleep_async(pause)
 
-    async def _once(self, call: Call[T], on: AsyncDatabase, on_error: OnError | None) -> T:
+    async def _once(self, call: Call[T], on: Database, on_error: OnError | None) -> T:
         opens = (self._on_error if on_error is None else checked(on_error)) == "open"
         timeout = self._timeout if self._timeout is not None else 5 if opens else math.inf
         alone = False
@@ -455,7 +456,7 @@ class AsyncRateLimiter(Generic[N]):
                 self._denials.add(call.id, call.count, sent, answer.retry_after, answer)
         return result
 
-    async def _answer(self, call: Call[T], on: AsyncDatabase, place: str, deadline: Deadline) -> T:
+    async def _answer(self, call: Call[T], on: Database, place: str, deadline: Deadline) -> T:
         # begin async
         if on.batch is not None:
             shared: Any = await on.batch.limit(call, place, deadline)
@@ -464,7 +465,7 @@ class AsyncRateLimiter(Generic[N]):
         # end async
         return call.read(await on.run(call.sql.replace("@", place), call.values, deadline))
 
-    def _on(self, db: object, call: Call[Any]) -> AsyncDatabase:
+    def _on(self, db: object, call: Call[Any]) -> Database:
         # begin async
         if db is None and call.shares:  # on the limiter's own db, where calls share statements if it is a pool
             if self._own is None or self._own[0] is not self._db:
@@ -530,7 +531,7 @@ def _again(count: float, held: Held, more: float | None) -> float:
     return more if more is not None else count if held.held is None else min(count, held.held)
 
 
-def _is_alone(on: AsyncDatabase) -> bool:
+def _is_alone(on: Database) -> bool:
     """Whether a statement is known to be in no transaction of the caller's."""
     return on.apart or (on.told and not on.in_transaction())
 

@@ -25,7 +25,8 @@ from postgres_rate_limit._calls import (
     Used,
 )
 from postgres_rate_limit._configs import Config
-from postgres_rate_limit._databases import Database, Deadline, database
+from postgres_rate_limit._databases import Database, Deadline
+from postgres_rate_limit._databases_sync import database
 from postgres_rate_limit._denials import Denials, Remembering
 from postgres_rate_limit._failing import OnError, checked, not_now
 from postgres_rate_limit._leases_sync import Hold, HoldAll, Lease, granted

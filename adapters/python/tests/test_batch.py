@@ -272,12 +272,20 @@ async def test_a_call_cancelled_before_it_is_sent_is_not_sent(made, name):
         results = await asyncio.gather(busy, *waiting, return_exceptions=True)
         assert isinstance(results[2], asyncio.CancelledError) and seen == ["limit", 2]
         assert [left(name, key) for key in "abc"] == [999, 1000, 999]
-        # Nor one whose turn has come, and that is cancelled at that moment.
-        calls = [asyncio.ensure_future(limiter.limit(name, key)) for key in "de"]
-        await asyncio.gather(*calls[:1])
-        calls[1].cancel()
-        assert isinstance((await asyncio.gather(calls[1], return_exceptions=True))[0], asyncio.CancelledError)
-        assert (await limiter.limit(name, "f")).ok, "the turn is passed on"
+
+
+@each_pool
+async def test_a_call_cancelled_as_its_turn_comes_is_not_sent_and_passes_it_on(made, name):
+    async with warm(made, name) as (limiter, seen):
+
+        async def first():
+            await limiter.limit(name, "a")
+            second.cancel()
+
+        calls = [asyncio.ensure_future(first()), second := asyncio.ensure_future(limiter.limit(name, "b"))]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert results[0] is None and isinstance(results[1], asyncio.CancelledError) and seen == ["limit"]
+        assert (await asyncio.wait_for(limiter.limit(name, "c"), 60)).ok and left(name, "b") == 1000
 
 
 @each_pool

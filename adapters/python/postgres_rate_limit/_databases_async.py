@@ -1,0 +1,142 @@
+"""Runs statements on each driver, as a Database that is found by the type of the connection."""
+
+from __future__ import annotations
+
+# begin async
+import asyncio
+
+# end async
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from postgres_rate_limit._calls import Rows
+from postgres_rate_limit._databases import (
+    Database,
+    Deadline,
+    Kinds,
+    address_of,
+    bounded,
+    find,
+    left,
+    made_of,
+    named,
+    of_cursor,
+    others_async,
+    psycopg_busy,
+    text,
+    tuples,
+)
+
+
+def _psycopg(connection: Any) -> Database:
+    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+        with bounded(connection, deadline):
+            # Rows as tuples, whatever the row factory of the connection.
+            async with connection.cursor(row_factory=tuples()) as cursor:
+                await cursor.execute(of_cursor(cursor, sql), values)
+                rows: Rows = await cursor.fetchall()
+                return rows
+
+    return Database(run, False, lambda: psycopg_busy(connection))
+
+
+def _psycopg_pool(pool: Any) -> Database:
+    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+        connection = await pool.getconn(left(deadline))
+        try:
+            with bounded(connection, deadline):
+                async with connection:  # which commits, and leaves it open
+                    rows: Rows = await _psycopg(connection).run(sql, values, None)
+                    return rows
+        finally:
+            await pool.putconn(connection)
+
+    return Database(run, True, address=lambda: address_of(pool))
+
+
+# begin async
+def _asyncpg(connection: Any) -> Database:
+    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+        with bounded(connection, deadline):
+            rows: Rows = await connection.fetch(sql, *values)
+            return rows
+
+    return Database(run, False, lambda: connection.is_closed() or connection.is_in_transaction())
+
+
+def _asyncpg_pool(pool: Any) -> Database:
+    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+        async with pool.acquire(timeout=left(deadline)) as connection:
+            rows: Rows = await _asyncpg(connection).run(sql, values, deadline)
+            return rows
+
+    return Database(run, True)
+
+
+# end async
+def _sqlalchemy(executes: Any) -> Database:
+    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+        rows: Rows = (await executes.execute(text(sql), named(values))).all()
+        return rows
+
+    # It begins a transaction with its first statement.
+    return Database(run, False, lambda: True)
+
+
+def _sqlalchemy_engine(engine: Any) -> Database:
+    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+        connection = engine.connect()
+        # begin async
+        await asyncio.wait_for(connection.start(), left(deadline))
+        # end async
+        try:
+            with bounded(connection.sync_connection.connection.driver_connection, deadline):
+                rows: Rows = await _sqlalchemy(connection).run(sql, values, None)
+                await connection.commit()
+                return rows
+        finally:
+            await connection.close()
+
+    return Database(run, True)
+
+
+_KINDS: Kinds = (
+    ("psycopg", "AsyncConnection", _psycopg),
+    ("psycopg_pool", "AsyncConnectionPool", _psycopg_pool),
+    # begin async
+    ("asyncpg", "Connection", _asyncpg),
+    ("asyncpg.pool", "PoolConnectionProxy", _asyncpg),
+    ("asyncpg", "Pool", _asyncpg_pool),
+    # end async
+    ("sqlalchemy.ext.asyncio", "AsyncConnection", _sqlalchemy),
+    ("sqlalchemy.ext.asyncio", "AsyncEngine", _sqlalchemy_engine),
+    ("sqlalchemy.ext.asyncio", "AsyncSession", _sqlalchemy),
+    ("sqlalchemy.ext.asyncio", "async_scoped_session", _sqlalchemy),
+    *others_async,
+)
+_SUPPORTED = (
+    "an AsyncConnection or AsyncConnectionPool of psycopg; a Connection or Pool of asyncpg; an AsyncConnection, "
+    "AsyncEngine, AsyncSession or async_scoped_session of SQLAlchemy; an async function (sql, values) that returns rows"
+)
+
+
+def database_async(db: object) -> Database:
+    return made_of(_KINDS, db, _SUPPORTED, "RateLimiter")
+
+
+# begin async
+def shared_size(db: Any) -> Callable[[], int] | None:
+    """Returns the number of connections of a pool, as a function, if calls may share statements on it: a driver's own
+    pool. 0: it has a hook for each use of a connection. None: another db."""
+    make, module = find(_KINDS, db), type(db).__module__.partition(".")[0]
+    if make is _psycopg_pool and module == "psycopg_pool":
+        return lambda: int(db.max_size)
+    if make is _asyncpg_pool and module == "asyncpg":
+        return lambda: 0 if db._setup else int(db.get_max_size())
+    if make is _sqlalchemy_engine and hasattr(db.pool, "size"):
+        pool, events = db.pool, db.sync_engine.dispatch
+        return lambda: 0 if pool.dispatch.checkout or events.engine_connect or events.begin else int(pool.size())
+    return None
+
+
+# end async
