@@ -15,13 +15,19 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    pub fn of(row: &Value) -> Self {
-        let headers =
-            row["headers"].as_object().into_iter().flatten().filter_map(|(name, value)| {
+    pub fn of(result: &Value) -> Self {
+        let decision = Decision::of(&result["row"]);
+        let headers = result["headers"].as_object().into_iter().flatten();
+        let mut headers: HeaderMap = headers
+            .filter_map(|(name, value)| {
                 let value = HeaderValue::from_str(value.as_str()?).ok()?;
                 Some((HeaderName::from_bytes(name.as_bytes()).ok()?, value))
-            });
-        Self { decision: Decision::of(row), headers: headers.collect() }
+            })
+            .collect();
+        if let (false, Some(wait)) = (decision.ok, decision.retry_after) {
+            headers.insert(header::RETRY_AFTER, whole_seconds(wait).into());
+        }
+        Self { decision, headers }
     }
 
     /// A denial, some time later.

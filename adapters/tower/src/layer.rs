@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use http::request::Parts;
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -16,6 +16,7 @@ use crate::answer::Answer;
 use crate::database::within;
 use crate::denials::Denials;
 use crate::limit::{Decision, Limit, parsed};
+use crate::statement::{self, Headers, push_request, stored_key};
 use crate::{Error, Pool};
 
 /// The answer to a request that can't be decided now.
@@ -41,30 +42,92 @@ pub enum OnError {
 /// A layer takes its tokens before the service runs, in a transaction of its own. To take them in yours, call
 /// [`Limit::take`].
 #[derive(Clone)]
-pub struct RateLimitLayer<P, K> {
+pub struct RateLimitLayer<P> {
     pool: P,
-    limit: Arc<Limit>,
-    key: K,
+    takes: Vec<Take>,
+    skip: Option<Function<Parts, bool>>,
+    headers: Headers,
+    rename: Option<Function<HeaderName, Option<HeaderName>>>,
     timeout: Duration,
     on_error: OnError,
-    on_unchecked: Arc<dyn Fn(&Error) + Send + Sync>,
+    on_unchecked: Function<Error, ()>,
     denials: Option<Arc<Denials>>,
 }
 
-impl<P: Pool, K: Fn(&Parts) -> String> RateLimitLayer<P, K> {
+/// A function of the user's.
+type Function<A, T> = Arc<dyn Fn(&A) -> T + Send + Sync>;
+
+/// A limit, and how much each request takes of it.
+#[derive(Clone)]
+struct Take {
+    limit: Limit,
+    key: Function<Parts, String>,
+    count: Option<Function<Parts, f64>>,
+}
+
+/// The keys and counts of a request.
+type Asked = Vec<(String, f64)>;
+
+impl<P: Pool> RateLimitLayer<P> {
     /// Takes the tokens of a limit for the key of a request: of an authenticated user, say, or of [an
-    /// address](address_key).
-    pub fn new(pool: P, limit: Limit, key: K) -> Self {
+    /// address](address_key). A key that can't be stored, such as one longer than 1,024 bytes, is counted by its
+    /// SHA-256.
+    pub fn new(
+        pool: P,
+        limit: Limit,
+        key: impl Fn(&Parts) -> String + Send + Sync + 'static,
+    ) -> Self {
         let on_unchecked = |error: &Error| tracing::warn!(%error, "a request passes unchecked");
         Self {
             pool,
-            limit: Arc::new(limit),
-            key,
+            takes: vec![Take { limit, key: Arc::new(key), count: None }],
+            skip: None,
+            headers: Headers::default(),
+            rename: None,
             timeout: Duration::from_secs(5),
             on_error: OnError::Closed,
             on_unchecked: Arc::new(on_unchecked),
             denials: None,
         }
+    }
+
+    /// Takes the tokens of one more limit, all or nothing: if one of them denies a request, none has taken anything.
+    /// The [`Decision`] is that of the limit that denies with the longest wait, or, if none denies, of that with the
+    /// smallest share of its capacity left. The functions are those of the first limit's schema.
+    pub fn and(
+        mut self,
+        limit: Limit,
+        key: impl Fn(&Parts) -> String + Send + Sync + 'static,
+    ) -> Self {
+        self.takes.push(Take { limit, key: Arc::new(key), count: None });
+        self
+    }
+
+    /// The tokens that a request takes of the limit named last, instead of its [count](Limit::count): 0 to 1e15;
+    /// otherwise it gets 500, with 22023.
+    pub fn count(mut self, count: impl Fn(&Parts) -> f64 + Send + Sync + 'static) -> Self {
+        if let Some(last) = self.takes.last_mut() {
+            last.count = Some(Arc::new(count));
+        }
+        self
+    }
+
+    /// Lets requests pass for which this is true: they take nothing, and have neither headers nor a [`Decision`].
+    pub fn skip(self, skips: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        Self { skip: Some(Arc::new(skips)), ..self }
+    }
+
+    /// Sets the headers of responses.
+    pub fn headers(self, headers: Headers) -> Self {
+        Self { headers, ..self }
+    }
+
+    /// Gives each header the name that this returns, or leaves it out, if that is None.
+    pub fn rename_headers(
+        self,
+        name: impl Fn(&HeaderName) -> Option<HeaderName> + Send + Sync + 'static,
+    ) -> Self {
+        Self { rename: Some(Arc::new(name)), ..self }
     }
 
     /// The maximum time of a call, to get a connection and its result. Default: 5 seconds. A connection with a late
@@ -90,20 +153,50 @@ impl<P: Pool, K: Fn(&Parts) -> String> RateLimitLayer<P, K> {
         Self { denials: Some(Arc::new(Denials::new(max, at_most))), ..self }
     }
 
-    async fn decide(&self, key: &str) -> Result<Answer, Error> {
-        if let Some(known) = self.denials.as_ref().and_then(|denials| denials.known(key)) {
+    /// The keys and counts of a request; None: it is left out.
+    fn asks(&self, request: &Parts) -> Option<Asked> {
+        if self.skip.as_ref().is_some_and(|skips| skips(request)) {
+            return None;
+        }
+        let asks = |take: &Take| {
+            let count = take.count.as_ref().map_or(take.limit.count, |count| count(request));
+            (stored_key((take.key)(request)), count)
+        };
+        Some(self.takes.iter().map(asks).collect())
+    }
+
+    async fn decide(&self, asked: &[(String, f64)]) -> Result<Answer, Error> {
+        let Some(denials) = &self.denials else { return self.ask(asked).await };
+        let key: String =
+            asked.iter().map(|(key, count)| format!("{count} {} {key} ", key.len())).collect();
+        if let Some(known) = denials.known(&key) {
             return Ok(known);
         }
         let began = Instant::now();
-        // A PostgreSQL text has no NUL.
-        let sent = key.replace('\0', "\u{fffd}");
-        let count = self.limit.count_text();
-        let (sql, values) = (self.limit.sql(true), self.limit.values(&sent, &count));
-        let answer = Answer::of(&parsed(&within(self.timeout, &self.pool, &sql, &values).await?)?);
-        if let Some(denials) = &self.denials {
-            denials.learn(key, began, &answer);
-        }
+        let answer = self.ask(asked).await?;
+        denials.learn(&key, began, &answer);
         Ok(answer)
+    }
+
+    /// Asks the database.
+    async fn ask(&self, asked: &[(String, f64)]) -> Result<Answer, Error> {
+        let schema = &self.takes[0].limit.schema;
+        let text = if let ([Take { limit, .. }], [(key, count)]) = (&*self.takes, asked) {
+            let sql = statement::one(schema, self.headers);
+            let count = count.to_string();
+            let values = [Some(&*limit.name), Some(key), Some(&count), limit.config.as_deref()];
+            within(self.timeout, &self.pool, &sql, &values).await?
+        } else {
+            let mut requests = String::new();
+            for (Take { limit, .. }, (key, count)) in self.takes.iter().zip(asked) {
+                let config = limit.config.as_deref();
+                push_request(&mut requests, &limit.name, key, *count, config);
+            }
+            requests.push(']');
+            let sql = statement::all(schema, self.headers);
+            within(self.timeout, &self.pool, &sql, &[Some(&requests)]).await?
+        };
+        Ok(Answer::of(&parsed(&text)?))
     }
 
     /// The response to a request that must not pass; None: it passes. Adds the decision to the request's extensions.
@@ -162,27 +255,31 @@ pub fn address_key(address: IpAddr) -> String {
     }
 }
 
-impl<S, P: Clone, K: Clone> Layer<S> for RateLimitLayer<P, K> {
-    type Service = RateLimit<S, P, K>;
+impl<S, P: Clone> Layer<S> for RateLimitLayer<P> {
+    type Service = RateLimit<S, P>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        RateLimit { inner, layer: self.clone() }
+        RateLimit { inner, layer: Arc::new(self.clone()) }
     }
 }
 
 /// The service that [`RateLimitLayer`] makes from another.
-#[derive(Clone)]
-pub struct RateLimit<S, P, K> {
+pub struct RateLimit<S, P> {
     inner: S,
-    layer: RateLimitLayer<P, K>,
+    layer: Arc<RateLimitLayer<P>>,
 }
 
-impl<S, P, K, B, R> Service<Request<B>> for RateLimit<S, P, K>
+impl<S: Clone, P> Clone for RateLimit<S, P> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), layer: self.layer.clone() }
+    }
+}
+
+impl<S, P, B, R> Service<Request<B>> for RateLimit<S, P>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
     S::Future: Send,
     P: Pool,
-    K: Fn(&Parts) -> String + Clone + Send + Sync + 'static,
     B: Send + 'static,
     R: From<&'static str> + Send,
 {
@@ -200,10 +297,11 @@ where
         let mut inner = mem::replace(&mut self.inner, next);
         let layer = self.layer.clone();
         let (parts, body) = request.into_parts();
-        let key = (layer.key)(&parts);
+        let asked = layer.asks(&parts);
         let mut request = Request::from_parts(parts, body);
         Box::pin(async move {
-            let result = layer.decide(&key).await;
+            let Some(asked) = asked else { return inner.call(request).await };
+            let result = layer.decide(&asked).await;
             let mut response = match layer.refusal(&result, &mut request) {
                 Some(refusal) => refusal,
                 None => inner.call(request).await?,
@@ -211,7 +309,10 @@ where
             if let Ok(answer) = result {
                 // In addition to those of another layer: they are lists.
                 for (name, value) in &answer.headers {
-                    response.headers_mut().append(name, value.clone());
+                    let renamed = layer.rename.as_ref().map(|rename| rename(name));
+                    if let Some(name) = renamed.unwrap_or_else(|| Some(name.clone())) {
+                        response.headers_mut().append(name, value.clone());
+                    }
                 }
             }
             Ok(response)

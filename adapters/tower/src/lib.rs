@@ -12,6 +12,7 @@ mod denials;
 mod error;
 mod layer;
 mod limit;
+mod statement;
 #[cfg(feature = "sqlx")]
 mod with_sqlx;
 #[cfg(feature = "tokio-postgres")]
@@ -21,3 +22,4 @@ pub use database::{Connection, Pool};
 pub use error::Error;
 pub use layer::{OnError, RateLimit, RateLimitLayer, address_key};
 pub use limit::{Decision, Limit};
+pub use statement::Headers;

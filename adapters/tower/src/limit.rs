@@ -4,17 +4,19 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
+use crate::statement::{self, Headers};
 use crate::{Connection, Error};
 
 /// A limit: its name, its config unless it is defined in the database, and the tokens that a call takes.
 ///
-/// The role needs EXECUTE on `rl_limit`; for a layer, on `rl_headers`, too.
+/// The role needs EXECUTE on `rl_limit`; for a layer, on `rl_headers`, too; for [several](crate::RateLimitLayer::and),
+/// on `rl_limit_all` and `rl_headers_all` in their place.
 #[derive(Clone, Debug)]
 pub struct Limit {
-    name: String,
-    config: Option<String>,
-    count: f64,
-    schema: String,
+    pub(crate) name: String,
+    pub(crate) config: Option<String>,
+    pub(crate) count: f64,
+    pub(crate) schema: String,
 }
 
 impl Limit {
@@ -47,40 +49,10 @@ impl Limit {
     /// Errors of the database: 42704 if the name is not defined and there is no config; 22023 if an argument is
     /// refused, such as a key of more than 1,024 bytes; a serialization failure. And errors of the driver.
     pub async fn take(&self, db: &mut impl Connection, key: &str) -> Result<Decision, Error> {
-        let text = db.text(&self.sql(false), &self.values(key, &self.count_text())).await?;
-        Ok(Decision::of(&parsed(&text)?))
-    }
-
-    /// The statement, for the values of [`values`](Self::values). With `headers` it also returns those of `rl_headers`.
-    /// It hashes an invalid key in the same way as the package for Node.
-    pub(crate) fn sql(&self, headers: bool) -> String {
-        let schema = &self.schema;
-        let (key, headers) = if headers {
-            (
-                "CASE WHEN octet_length($2::text) <= 1024 AND NOT starts_with($2::text, 'sha256:') THEN $2::text
-                    ELSE 'sha256:' || encode(sha256(convert_to($2::text, 'UTF8')), 'hex') END",
-                format!("{schema}rl_headers($1::text, r, config => $4::text::jsonb, key => k.key)"),
-            )
-        } else {
-            ("$2::text", "NULL".into())
-        };
-        format!(
-            "SELECT json_build_object('ok', ok, 'wait', retry_after, 'at', extract(epoch FROM retry_at),
-                'remaining', remaining, 'capacity', capacity, 'reset', extract(epoch FROM reset_at),
-                'headers', {headers})::text
-            FROM (SELECT {key} AS key) AS k,
-                {schema}rl_limit($1::text, k.key, $3::text::float8, config => $4::text::jsonb) AS r"
-        )
-    }
-
-    /// The values of the statement. `count`: the result of [`count_text`](Self::count_text).
-    pub(crate) fn values<'a>(&'a self, key: &'a str, count: &'a str) -> [Option<&'a str>; 4] {
-        [Some(&self.name), Some(key), Some(count), self.config.as_deref()]
-    }
-
-    /// The number of tokens as text.
-    pub(crate) fn count_text(&self) -> String {
-        self.count.to_string()
+        let sql = statement::one(&self.schema, Headers::Off);
+        let count = self.count.to_string();
+        let values = [Some(&*self.name), Some(key), Some(&count), self.config.as_deref()];
+        Ok(Decision::of(&parsed(&db.text(&sql, &values).await?)?["row"]))
     }
 }
 

@@ -109,10 +109,8 @@ pub fn header_key(request: &Parts) -> String {
     value.unwrap_or_default().to_owned()
 }
 
-pub type OfHeader<P> = RateLimitLayer<P, fn(&Parts) -> String>;
-
-pub fn layer<P: Pool>(pool: P, limit: Limit) -> OfHeader<P> {
-    RateLimitLayer::new(pool, limit, header_key as fn(&Parts) -> String).timeout(LONG)
+pub fn layer<P: Pool>(pool: P, limit: Limit) -> RateLimitLayer<P> {
+    RateLimitLayer::new(pool, limit, header_key).timeout(LONG)
 }
 
 /// Starts an application on a port of its own.
@@ -124,7 +122,7 @@ pub async fn start(app: Router) -> SocketAddr {
     address
 }
 
-pub async fn limited<P: Pool>(layer: OfHeader<P>) -> SocketAddr {
+pub async fn limited<P: Pool>(layer: RateLimitLayer<P>) -> SocketAddr {
     start(Router::new().route("/", get(async || "hello")).layer(layer)).await
 }
 

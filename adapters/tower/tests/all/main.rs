@@ -22,7 +22,8 @@ mod denials;
 #[allow(dead_code, reason = "its main")]
 mod example;
 mod failing;
-mod readme;
+mod options;
+mod page;
 mod requests;
 mod restart;
 mod transactions;

@@ -2,10 +2,9 @@
 
 use axum::Router;
 use axum::extract::Extension;
-use axum::http::request::Parts;
 use axum::routing::get;
-use postgres_rate_limit::{Decision, Limit, RateLimitLayer, address_key};
-use serde_json::json;
+use postgres_rate_limit::{Decision, Error, Limit, RateLimitLayer, address_key};
+use serde_json::{Value, json};
 
 use crate::application::*;
 
@@ -86,22 +85,37 @@ async fn each_of_two_layers_adds_its_headers_and_the_decision<D: Driver>() {
     assert_eq!(answer.headers["ratelimit-policy"].len(), 2);
 }
 
-async fn a_key_of_any_length_is_counted_as_the_package_for_node_does<D: Driver>() {
-    let name = unique("long");
-    let app = limited(layer(D::pool(To::default()), Limit::new(&name).config(an_hour(1)))).await;
-    for key in ["k".repeat(1025), "sha256:ab".into(), "k".repeat(1024)] {
-        assert_eq!([status(app, &key).await, status(app, &key).await], [200, 429]);
-        let hashed = "SELECT (key <> $2)::text FROM rl_status($1) WHERE key IN ($2,
-            'sha256:' || encode(sha256(convert_to($2, 'UTF8')), 'hex'))";
-        assert_eq!(sql(hashed, &[&name, &key]).await, (key.len() != 1024).to_string());
+/// What the packages share.
+fn facts() -> Value {
+    serde_json::from_str(include_str!("../../../facts.json")).unwrap()
+}
+
+async fn keys_are_stored_as_by_the_other_packages<D: Driver>() {
+    let name = unique("keys");
+    let keys = facts()["stored keys"].as_array().unwrap().clone();
+    for fact in keys {
+        let times = fact["times"].as_u64().unwrap_or(1) as usize;
+        let key = fact["key"].as_str().unwrap().repeat(times);
+        let stored = fact["stored"].as_str().unwrap_or(&key);
+        let limit = Limit::new(&name).config(an_hour(1));
+        let own = key.clone();
+        let layer = RateLimitLayer::new(D::pool(To::default()), limit, move |_| own.clone());
+        let app = limited(layer.timeout(LONG)).await;
+        assert_eq!([status(app, "").await, status(app, "").await], [200, 429], "{fact}");
+        let found = "SELECT count(*)::text FROM rl_status($1) WHERE key = $2";
+        assert_eq!(sql(found, &[&name, stored]).await, "1", "{fact}");
     }
 }
 
-async fn a_key_may_have_a_nul<D: Driver>() {
-    let nul = |_: &Parts| "a\0b".to_owned();
-    let layer = RateLimitLayer::new(D::pool(To::default()), limit(1), nul);
-    let app = start(Router::new().route("/", get("hello")).layer(layer.timeout(LONG))).await;
-    assert_eq!([status(app, "").await, status(app, "").await], [200, 429]);
+#[test]
+fn errors_say_not_now_as_in_the_other_packages() {
+    let facts = &facts()["not now"];
+    let of = |code: &str| Error::new("an error", Some(code)).is_not_now();
+    let class = format!("{}000", facts["class"].as_str().unwrap());
+    let codes = |of: &str| facts[of].as_array().unwrap().clone();
+    assert!(of(&class));
+    assert!(codes("sqlstates").iter().all(|code| of(code.as_str().unwrap())));
+    assert!(!codes("except").iter().any(|code| of(code.as_str().unwrap())));
 }
 
 async fn functions_in_a_schema_that_is_named<D: Driver>() {
@@ -121,9 +135,8 @@ fn an_address_of_ipv6_counts_with_its_network() {
 
 on_each_driver!(
     a_denial_is_429_with_its_headers_and_so_is_a_response,
-    a_key_may_have_a_nul,
-    a_key_of_any_length_is_counted_as_the_package_for_node_does,
     each_of_two_layers_adds_its_headers_and_the_decision,
     functions_in_a_schema_that_is_named,
+    keys_are_stored_as_by_the_other_packages,
     seconds_are_those_of_the_database_whatever_its_clock_shows,
 );

@@ -1,28 +1,32 @@
-//! The program of the README, as a whole.
+//! The program of the pages, as a whole.
 
 use crate::application::*;
 use crate::example::app;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_program_of_the_readme() {
-    let readme = include_str!("../../README.md");
-    assert!(
-        readme.contains(include_str!("../../examples/messages.rs").trim_end()),
-        "it shows another"
-    );
+async fn the_program_of_the_pages() {
+    let program = include_str!("../../examples/messages.rs");
+    let part = |from: &str, to: &str| {
+        let rest = &program[program.find(from).unwrap()..];
+        rest[..rest.find(to).unwrap()].trim_end()
+    };
+    let page = include_str!("../../../../docs/rust.md");
+    assert!(page.contains(part("/// The application", "/// Stores")), "it shows another");
+    let page = include_str!("../../../../docs/clients.md");
+    assert!(page.contains(part("async fn stored", "#[tokio")), "it shows another");
     for statement in [
-        "CREATE SCHEMA IF NOT EXISTS tower_readme",
-        "GRANT USAGE ON SCHEMA tower_readme TO PUBLIC",
-        "DROP TABLE IF EXISTS tower_readme.messages",
-        "CREATE TABLE tower_readme.messages (author text CHECK (author <> 'mallory'), body text)",
-        "GRANT ALL ON tower_readme.messages TO PUBLIC",
+        "CREATE SCHEMA IF NOT EXISTS tower_page",
+        "GRANT USAGE ON SCHEMA tower_page TO PUBLIC",
+        "DROP TABLE IF EXISTS tower_page.messages",
+        "CREATE TABLE tower_page.messages (author text CHECK (author <> 'mallory'), body text)",
+        "GRANT ALL ON tower_page.messages TO PUBLIC",
         "SELECT count(rl_reset_keys(name))::text FROM unnest('{api,sendMessage}'::text[]) AS name",
     ] {
         sql(statement, &[]).await;
     }
     // The superuser may set the clock.
     let settings = [
-        ("search_path", "tower_readme,public,ratelimit"),
+        ("search_path", "tower_page,public,ratelimit"),
         ("ratelimit.clock", "2027-01-01 12:00:00+00"),
     ];
     let settings = settings.map(|(name, value)| (name, value.to_owned())).to_vec();
@@ -37,7 +41,7 @@ async fn the_program_of_the_readme() {
     }
     assert_eq!([post("ann").await, post("bob").await], [429, 201], "10 a minute each");
     assert_eq!(post("mallory").await, 500);
-    let stored = "SELECT count(*)::text FROM tower_readme.messages WHERE body = 'hello'";
+    let stored = "SELECT count(*)::text FROM tower_page.messages WHERE body = 'hello'";
     assert_eq!(sql(stored, &[]).await, "11");
     let left = "SELECT count(*)::text FROM rl_status('sendMessage') WHERE key = 'mallory'";
     assert_eq!(sql(left, &[]).await, "0", "a rollback returns the token");

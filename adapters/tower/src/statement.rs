@@ -1,0 +1,86 @@
+//! The statements of calls, and their parameters.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+/// The headers that the responses of a layer have in addition to `Retry-After`, which denials have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Headers {
+    /// `RateLimit` and `RateLimit-Policy`.
+    #[default]
+    Ietf,
+    /// `x-ratelimit-limit`, `-remaining`, `-used`, `-reset` and `-resource`.
+    Github,
+    /// None. The role then needs no EXECUTE on `rl_headers`.
+    Off,
+}
+
+const ROW: &str =
+    "json_build_object('ok', r.ok, 'wait', r.retry_after, 'at', extract(epoch FROM r.retry_at),
+    'remaining', r.remaining, 'capacity', r.capacity, 'reset', extract(epoch FROM r.reset_at))";
+
+impl Headers {
+    /// A call of a function that makes them, with these arguments.
+    fn sql(self, function: &str, arguments: &str) -> String {
+        match self {
+            Self::Ietf => format!("{function}({arguments})"),
+            Self::Github => format!("{function}({arguments}, style => 'github')"),
+            Self::Off => "NULL".into(),
+        }
+    }
+}
+
+/// Takes tokens from one limit. Parameters: name, key, count, config.
+pub(crate) fn one(schema: &str, headers: Headers) -> String {
+    let function = format!("{schema}rl_headers");
+    let headers = headers.sql(&function, "$1::text, r, key => $2::text, config => $4::text::jsonb");
+    format!(
+        "SELECT json_build_object('row', {ROW}, 'headers', {headers})::text
+        FROM {schema}rl_limit($1::text, $2::text, $3::text::float8, config => $4::text::jsonb) AS r"
+    )
+}
+
+/// Takes tokens from several limits, all or nothing. Parameter: the requests. The row is that of the limit that denies
+/// with the longest wait, otherwise of that with the smallest share of its capacity left.
+pub(crate) fn all(schema: &str, headers: Headers) -> String {
+    let function = format!("{schema}rl_headers_all");
+    let rows = "jsonb_agg(to_jsonb(r) || ($1::text::jsonb -> (r.n - 1)) ORDER BY r.n)";
+    let headers = headers.sql(&function, rows);
+    format!(
+        "SELECT json_build_object('row', json_agg({ROW} ORDER BY r.limited_by IS NULL,
+            r.retry_after DESC NULLS FIRST, r.remaining / nullif(r.capacity, 0)) -> 0, 'headers', {headers})::text
+        FROM {schema}rl_limit_all($1::text::jsonb) AS r"
+    )
+}
+
+/// Adds a request to a list of them in JSON, without its end.
+pub(crate) fn push_request(
+    list: &mut String,
+    name: &str,
+    key: &str,
+    count: f64,
+    config: Option<&str>,
+) {
+    list.push(if list.is_empty() { '[' } else { ',' });
+    let (name, key) = (Value::from(name), Value::from(key));
+    let _ = write!(list, "{{\"name\":{name},\"key\":{key},\"count\":");
+    // JSON has no NaN and no infinity: as texts they are refused like any text.
+    let _ = if count.is_finite() { write!(list, "{count}") } else { write!(list, "\"{count}\"") };
+    if let Some(config) = config {
+        let _ = write!(list, ",\"config\":{config}");
+    }
+    list.push('}');
+}
+
+/// The key as it is stored: its hash if it is too long, has a NUL, or could be taken for a hash. The packages for Node
+/// and Python do the same.
+pub(crate) fn stored_key(key: String) -> String {
+    if key.len() <= 1024 && !key.contains('\0') && !key.starts_with("sha256:") {
+        return key;
+    }
+    let hash =
+        Sha256::digest(key).iter().fold(String::new(), |hash, byte| format!("{hash}{byte:02x}"));
+    format!("sha256:{hash}")
+}
