@@ -1,10 +1,13 @@
 //! The connections that run the statements.
 
+use std::mem;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
 use crate::Error;
+use crate::statement::Statement;
 
 /// A connection or a transaction that runs a call.
 pub trait Connection: Send {
@@ -24,29 +27,111 @@ pub trait Pool: Clone + Send + Sync + 'static {
     /// Borrows a connection. Dropping it returns it.
     fn get(&self) -> impl Future<Output = Result<Self::Connection, Error>> + Send;
 
+    /// Runs a statement as [`Connection::text`] does, in a transaction of its own. If it `prepares`, the connection
+    /// keeps the statement prepared; None: that statement returned no row. Default: never prepares.
+    fn run(
+        connection: &mut Self::Connection,
+        sql: &str,
+        values: &[Option<&str>],
+        prepares: bool,
+    ) -> impl Future<Output = Result<Option<String>, Error>> + Send {
+        let _ = prepares;
+        async { connection.text(sql, values).await.map(Some) }
+    }
+
     /// Closes a connection with an unfinished statement: it must not return to the pool.
     fn discard(connection: Self::Connection);
 }
 
-/// Runs a statement on a connection of the pool, with a timeout for both.
-pub(crate) async fn within<P: Pool>(
-    timeout: Duration,
-    pool: &P,
-    sql: &str,
-    values: &[Option<&str>],
-) -> Result<String, Error> {
-    let deadline = Instant::now() + timeout;
-    let late = |what| Error::unavailable(format!("{what} within {timeout:?}"));
-    let Ok(connection) = timeout_at(deadline, pool.get()).await else {
-        return Err(late("there was no connection to the database"));
-    };
-    let mut busy = Busy::<P>(None);
-    let result = timeout_at(deadline, busy.0.insert(connection?).text(sql, values)).await;
-    let Ok(result) = result else {
-        return Err(late("there was no answer of the database"));
-    };
-    drop(busy.0.take());
-    result
+/// A pool, as the calls of a layer use it.
+#[derive(Clone)]
+pub(crate) struct Database<P> {
+    pub pool: P,
+    /// The maximum time of a call.
+    pub timeout: Duration,
+    /// None: statements are never prepared.
+    pub prepared: Option<Arc<Prepared>>,
+}
+
+impl<P: Pool> Database<P> {
+    /// Runs a statement. If a prepared one is refused, which takes nothing, it runs unprepared, on another connection.
+    pub async fn run(
+        &self,
+        statement: &Statement,
+        values: [Option<&str>; 4],
+    ) -> Result<String, Error> {
+        let deadline = Instant::now() + self.timeout;
+        let prepared = self.prepared.as_ref().filter(|prepared| prepared.is_on());
+        match self.once(deadline, statement, values, prepared.is_some()).await {
+            Err(error)
+                if let Some(prepared) = prepared
+                    && error.is_refused() =>
+            {
+                prepared.refused(&error);
+                self.once(deadline, statement, values, false).await
+            }
+            result => result,
+        }
+    }
+
+    async fn once(
+        &self,
+        deadline: Instant,
+        statement: &Statement,
+        values: [Option<&str>; 4],
+        prepares: bool,
+    ) -> Result<String, Error> {
+        let late = |what| Error::unavailable(format!("{what} within {:?}", self.timeout));
+        let Ok(connection) = timeout_at(deadline, self.pool.get()).await else {
+            return Err(late("there was no connection to the database"));
+        };
+        let mut busy = Busy::<P>(None);
+        let connection = busy.0.insert(connection?);
+        let values = statement.values(values);
+        let answer = P::run(connection, &statement.sql, &values, prepares);
+        let Ok(result) = timeout_at(deadline, answer).await else {
+            return Err(late("there was no answer of the database"));
+        };
+        let result = result.and_then(|text| text.ok_or_else(Error::another_statement));
+        // A connection that has prepared what the server doesn't know is closed.
+        if !(prepares && result.as_ref().is_err_and(Error::is_refused)) {
+            drop(busy.0.take());
+        }
+        result
+    }
+}
+
+/// Whether the statements of a pool are prepared: not for ten minutes after three have been refused in one.
+#[derive(Default)]
+pub(crate) struct Prepared(Mutex<Refusals>);
+
+#[derive(Default)]
+struct Refusals {
+    /// The last two.
+    last: [Option<Instant>; 2],
+    off_until: Option<Instant>,
+    is_known: bool,
+}
+
+impl Prepared {
+    fn is_on(&self) -> bool {
+        let refusals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        refusals.off_until.is_none_or(|end| Instant::now() >= end)
+    }
+
+    fn refused(&self, error: &Error) {
+        let mut refusals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let [third, second] = refusals.last;
+        refusals.last = [second, Some(now)];
+        if third.is_some_and(|third| now - third < Duration::from_secs(60)) {
+            refusals.last = [None; 2];
+            refusals.off_until = Some(now + Duration::from_secs(600));
+            if !mem::replace(&mut refusals.is_known, true) {
+                tracing::warn!(%error, "prepared statements are refused: none is prepared for ten minutes");
+            }
+        }
+    }
 }
 
 /// A connection with an unfinished statement. Dropping it closes it, for example when a request is given up.

@@ -11,6 +11,7 @@ pub struct Error {
     source: Arc<dyn StdError + Send + Sync>,
     code: Option<String>,
     is_not_now: bool,
+    is_refused: bool,
 }
 
 /// A server that is a standby, full, starting or stopping; too many connections; a timeout inside it.
@@ -27,7 +28,27 @@ impl Error {
             Some(code) => code.starts_with("08") || NOT_NOW.contains(&code),
             None => no_answer(&*source),
         };
-        Self { source, code: code.map(str::to_owned), is_not_now }
+        let is_refused = matches!(code, Some("26000" | "42P05"));
+        Self { source, code: code.map(str::to_owned), is_not_now, is_refused }
+    }
+
+    /// The error of a server, with the function in which it was raised.
+    #[cfg(any(feature = "sqlx", feature = "tokio-postgres"))]
+    pub(crate) fn raised_in(self, routine: Option<&str>) -> Self {
+        let is_of_plan = self.code() == Some("0A000") && routine == Some("RevalidateCachedQuery");
+        Self { is_refused: self.is_refused || is_of_plan, ..self }
+    }
+
+    /// A prepared statement was another one's, and has done nothing.
+    pub(crate) fn another_statement() -> Self {
+        let error = Self::new("the prepared statement is another one's", None);
+        Self { is_refused: true, ..error }
+    }
+
+    /// Whether a prepared statement was refused before it ran: it doesn't exist, exists already, or returns other
+    /// columns now.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.is_refused
     }
 
     /// An error that says "not now" without an SQLSTATE, such as a pool with no connection left.

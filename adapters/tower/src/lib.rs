@@ -12,6 +12,7 @@ mod denials;
 mod error;
 mod layer;
 mod limit;
+mod service;
 mod statement;
 #[cfg(feature = "sqlx")]
 mod with_sqlx;
@@ -20,6 +21,7 @@ mod with_tokio_postgres;
 
 pub use database::{Connection, Pool};
 pub use error::Error;
-pub use layer::{OnError, RateLimit, RateLimitLayer, address_key};
+pub use layer::{OnError, RateLimitLayer, address_key};
 pub use limit::{Decision, Limit};
+pub use service::RateLimit;
 pub use statement::Headers;

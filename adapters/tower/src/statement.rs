@@ -32,28 +32,59 @@ impl Headers {
     }
 }
 
-/// Takes tokens from one limit. Parameters: name, key, count, config.
-pub(crate) fn one(schema: &str, headers: Headers) -> String {
-    let function = format!("{schema}rl_headers");
-    let headers = headers.sql(&function, "$1::text, r, key => $2::text, config => $4::text::jsonb");
-    format!(
-        "SELECT json_build_object('row', {ROW}, 'headers', {headers})::text
-        FROM {schema}rl_limit($1::text, $2::text, $3::text::float8, config => $4::text::jsonb) AS r"
-    )
+/// The text of a statement. All have five parameters, texts or NULL: two texts, a number, JSON, and the tag, a hash of
+/// the text. With another tag the statement does nothing and returns no row. Drivers count the names of prepared
+/// statements from 1, so behind a pooler a name can be that of another connection's statement, or of another version's.
+pub(crate) struct Statement {
+    pub sql: String,
+    tag: String,
 }
 
-/// Takes tokens from several limits, all or nothing. Parameter: the requests. The row is that of the limit that denies
-/// with the longest wait, otherwise of that with the smallest share of its capacity left.
-pub(crate) fn all(schema: &str, headers: Headers) -> String {
-    let function = format!("{schema}rl_headers_all");
-    let rows = "jsonb_agg(to_jsonb(r) || ($1::text::jsonb -> (r.n - 1)) ORDER BY r.n)";
-    let headers = headers.sql(&function, rows);
-    format!(
-        "SELECT json_build_object('row', json_agg({ROW} ORDER BY r.limited_by IS NULL,
-            r.retry_after DESC NULLS FIRST, r.remaining / nullif(r.capacity, 0)) -> 0, 'headers', {headers})::text
-        FROM {schema}rl_limit_all($1::text::jsonb) AS r"
-    )
+impl Statement {
+    /// `sql` ends with an expression that the tag equals.
+    fn new(sql: String) -> Self {
+        // FNV-1a.
+        let hash = sql.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+        });
+        let tag = format!("rl_{hash:016x}");
+        Self { sql: format!("{sql} = '{tag}'"), tag }
+    }
+
+    pub fn values<'a>(&'a self, values: [Option<&'a str>; 4]) -> [Option<&'a str>; 5] {
+        let [a, b, c, d] = values;
+        [a, b, c, d, Some(&self.tag)]
+    }
+
+    /// Takes tokens from one limit. Values: name, key, count, config.
+    pub fn one(schema: &str, headers: Headers) -> Self {
+        let function = format!("{schema}rl_headers");
+        let arguments = "$1::text, r, key => $2::text, config => $4::text::jsonb";
+        let headers = headers.sql(&function, arguments);
+        Self::new(format!(
+            "SELECT json_build_object('row', {ROW}, 'headers', {headers})::text
+            FROM {schema}rl_limit($1::text, $2::text, $3::text::float8, config => $4::text::jsonb) AS r
+            WHERE $5::text"
+        ))
+    }
+
+    /// Takes tokens from several limits, all or nothing. Value: the requests, as the fourth. The row is that of the limit that denies
+    /// with the longest wait, otherwise of that with the smallest share of its capacity left.
+    pub fn all(schema: &str, headers: Headers) -> Self {
+        let function = format!("{schema}rl_headers_all");
+        let rows = "jsonb_agg(to_jsonb(r) || ($4::text::jsonb -> (r.n - 1)) ORDER BY r.n)";
+        let headers = headers.sql(&function, rows);
+        Self::new(format!(
+            "SELECT json_build_object('row', json_agg({ROW} ORDER BY r.limited_by IS NULL,
+                r.retry_after DESC NULLS FIRST, r.remaining / nullif(r.capacity, 0)) -> 0, 'headers', {headers})::text
+            FROM {schema}rl_limit_all($4::text::jsonb) AS r
+            HAVING {ONLY_TAG}"
+        ))
+    }
 }
+
+/// The tag, where the first three values are NULL.
+const ONLY_TAG: &str = "coalesce($1::text, $2::text, $3::text, $5::text)";
 
 /// Adds a request to a list of them in JSON, without its end.
 pub(crate) fn push_request(

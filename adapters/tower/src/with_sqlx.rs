@@ -3,28 +3,45 @@
 use std::io;
 
 use sqlx::pool::PoolConnection;
-use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, Transaction};
+use sqlx::postgres::PgDatabaseError;
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Postgres, Transaction};
 
 use crate::{Connection, Error, Pool};
 
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
-        let code = error.as_database_error().and_then(|error| error.code()).map(String::from);
+        let raised = error.as_database_error();
+        let code = raised.and_then(|raised| raised.code()).map(String::from);
+        let raised = raised.and_then(|raised| raised.try_downcast_ref::<PgDatabaseError>());
+        let routine = raised.and_then(PgDatabaseError::routine).map(String::from);
         match error {
             sqlx::Error::PoolTimedOut => Self::unavailable(error),
-            _ => Self::new(error, code.as_deref()),
+            _ => Self::new(error, code.as_deref()).raised_in(routine.as_deref()),
         }
     }
 }
 
+/// Runs it prepared, or in a transaction unprepared: outside of one, sqlx would send Parse and Bind in parts between
+/// which a pooler may change the connection.
+async fn text(
+    db: &mut PgConnection,
+    sql: &str,
+    values: &[Option<&str>],
+) -> Result<Option<String>, Error> {
+    let prepares = !db.is_in_transaction();
+    // Another text than those that the connection has prepared, which sqlx finds by it.
+    let sql = if prepares { sql.to_owned() } else { format!("{sql} -- unprepared") };
+    // Made of constants and a quoted schema.
+    let mut query = sqlx::query_scalar(AssertSqlSafe(sql)).persistent(prepares);
+    for value in values {
+        query = query.bind(value);
+    }
+    Ok(query.fetch_optional(db).await?)
+}
+
 impl Connection for PgConnection {
     async fn text(&mut self, sql: &str, values: &[Option<&str>]) -> Result<String, Error> {
-        // Made of constants and a quoted schema.
-        let mut query = sqlx::query_scalar(AssertSqlSafe(sql));
-        for value in values {
-            query = query.bind(value);
-        }
-        Ok(query.fetch_one(self).await?)
+        text(self, sql, values).await?.ok_or_else(Error::another_statement)
     }
 }
 
@@ -53,6 +70,21 @@ impl Pool for PgPool {
             }
             error => error.into(),
         })
+    }
+
+    async fn run(
+        connection: &mut PoolConnection<Postgres>,
+        sql: &str,
+        values: &[Option<&str>],
+        prepares: bool,
+    ) -> Result<Option<String>, Error> {
+        if prepares {
+            return text(connection, sql, values).await;
+        }
+        let mut transaction = connection.begin().await?;
+        let result = text(&mut transaction, sql, values).await?;
+        transaction.commit().await?;
+        Ok(result)
     }
 
     fn discard(connection: PoolConnection<Postgres>) {

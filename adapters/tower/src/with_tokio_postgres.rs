@@ -1,6 +1,7 @@
 //! Clients and transactions of tokio-postgres, pools of deadpool-postgres.
 
 use deadpool_postgres::{Object, PoolError};
+use tokio_postgres::error::DbError;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, GenericClient, Transaction};
 
@@ -12,7 +13,8 @@ impl From<tokio_postgres::Error> for Error {
             return Self::unavailable(error);
         }
         let code = error.code().map(|code| code.code().to_owned());
-        Self::new(error, code.as_deref())
+        let routine = error.as_db_error().and_then(DbError::routine).map(str::to_owned);
+        Self::new(error, code.as_deref()).raised_in(routine.as_deref())
     }
 }
 
@@ -26,7 +28,7 @@ impl From<PoolError> for Error {
     }
 }
 
-/// Runs it in one round trip, and without a prepared statement, which suits PgBouncer.
+/// Runs it in one round trip, and without a prepared statement.
 async fn text(
     client: &impl GenericClient,
     sql: &str,
@@ -67,6 +69,22 @@ impl Pool for deadpool_postgres::Pool {
 
     async fn get(&self) -> Result<Object, Error> {
         Ok(deadpool_postgres::Pool::get(self).await?)
+    }
+
+    async fn run(
+        connection: &mut Object,
+        sql: &str,
+        values: &[Option<&str>],
+        prepares: bool,
+    ) -> Result<Option<String>, Error> {
+        if !prepares {
+            return connection.text(sql, values).await.map(Some);
+        }
+        let types = vec![Type::TEXT; values.len()];
+        let statement = connection.prepare_typed_cached(sql, &types).await?;
+        let values: Vec<_> = values.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
+        let row = connection.query_opt(&statement, &values).await?;
+        Ok(row.map(|row| row.try_get(0)).transpose()?)
     }
 
     fn discard(connection: Object) {

@@ -58,6 +58,11 @@ impl To {
 pub trait Driver {
     type Pool: Pool;
     fn pool(to: To) -> Self::Pool;
+    /// Runs a statement that returns nothing, without a prepared one.
+    fn execute(
+        db: &mut <Self::Pool as Pool>::Connection,
+        sql: &str,
+    ) -> impl Future<Output = ()> + Send;
 }
 
 pub struct Sqlx;
@@ -67,7 +72,11 @@ impl Driver for Sqlx {
         let options = PgConnectOptions::new().host(&to.host).port(to.port).username(&to.user);
         let options = options.database(&to.database).options(to.settings);
         let pool = PgPoolOptions::new().max_connections(to.most).acquire_timeout(LONG);
-        pool.connect_lazy_with(options)
+        // PgBouncer doesn't know it.
+        pool.connect_lazy_with(options.extra_float_digits(None))
+    }
+    async fn execute(db: &mut <Self::Pool as Pool>::Connection, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut **db).await.unwrap();
     }
 }
 
@@ -80,10 +89,15 @@ impl Driver for TokioPostgres {
         let text = |(name, value): &(&str, String)| {
             format!("-c {name}={}", value.replace('\\', "\\\\").replace(' ', "\\ "))
         };
-        config.options(to.settings.iter().map(text).collect::<Vec<_>>().join(" "));
+        if !to.settings.is_empty() {
+            config.options(to.settings.iter().map(text).collect::<Vec<_>>().join(" "));
+        }
         let how = ManagerConfig { recycling_method: RecyclingMethod::Fast };
         let manager = Manager::from_config(config, NoTls, how);
         deadpool_postgres::Pool::builder(manager).max_size(to.most as usize).build().unwrap()
+    }
+    async fn execute(db: &mut <Self::Pool as Pool>::Connection, sql: &str) {
+        db.batch_execute(sql).await.unwrap();
     }
 }
 
@@ -185,6 +199,7 @@ pub async fn until(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
 /// A connection of the superuser.
 pub async fn admin() -> PgConnection {
     let to = PgConnectOptions::new().host(&env("PGHOST")).username("postgres");
+    let to = to.extra_float_digits(None);
     PgConnection::connect_with(&to.database(&env("PGDATABASE"))).await.unwrap()
 }
 

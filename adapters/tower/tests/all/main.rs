@@ -24,6 +24,8 @@ mod example;
 mod failing;
 mod options;
 mod page;
+mod pooled;
+mod prepared;
 mod requests;
 mod restart;
 mod transactions;

@@ -1,0 +1,182 @@
+//! The service: what a layer does with each request.
+
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use http::request::Parts;
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use tower_service::Service;
+
+use crate::answer::Answer;
+use crate::layer::{RateLimitLayer, Take};
+use crate::limit::{Decision, parsed};
+use crate::statement::{Statement, push_request, stored_key};
+use crate::{Error, OnError, Pool};
+
+/// The service that [`RateLimitLayer`] makes from another.
+pub struct RateLimit<S, P> {
+    inner: S,
+    limiter: Arc<Limiter<P>>,
+}
+
+/// A layer that is complete.
+struct Limiter<P> {
+    layer: RateLimitLayer<P>,
+    statement: Statement,
+}
+
+/// The keys and counts of a request.
+type Asked = Vec<(String, f64)>;
+
+impl<S, P> RateLimit<S, P> {
+    pub(crate) fn new(inner: S, layer: RateLimitLayer<P>) -> Self {
+        let (schema, headers) = (&layer.takes[0].limit.schema, layer.headers);
+        let statement = match layer.takes[..] {
+            [_] => Statement::one(schema, headers),
+            _ => Statement::all(schema, headers),
+        };
+        Self { inner, limiter: Arc::new(Limiter { layer, statement }) }
+    }
+}
+
+impl<S: Clone, P> Clone for RateLimit<S, P> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), limiter: self.limiter.clone() }
+    }
+}
+
+impl<S, P, B, R> Service<Request<B>> for RateLimit<S, P>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    P: Pool,
+    B: Send + 'static,
+    R: From<&'static str> + Send,
+{
+    type Response = Response<R>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<R>, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The clone may not be ready: this one is.
+        let next = self.inner.clone();
+        let mut inner = mem::replace(&mut self.inner, next);
+        let limiter = self.limiter.clone();
+        let (parts, body) = request.into_parts();
+        let asked = limiter.asks(&parts);
+        let mut request = Request::from_parts(parts, body);
+        Box::pin(async move {
+            let Some(asked) = asked else { return inner.call(request).await };
+            let result = limiter.decide(&asked).await;
+            let mut response = match limiter.refusal(&result, &mut request) {
+                Some(refusal) => refusal,
+                None => inner.call(request).await?,
+            };
+            if let Ok(answer) = result {
+                // In addition to those of another layer: they are lists.
+                for (name, value) in &answer.headers {
+                    let renamed = limiter.layer.rename.as_ref().map(|rename| rename(name));
+                    if let Some(name) = renamed.unwrap_or_else(|| Some(name.clone())) {
+                        response.headers_mut().append(name, value.clone());
+                    }
+                }
+            }
+            Ok(response)
+        })
+    }
+}
+
+impl<P: Pool> Limiter<P> {
+    /// The keys and counts of a request; None: it is left out.
+    fn asks(&self, request: &Parts) -> Option<Asked> {
+        if self.layer.skip.as_ref().is_some_and(|skips| skips(request)) {
+            return None;
+        }
+        let asks = |take: &Take| {
+            let count = take.count.as_ref().map_or(take.limit.count, |count| count(request));
+            (stored_key((take.key)(request)), count)
+        };
+        Some(self.layer.takes.iter().map(asks).collect())
+    }
+
+    async fn decide(&self, asked: &[(String, f64)]) -> Result<Answer, Error> {
+        let Some(denials) = &self.layer.denials else { return self.ask(asked).await };
+        let key: String =
+            asked.iter().map(|(key, count)| format!("{count} {} {key} ", key.len())).collect();
+        if let Some(known) = denials.known(&key) {
+            return Ok(known);
+        }
+        let began = Instant::now();
+        let answer = self.ask(asked).await?;
+        denials.learn(&key, began, &answer);
+        Ok(answer)
+    }
+
+    /// Asks the database.
+    async fn ask(&self, asked: &[(String, f64)]) -> Result<Answer, Error> {
+        let text = if let ([Take { limit, .. }], [(key, count)]) = (&*self.layer.takes, asked) {
+            let count = count.to_string();
+            let values = [Some(&*limit.name), Some(key), Some(&count), limit.config.as_deref()];
+            self.layer.database.run(&self.statement, values).await?
+        } else {
+            let mut requests = String::new();
+            for (Take { limit, .. }, (key, count)) in self.layer.takes.iter().zip(asked) {
+                let config = limit.config.as_deref();
+                push_request(&mut requests, &limit.name, key, *count, config);
+            }
+            requests.push(']');
+            self.layer.database.run(&self.statement, [None, None, None, Some(&*requests)]).await?
+        };
+        Ok(Answer::of(&parsed(&text)?))
+    }
+
+    /// The response to a request that must not pass; None: it passes. Adds the decision to the request's extensions.
+    fn refusal<B, R: From<&'static str>>(
+        &self,
+        result: &Result<Answer, Error>,
+        request: &mut Request<B>,
+    ) -> Option<Response<R>> {
+        let mut response = match result {
+            Ok(answer) if answer.decision.ok => {
+                request.extensions_mut().insert(answer.decision.clone());
+                return None;
+            }
+            Ok(answer) => {
+                let mut response = short(StatusCode::TOO_MANY_REQUESTS, "Too many requests.\n");
+                response.extensions_mut().insert(answer.decision.clone());
+                response
+            }
+            Err(error) if error.is_not_now() && self.layer.on_error == OnError::Open => {
+                (self.layer.on_unchecked)(error);
+                request.extensions_mut().insert(Decision::unchecked());
+                return None;
+            }
+            Err(error) => {
+                tracing::error!(%error, "a request is refused");
+                let mut response = if error.is_not_now() {
+                    short(StatusCode::SERVICE_UNAVAILABLE, "Try again later.\n")
+                } else {
+                    short(StatusCode::INTERNAL_SERVER_ERROR, "Internal error.\n")
+                };
+                response.extensions_mut().insert(error.clone());
+                response
+            }
+        };
+        let text = HeaderValue::from_static("text/plain; charset=utf-8");
+        response.headers_mut().insert(header::CONTENT_TYPE, text);
+        Some(response)
+    }
+}
+
+fn short<R: From<&'static str>>(status: StatusCode, body: &'static str) -> Response<R> {
+    let mut response = Response::new(R::from(body));
+    *response.status_mut() = status;
+    response
+}

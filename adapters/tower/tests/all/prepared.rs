@@ -1,0 +1,198 @@
+//! Prepared statements: which are, and what follows when the server has lost or changed one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use postgres_rate_limit::{Connection, Limit, Pool};
+use serde_json::json;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+use crate::application::*;
+
+/// The names of our prepared statements of a session.
+const NAMES: &str = "SELECT coalesce(string_agg(name, ','), '') FROM pg_prepared_statements
+    WHERE statement LIKE '%rl_limit%' AND statement NOT LIKE '%pg_prepared_statements%'";
+
+fn one() -> To {
+    To { most: 1, ..To::default() }
+}
+
+async fn names<P: Pool>(pool: &P) -> String {
+    pool.get().await.unwrap().text(NAMES, &[]).await.unwrap()
+}
+
+async fn execute<D: Driver>(pool: &D::Pool, sql: &str) {
+    D::execute(&mut pool.get().await.unwrap(), sql).await;
+}
+
+/// Puts another statement in the place of the one that the session has prepared.
+async fn replace<D: Driver>(pool: &D::Pool, other: &str) {
+    let name = names(pool).await;
+    execute::<D>(pool, &format!("DEALLOCATE \"{name}\"; PREPARE \"{name}\" {other}")).await;
+}
+
+async fn a_layer_prepares_its_statement_once<D: Driver>() {
+    let pool = D::pool(one());
+    let prepares = layer(pool.clone(), limit(9));
+    let app = limited(prepares.clone().prepare(false)).await;
+    assert_eq!([status(app, "a").await, status(app, "a").await], [200; 2]);
+    assert_eq!(names(&pool).await, "");
+    let app = limited(prepares).await;
+    assert_eq!([status(app, "a").await, status(app, "b").await], [200; 2]);
+    let name = names(&pool).await;
+    let begins = name.trim_end_matches(|end: char| end.is_ascii_digit());
+    assert!(["sqlx_s_", "s"].contains(&begins), "{name}");
+}
+
+#[tokio::test]
+async fn nothing_is_prepared_in_a_transaction() {
+    let pool = Sqlx::pool(one());
+    let app = limited(layer(pool.clone(), limit(9))).await;
+    assert_eq!(status(app, "a").await, 200);
+    let prepared = names(&pool).await;
+    let limit = limit(9);
+    let mut transaction = pool.begin().await.unwrap();
+    assert!(limit.take(&mut transaction, "a").await.unwrap().ok);
+    assert!(limit.take(&mut *transaction, "a").await.unwrap().ok);
+    assert_eq!(transaction.text(NAMES, &[]).await.unwrap(), prepared);
+    drop(transaction);
+
+    let mut client = TokioPostgres::pool(one()).get().await.unwrap();
+    assert!(limit.take(&mut client, "a").await.unwrap().ok);
+    let mut transaction = client.transaction().await.unwrap();
+    assert!(limit.take(&mut transaction, "a").await.unwrap().ok);
+    assert_eq!(transaction.text(NAMES, &[]).await.unwrap(), "");
+}
+
+/// Counts our warnings.
+struct Warnings(Arc<AtomicUsize>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, of: &Metadata<'_>) -> bool {
+        *of.level() == Level::WARN && of.target().starts_with("postgres_rate_limit")
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, _: &Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+async fn pass(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+}
+
+async fn after_three_refusals_in_a_minute_none_is_prepared_for_ten<D: Driver>() {
+    let warnings = Arc::new(AtomicUsize::new(0));
+    let _heard = tracing::subscriber::set_default(Warnings(warnings.clone()));
+    let pool = D::pool(one());
+    let limit = limit(100);
+    let app = limited(layer(pool.clone(), limit.clone())).await;
+    let mut passed = 0;
+    let mut passes = async || {
+        assert_eq!(status(app, "a").await, 200);
+        passed += 1;
+    };
+    for rounds in [2, 3, 3] {
+        for _ in 0..rounds {
+            passes().await;
+            assert_ne!(names(&pool).await, "");
+            execute::<D>(&pool, "DEALLOCATE ALL").await;
+            passes().await;
+            assert_eq!(names(&pool).await, "", "on another connection");
+        }
+        if rounds == 2 {
+            assert_eq!(warnings.load(Ordering::Relaxed), 0);
+            pass(Duration::from_secs(61)).await; // so these are too old
+            continue;
+        }
+        assert_eq!(warnings.load(Ordering::Relaxed), 1);
+        passes().await;
+        pass(Duration::from_secs(590)).await;
+        passes().await;
+        assert_eq!(names(&pool).await, "");
+        pass(Duration::from_secs(11)).await;
+    }
+    let left = limit.take(&mut admin().await, "a").await.unwrap();
+    assert_eq!(left.remaining, Some(f64::from(99 - passed)));
+}
+
+async fn another_statement_of_that_name_does_nothing<D: Driver>() {
+    let (pool, name) = (D::pool(one()), unique("replaced"));
+    let app = limited(layer(pool.clone(), Limit::new(&name).config(an_hour(9)))).await;
+    assert_eq!(status(app, "a").await, 200);
+    let text = "SELECT statement FROM pg_prepared_statements WHERE name = $1";
+    let mine = names(&pool).await;
+    let text = pool.get().await.unwrap().text(text, &[Some(&mine)]).await.unwrap();
+    let (before, tag) = text.split_once("= 'rl_").expect("its tag");
+    assert_eq!(tag.len(), 17);
+    let other = format!("(text, text, text, text, text) AS {before} = 'rl_0123456789abcdef'");
+    replace::<D>(&pool, &other).await;
+    assert_eq!(
+        call(app, "a").await.header("ratelimit").split(";t=").next(),
+        Some(&*format!("\"{name}\";r=7"))
+    );
+    assert_eq!(names(&pool).await, "", "on another connection");
+}
+
+async fn a_result_that_has_changed_is_sent_again<D: Driver>() {
+    let (pool, limit, table) = (D::pool(one()), limit(9), unique("changed"));
+    let app = limited(layer(pool.clone(), limit.clone())).await;
+    assert_eq!(status(app, "a").await, 200);
+    sql(&format!("CREATE TABLE \"{table}\" (a text)"), &[]).await;
+    sql(&format!("GRANT ALL ON \"{table}\" TO PUBLIC"), &[]).await;
+    let columns = format!(
+        "(text, text, text, text, text) AS SELECT * FROM public.\"{table}\" WHERE a = $1 || $5"
+    );
+    replace::<D>(&pool, &columns).await;
+    sql(&format!("ALTER TABLE \"{table}\" ADD b text"), &[]).await;
+    assert_eq!(status(app, "a").await, 200);
+    assert_eq!(names(&pool).await, "", "on another connection");
+    let left = limit.take(&mut admin().await, "a").await.unwrap();
+    assert_eq!(left.remaining, Some(6.0));
+}
+
+async fn other_errors_are_not_sent_again<D: Driver>() {
+    let (pool, own) = (D::pool(one()), limit(9));
+    let app = limited(layer(pool.clone(), own.clone())).await;
+    assert_eq!(status(app, "a").await, 200);
+    replace::<D>(&pool, "(text) AS SELECT $1").await;
+    assert_eq!(status(app, "a").await, 500, "08P01");
+    assert_eq!(own.take(&mut admin().await, "a").await.unwrap().remaining, Some(7.0));
+    let pool = D::pool(one());
+    let slots = json!({ "kind": "concurrency", "slots": 2, "ttl": "1 minute" });
+    let app = limited(layer(pool.clone(), Limit::new(unique("slots")).config(slots))).await;
+    for _ in 0..4 {
+        assert_eq!(status(app, "a").await, 500, "0A000 of the limiter");
+        assert_ne!(names(&pool).await, "");
+    }
+}
+
+mod as_time_passes {
+    use crate::application::{Sqlx, TokioPostgres};
+
+    #[tokio::test]
+    async fn with_sqlx() {
+        super::after_three_refusals_in_a_minute_none_is_prepared_for_ten::<Sqlx>().await;
+    }
+    #[tokio::test]
+    async fn with_tokio_postgres() {
+        super::after_three_refusals_in_a_minute_none_is_prepared_for_ten::<TokioPostgres>().await;
+    }
+}
+
+on_each_driver!(
+    a_layer_prepares_its_statement_once,
+    a_result_that_has_changed_is_sent_again,
+    another_statement_of_that_name_does_nothing,
+    other_errors_are_not_sent_again,
+);
