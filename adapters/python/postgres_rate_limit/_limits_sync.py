@@ -37,21 +37,8 @@ def _check(connection: Any) -> None:
 
 
 class RateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport):
-    """Counts in PostgreSQL, for all strategies. Threads may share it.
-
-    name: of the limits; storages with the same name count together. Default: "limits".
-    store: "memory": in the server's shared memory, lost when it restarts; not for moving-window. Default: "table".
-    pool: the connections; default: a ConnectionPool of its own, opened by the first call. For that:
-    query_timeout: the seconds after which a statement without an answer is an error. Default: 5.
-    prepare: prepares the statements, which is faster; not for PgBouncer with max_prepared_statements = 0.
-    on_error: "open" admits a request if the database can't answer it now, or not in time. Default: "closed".
-    on_unchecked: called with the error of such a hit. Default: a warning is logged.
-    remember_denials: a denied hit is denied again without a database call, for at most a second and no longer than the
-        limit does; a dict with max and at_most sets the number of denials, and the maximum time in seconds. Default:
-        False.
-    schema: of the functions. Default: found automatically.
-    options: of the pool, such as max_size (10) and timeout (5 seconds), in which a call has a connection.
-    """
+    """Counts in PostgreSQL, for all strategies. Threads may share it. The README lists the options;
+    further ones are those of its pool, which the first call opens."""
 
     STORAGE_SCHEME = ["postgresql+ratelimit"]
 

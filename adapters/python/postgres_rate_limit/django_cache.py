@@ -37,19 +37,7 @@ _CLEAR = "SELECT @rl_reset_keys(CAST($1 AS text))"
 
 class RateLimitCache(BaseCache):  # type: ignore[misc]
     """Values are whole numbers from 0 to 9,999,999; an addition that would leave them adds nothing. Another cache keeps
-    other values.
-
-    LOCATION: the alias in DATABASES of the connection that counts. Default: "default". With ATOMIC_REQUESTS the calls
-        are in the request's transaction, and the counts of a request that fails are lost: name an alias without it.
-    TIMEOUT, KEY_PREFIX, VERSION, KEY_FUNCTION: as in every cache.
-    In OPTIONS:
-    name: of the limits that keep the numbers; caches of the same name share them. Default: "cache".
-    on_error: "open": if the database can't answer now, or not in time, a key is new to add, incr and get. Default:
-        "closed".
-    on_unchecked: called with the error of such a call. Default: a warning is logged.
-    timeout: seconds after which one of these calls fails and its connection is closed. Default: 5 with "open".
-    schema: of the functions. Default: found automatically.
-    """
+    other values. The README lists the OPTIONS."""
 
     def __init__(self, location: str, params: dict[str, Any]) -> None:
         super().__init__(params)

@@ -1,19 +1,5 @@
-"""Buckets of pyrate-limiter that count in PostgreSQL, by the extension ratelimit, and so limits of fastapi-limiter.
-
-Their options:
-
-db: the connections, as for RateLimiter and AsyncRateLimiter: a pool, an engine, or a connection outside a transaction.
-name: of the limits; buckets with the same name, key and rates count together. Default: "pyrate".
-kind: "sliding log", as pyrate-limiter counts, for rates of at most 10,000, or "sliding window", "fixed window".
-    Default: "sliding log".
-store: "memory": in the server's shared memory; not for a sliding log. Default: "table".
-on_error: "open" admits an item if the database can't answer now, or not in time. Default: "closed".
-on_unchecked: called with the error of such an item. Default: a warning is logged.
-timeout: seconds after which a call fails and its connection is closed. Default: 5 with "open", otherwise none.
-remember_denials: a denied item is denied again without a database call, for at most a second; a dict with max and
-    at_most sets the number of denials, and the maximum time in seconds. Default: False.
-schema: of the functions. Default: found automatically.
-"""
+"""Buckets of pyrate-limiter that count in PostgreSQL, by the extension ratelimit, and so limits of fastapi-limiter. The
+README lists their options."""
 
 from __future__ import annotations
 

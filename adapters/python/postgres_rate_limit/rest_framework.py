@@ -1,20 +1,8 @@
 """Throttles of Django REST framework that count in PostgreSQL, by the extension ratelimit: exactly, and with the exact
 time that a denied request has to wait.
 
-The setting POSTGRES_RATE_LIMIT has their options; a class's attribute options has those that differ for it:
-
-using: the alias in DATABASES of the connection that counts. Default: "default". With ATOMIC_REQUESTS the calls are in
-    the request's transaction, and a request that fails isn't counted: name an alias without it.
-name: of the limits; throttles with the same name, scope, rate and client count together. Default: "rest_framework".
-kind: "sliding log", as the framework counts, for at most 10,000 requests a period, or "sliding window", "fixed window",
-    "token bucket". Default: "sliding log".
-store: "memory": in the server's shared memory; not for a sliding log. Default: "table".
-on_error: "open" admits a request if the database can't answer it now, or not in time. Default: "closed".
-on_unchecked: called with the error of such a request. Default: a warning is logged.
-timeout: seconds after which a call fails and its connection is closed. Default: 5 with "open", otherwise none.
-remember_denials: a denied request is denied again without a database call, for at most a second; a dict with max and
-    at_most sets the number of denials, and the maximum time in seconds. Default: False.
-schema: of the functions. Default: found automatically.
+The setting POSTGRES_RATE_LIMIT has their options, which the README lists; a class's attribute options has those that
+differ for it.
 """
 
 from __future__ import annotations

@@ -330,6 +330,8 @@ async def test_the_timeout_of_a_call_ends_it_alone(made, on_error, name, late):
             assert [(decision.ok, decision.error is not None) for decision in told] == [(on_error == "open", True)] * 4
             await asyncio.sleep(0.05)
             assert sorted(map(str, seen)) == ["3", "limit"], "nothing is sent again"
+            (line,) = limiter._own[1].batch._lines.values()
+            await until(lambda: line._out == 0)  # the connection of the shared statement is given up, too
         deadline = time.monotonic() + 60
         while isinstance(error := (await asyncio.gather(limiter.limit(name, "e"), return_exceptions=True))[0], Exception):
             assert time.monotonic() < deadline, error
