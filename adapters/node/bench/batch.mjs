@@ -23,7 +23,7 @@ async function cpu(pool) {
     return rows.reduce((sum, row) => sum + ticks(row), 0) / 100;
 }
 
-/** Calls a second of so many callers, milliseconds of the median and of the slowest of a hundred, and CPU each. */
+/** Measures callers: calls a second, milliseconds of the median call and of the slowest of a hundred, and CPU of each. */
 async function measure(store, callers, options) {
     const pool = new pg.Pool({ max: POOL });
     const config = { ...fixedWindow({ rate: 1e9, period: 1000 * HOUR, start: 'first request' }), store };
