@@ -200,7 +200,7 @@ export class Batch {
         this.#timer = undefined;
     }
 
-    /** Sends a call alone. ENDED is called before its caller. */
+    /** Sends a call alone. ENDED is called before its caller goes on. */
     #alone(waiting: Waiting, ended?: () => void): void {
         if (waiting.isEnded) return ended?.();
         waiting.isSent = true;
@@ -236,7 +236,7 @@ export class Batch {
             return;
         }
         calls.forEach((waiting, n) => answers[n] === 'locked' && this.#waitForRow(waiting));
-        ended();
+        setImmediate(ended); // what these callers call next goes with those that wait
         calls.forEach((waiting, n) => {
             const answer = answers[n];
             if (answer === 'locked') return;

@@ -413,6 +413,7 @@ test('what goes together runs in the context of no caller, and each caller goes 
     const of = open(context, { pool: { max: 1 } });
     await warm(of, 1);
     await each(3, () => of.limit('a'));
+    await new Promise(setImmediate); // no statement is under way any more
     const contexts = [];
     of.pool.on('acquire', () => contexts.push(storage.getStore()));
     const asked = (n) =>
