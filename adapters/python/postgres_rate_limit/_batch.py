@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextvars import Context
 from statistics import median
 from typing import Any, Union
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 from postgres_rate_limit._calls import FIND, Call, Calls, request_of
 from postgres_rate_limit._databases import Database, Deadline, left
@@ -44,7 +44,7 @@ Answer = Union[Result, _Alone, _Statement]
 
 
 class _Waiting:
-    """A call that waits for the next statement. The answer: its result, or the statement in which it then is alone."""
+    """A call that waits for the next statement. answer: its result, or the statement in which it is alone."""
 
     def __init__(self, call: Call[Result], request: str, size: int, deadline: Deadline, loop: AbstractEventLoop) -> None:
         self.call, self.request, self.size, self.deadline = call, request, size, deadline
@@ -109,7 +109,7 @@ class _Line:
     """The calls of an event loop. One statement at a time holds up others, and it soon no longer does."""
 
     def __init__(self, batch: Batch, loop: AbstractEventLoop) -> None:
-        self._batch, self._loop = batch, loop
+        self._batch, self._loop = batch, proxy(loop)
         self._waiting: deque[_Waiting] = deque()
         self._under_way: _Statement | None = None
         """The one that holds up others."""

@@ -134,8 +134,8 @@ def shared_size(db: Any) -> Callable[[], int] | None:
     if make is _asyncpg_pool and module == "asyncpg":
         return lambda: 0 if db._setup else int(db.get_max_size())
     if make is _sqlalchemy_engine and hasattr(db.pool, "size"):
-        pool, events = db.pool, db.sync_engine.dispatch
-        return lambda: 0 if pool.dispatch.checkout or events.engine_connect or events.begin else int(pool.size())
+        events = db.sync_engine.dispatch
+        return lambda: 0 if db.pool.dispatch.checkout or events.engine_connect or events.begin else int(db.pool.size())
     return None
 
 

@@ -1,6 +1,7 @@
 """Calls of limit that share statements: which go together, and that each is answered as it would be alone."""
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -333,8 +334,11 @@ async def test_the_timeout_of_a_call_ends_it_alone(made, on_error, name, late):
             (line,) = limiter._own[1].batch._lines.values()
             await until(lambda: line._out == 0)  # the connection of the shared statement is given up, too
         deadline = time.monotonic() + 60
-        while isinstance(error := (await asyncio.gather(limiter.limit(name, "e"), return_exceptions=True))[0], Exception):
-            assert time.monotonic() < deadline, error
+        while True:
+            (result,) = await asyncio.gather(limiter.limit(name, "e"), return_exceptions=True)
+            if not isinstance(result, Exception):
+                break
+            assert time.monotonic() < deadline, result
 
 
 @each_pool
@@ -346,7 +350,8 @@ async def test_denials_are_remembered_and_each_call_is_told(made, name):
         assert [result.ok for result in results] == [True] * 5 + [False] * 4 and seen == ["limit", 8]
         assert [decision.ok for decision in told] == [True] * 5 + [False] * 4
         assert not any(decision.remembered or decision.error for decision in told)
-        results = await asyncio.gather(*(limiter.limit(name, "a", throws=True) for _ in range(9)), return_exceptions=True)
+        calls = (limiter.limit(name, "a", throws=True) for _ in range(9))
+        results = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(result) for result in results] == [RateLimitExceeded] * 9 and len(seen) == 2
         assert [decision.remembered for decision in told[9:]] == [True] * 9
         assert (await limiter.limit(name, "a", wait=0.001)).ok is False
@@ -380,6 +385,8 @@ async def test_two_event_loops_have_lines_of_their_own(name):
     for _ in range(2):
         await asyncio.to_thread(asyncio.run, flood())
     assert left(name, "") == 990
+    gc.collect()
+    assert not limiter._own[1].batch._lines, "and a loop that has ended is not kept"
 
 
 async def test_the_storage_of_limits_shares(name):
