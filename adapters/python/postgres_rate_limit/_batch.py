@@ -46,8 +46,9 @@ Answer = Union[Result, _Alone, _Statement]
 class _Waiting:
     """A call that waits for the next statement. answer: its result, or the statement in which it is alone."""
 
-    def __init__(self, call: Call[Result], request: str, size: int, deadline: Deadline, loop: AbstractEventLoop) -> None:
-        self.call, self.request, self.size, self.deadline = call, request, size, deadline
+    def __init__(self, request: str, deadline: Deadline, loop: AbstractEventLoop) -> None:
+        self.request, self.deadline = request, deadline
+        self.size = len(request.encode())
         self.answer: Future[Answer] = loop.create_future()
 
     def late(self) -> None:
@@ -70,16 +71,13 @@ class Batch:
         self._lines: WeakKeyDictionary[AbstractEventLoop, _Line] = WeakKeyDictionary()
 
     async def limit(self, call: Call[Result], place: str, deadline: Deadline) -> Result:
-        request = None
-        if time.monotonic() >= self.refused_until and self.size() > 0:
-            request = request_of(call)
-        if request is None:
+        if time.monotonic() < self.refused_until or self.size() == 0:
             return await self.alone(call, place, deadline)
         loop = asyncio.get_running_loop()
         line = self._lines.get(loop)
         if line is None:
             line = self._lines[loop] = _Line(self, loop)
-        return await line.limit(call, request, place, deadline)
+        return await line.limit(call, place, deadline)
 
     async def alone(self, call: Call[Result], place: str, deadline: Deadline) -> Result:
         return call.read(await self.on.run(call.sql.replace("@", place), call.values, deadline))
@@ -119,10 +117,13 @@ class _Line:
         """Seconds that the last statements took."""
         self._tasks: set[Task[None]] = set()
 
-    async def limit(self, call: Call[Result], request: str, place: str, deadline: Deadline) -> Result:
+    async def limit(self, call: Call[Result], place: str, deadline: Deadline) -> Result:
         if self._is_free():
             return await self._run(self._begins(), call, place, deadline)
-        waiting = _Waiting(call, request, len(request.encode()), deadline, self._loop)
+        request = request_of(call)
+        if request is None:
+            return await self._batch.alone(call, place, deadline)
+        waiting = _Waiting(request, deadline, self._loop)
         self._waiting.append(waiting)
         self._watch()
         end = None if deadline is None else self._loop.call_later(left(deadline) or 0, waiting.late)
