@@ -54,13 +54,23 @@ pub(crate) struct Database<P> {
 }
 
 impl<P: Pool> Database<P> {
+    /// The end of a call that begins now.
+    pub fn deadline(&self) -> Instant {
+        Instant::now() + self.timeout
+    }
+
+    /// The error after a deadline.
+    pub fn late(&self, what: &str) -> Error {
+        Error::unavailable(format!("{what} within {:?}", self.timeout))
+    }
+
     /// Runs a statement. If a prepared one is refused, which takes nothing, it runs unprepared, on another connection.
     pub async fn run(
         &self,
+        deadline: Instant,
         statement: &Statement,
         values: [Option<&str>; 4],
     ) -> Result<String, Error> {
-        let deadline = Instant::now() + self.timeout;
         let prepared = self.prepared.as_ref().filter(|prepared| prepared.is_on());
         match self.once(deadline, statement, values, prepared.is_some()).await {
             Err(error)
@@ -81,16 +91,15 @@ impl<P: Pool> Database<P> {
         values: [Option<&str>; 4],
         prepares: bool,
     ) -> Result<String, Error> {
-        let late = |what| Error::unavailable(format!("{what} within {:?}", self.timeout));
         let Ok(connection) = timeout_at(deadline, self.pool.get()).await else {
-            return Err(late("there was no connection to the database"));
+            return Err(self.late("there was no connection to the database"));
         };
         let mut busy = Busy::<P>(None);
         let connection = busy.0.insert(connection?);
         let values = statement.values(values);
         let answer = P::run(connection, &statement.sql, &values, prepares);
         let Ok(result) = timeout_at(deadline, answer).await else {
-            return Err(late("there was no answer of the database"));
+            return Err(self.late("there was no answer of the database"));
         };
         let result = result.and_then(|text| text.ok_or_else(Error::another_statement));
         // A connection that has prepared what the server doesn't know is closed.

@@ -11,6 +11,7 @@ use tower_layer::Layer;
 use crate::database::Database;
 use crate::denials::Denials;
 use crate::service::RateLimit;
+use crate::shared::Shared;
 use crate::{Error, Headers, Limit, Pool};
 
 /// The answer to a request that can't be decided now.
@@ -36,7 +37,7 @@ pub enum OnError {
 /// A layer takes its tokens before the service runs, in a transaction of its own. To take them in yours, call
 /// [`Limit::take`].
 #[derive(Clone)]
-pub struct RateLimitLayer<P> {
+pub struct RateLimitLayer<P: Pool> {
     pub(crate) database: Database<P>,
     pub(crate) takes: Vec<Take>,
     pub(crate) skip: Option<Function<Parts, bool>>,
@@ -45,6 +46,7 @@ pub struct RateLimitLayer<P> {
     pub(crate) on_error: OnError,
     pub(crate) on_unchecked: Function<Error, ()>,
     pub(crate) denials: Option<Arc<Denials>>,
+    pub(crate) shared: Option<Arc<Shared<P>>>,
 }
 
 /// A function of the user's.
@@ -81,6 +83,7 @@ impl<P: Pool> RateLimitLayer<P> {
             on_error: OnError::Closed,
             on_unchecked: Arc::new(on_unchecked),
             denials: None,
+            shared: Some(Arc::default()),
         }
     }
 
@@ -138,6 +141,13 @@ impl<P: Pool> RateLimitLayer<P> {
         self
     }
 
+    /// Whether calls share statements. Default: true. Those that come while one is under way go together in the next, by
+    /// `rl_limit_each`; where the role has no EXECUTE on it, and those for several limits, go alone. Pass false if the
+    /// pool sets a role or other settings for each request.
+    pub fn batch(self, shares: bool) -> Self {
+        Self { shared: shares.then(Arc::default), ..self }
+    }
+
     /// Sets the answer to a request that can't be decided now.
     pub fn on_error(self, on_error: OnError) -> Self {
         Self { on_error, ..self }
@@ -155,7 +165,7 @@ impl<P: Pool> RateLimitLayer<P> {
     }
 }
 
-impl<S, P: Clone> Layer<S> for RateLimitLayer<P> {
+impl<S, P: Pool> Layer<S> for RateLimitLayer<P> {
     type Service = RateLimit<S, P>;
 
     fn layer(&self, inner: S) -> Self::Service {

@@ -13,6 +13,7 @@ mod error;
 mod layer;
 mod limit;
 mod service;
+mod shared;
 mod statement;
 #[cfg(feature = "sqlx")]
 mod with_sqlx;

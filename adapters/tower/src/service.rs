@@ -13,36 +13,39 @@ use tower_service::Service;
 use crate::answer::Answer;
 use crate::layer::{RateLimitLayer, Take};
 use crate::limit::{Decision, parsed};
-use crate::statement::{Statement, push_request, stored_key};
+use crate::statement::{Statement, request, stored_key};
 use crate::{Error, OnError, Pool};
 
 /// The service that [`RateLimitLayer`] makes from another.
-pub struct RateLimit<S, P> {
+pub struct RateLimit<S, P: Pool> {
     inner: S,
     limiter: Arc<Limiter<P>>,
 }
 
 /// A layer that is complete.
-struct Limiter<P> {
+struct Limiter<P: Pool> {
     layer: RateLimitLayer<P>,
     statement: Statement,
+    /// The one of several calls, if there is one limit.
+    each: Arc<Statement>,
 }
 
 /// The keys and counts of a request.
 type Asked = Vec<(String, f64)>;
 
-impl<S, P> RateLimit<S, P> {
+impl<S, P: Pool> RateLimit<S, P> {
     pub(crate) fn new(inner: S, layer: RateLimitLayer<P>) -> Self {
         let (schema, headers) = (&layer.takes[0].limit.schema, layer.headers);
         let statement = match layer.takes[..] {
             [_] => Statement::one(schema, headers),
             _ => Statement::all(schema, headers),
         };
-        Self { inner, limiter: Arc::new(Limiter { layer, statement }) }
+        let each = Arc::new(Statement::each(schema, headers));
+        Self { inner, limiter: Arc::new(Limiter { layer, statement, each }) }
     }
 }
 
-impl<S: Clone, P> Clone for RateLimit<S, P> {
+impl<S: Clone, P: Pool> Clone for RateLimit<S, P> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), limiter: self.limiter.clone() }
     }
@@ -121,20 +124,26 @@ impl<P: Pool> Limiter<P> {
 
     /// Asks the database.
     async fn ask(&self, asked: &[(String, f64)]) -> Result<Answer, Error> {
-        let text = if let ([Take { limit, .. }], [(key, count)]) = (&*self.layer.takes, asked) {
-            let count = count.to_string();
-            let values = [Some(&*limit.name), Some(key), Some(&count), limit.config.as_deref()];
-            self.layer.database.run(&self.statement, values).await?
-        } else {
-            let mut requests = String::new();
-            for (Take { limit, .. }, (key, count)) in self.layer.takes.iter().zip(asked) {
-                let config = limit.config.as_deref();
-                push_request(&mut requests, &limit.name, key, *count, config);
+        let RateLimitLayer { database, takes, shared, .. } = &self.layer;
+        let deadline = database.deadline();
+        let ask = async |values| parsed(&database.run(deadline, &self.statement, values).await?);
+        let result = if let ([Take { limit, .. }], [(key, count)]) = (&**takes, asked) {
+            let text = count.to_string();
+            let alone = ask([Some(&*limit.name), Some(key), Some(&text), limit.config.as_deref()]);
+            match shared {
+                Some(shared) => {
+                    let request = request(limit, key, *count);
+                    shared.call(database, deadline, &self.each, request, alone).await?
+                }
+                None => alone.await?,
             }
-            requests.push(']');
-            self.layer.database.run(&self.statement, [None, None, None, Some(&*requests)]).await?
+        } else {
+            let asked = takes.iter().zip(asked);
+            let requests: Vec<_> =
+                asked.map(|(take, (key, count))| request(&take.limit, key, *count)).collect();
+            ask([None, None, None, Some(&*format!("[{}]", requests.join(",")))]).await?
         };
-        Ok(Answer::of(&parsed(&text)?))
+        Ok(Answer::of(&result))
     }
 
     /// The response to a request that must not pass; None: it passes. Adds the decision to the request's extensions.

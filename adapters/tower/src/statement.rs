@@ -1,9 +1,9 @@
 //! The statements of calls, and their parameters.
 
-use std::fmt::Write;
-
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+
+use crate::Limit;
 
 /// The headers that the responses of a layer have in addition to `Retry-After`, which denials have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,28 +81,41 @@ impl Statement {
             HAVING {ONLY_TAG}"
         ))
     }
+
+    /// Takes tokens from one limit for several calls, each on its own. It doesn't wait for rows that others have locked
+    /// until these look for deadlocks. Value: the requests, as the fourth.
+    pub fn each(schema: &str, headers: Headers) -> Self {
+        let arguments = "r.name, r, key => r.key, config => q.requests -> (r.n - 1) -> 'config'";
+        let headers = headers.sql(&format!("{schema}rl_headers"), arguments);
+        Self::new(format!(
+            "WITH q AS MATERIALIZED (SELECT $4::text::jsonb AS requests)
+            SELECT json_agg(json_build_object('row', {ROW}, 'error', r.error,
+                'headers', CASE WHEN r.error IS NULL THEN {headers} END) ORDER BY r.n)::text
+            FROM q, {schema}rl_limit_each(q.requests,
+                least('5 milliseconds', current_setting('deadlock_timeout')::interval / 10)) AS r
+            HAVING {ONLY_TAG}"
+        ))
+    }
+
+    /// Returns the isolation of transactions.
+    pub fn isolation() -> Self {
+        Self::new(format!(
+            "SELECT current_setting('transaction_isolation') WHERE $4::text IS NULL AND {ONLY_TAG}"
+        ))
+    }
 }
 
 /// The tag, where the first three values are NULL.
 const ONLY_TAG: &str = "coalesce($1::text, $2::text, $3::text, $5::text)";
 
-/// Adds a request to a list of them in JSON, without its end.
-pub(crate) fn push_request(
-    list: &mut String,
-    name: &str,
-    key: &str,
-    count: f64,
-    config: Option<&str>,
-) {
-    list.push(if list.is_empty() { '[' } else { ',' });
-    let (name, key) = (Value::from(name), Value::from(key));
-    let _ = write!(list, "{{\"name\":{name},\"key\":{key},\"count\":");
+/// A request for a list of them, as JSON.
+pub(crate) fn request(limit: &Limit, key: &str, count: f64) -> String {
+    let (name, key) = (Value::from(&*limit.name), Value::from(key));
     // JSON has no NaN and no infinity: as texts they are refused like any text.
-    let _ = if count.is_finite() { write!(list, "{count}") } else { write!(list, "\"{count}\"") };
-    if let Some(config) = config {
-        let _ = write!(list, ",\"config\":{config}");
-    }
-    list.push('}');
+    let quote = if count.is_finite() { "" } else { "\"" };
+    let config = limit.config.as_ref().map(|config| format!(",\"config\":{config}"));
+    let config = config.unwrap_or_default();
+    format!("{{\"name\":{name},\"key\":{key},\"count\":{quote}{count}{quote}{config}}}")
 }
 
 /// The key as it is stored: its hash if it is too long, has a NUL, or could be taken for a hash. The packages for Node

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::http::request::Parts;
@@ -188,19 +189,39 @@ pub async fn send(address: SocketAddr, head: &str, body: &str) -> Answer {
 
 /// Waits until something is true.
 pub async fn until(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
-    let waits = async {
-        while !is_true().await {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::time::timeout(LONG, waits).await.unwrap_or_else(|_| panic!("{what} is not so"));
+    let end = Instant::now() + LONG;
+    while !is_true().await {
+        assert!(Instant::now() < end, "{what} is not so");
+        let waits = || std::thread::sleep(Duration::from_millis(10));
+        tokio::task::spawn_blocking(waits).await.unwrap();
+    }
+}
+
+/// Stops the clock of the layer until this is dropped, where it runs on this thread: nothing is late before time
+/// [advances](tokio::time::advance), however slow the machine. After a long time it goes on.
+pub fn stop_clock() -> Sender<()> {
+    tokio::time::pause();
+    let (clock, stops) = std::sync::mpsc::channel();
+    // The clock doesn't advance on its own while such a task runs.
+    tokio::task::spawn_blocking(move || stops.recv_timeout(LONG));
+    clock
+}
+
+/// Lets time pass for what runs on this thread, where there is no other.
+pub async fn pass(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+}
+
+pub fn options(user: &str, database: &str) -> PgConnectOptions {
+    let to = PgConnectOptions::new().host(&env("PGHOST")).username(user).database(database);
+    to.extra_float_digits(None)
 }
 
 /// A connection of the superuser.
 pub async fn admin() -> PgConnection {
-    let to = PgConnectOptions::new().host(&env("PGHOST")).username("postgres");
-    let to = to.extra_float_digits(None);
-    PgConnection::connect_with(&to.database(&env("PGDATABASE"))).await.unwrap()
+    PgConnection::connect_with(&options("postgres", &env("PGDATABASE"))).await.unwrap()
 }
 
 /// Runs a statement as the superuser; returns the text in the one column of its one row, or an empty one.

@@ -4,13 +4,20 @@
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests")]
 
 macro_rules! on_each_driver {
-    ($($name:ident),+ $(,)?) => {
+    ($($name:ident),+ $(,)?) => { each_driver!(flavor = "multi_thread"; $($name),+); };
+}
+/// On one thread calls begin together, and time can be let pass.
+macro_rules! on_one_thread {
+    ($($name:ident),+ $(,)?) => { each_driver!(flavor = "current_thread"; $($name),+); };
+}
+macro_rules! each_driver {
+    ($flavor:ident = $of:literal; $($name:ident),+) => {
         mod with_sqlx {
-            $(#[tokio::test(flavor = "multi_thread")]
+            $(#[tokio::test($flavor = $of)]
             async fn $name() { super::$name::<crate::application::Sqlx>().await })+
         }
         mod with_tokio_postgres {
-            $(#[tokio::test(flavor = "multi_thread")]
+            $(#[tokio::test($flavor = $of)]
             async fn $name() { super::$name::<crate::application::TokioPostgres>().await })+
         }
     };
@@ -28,4 +35,5 @@ mod pooled;
 mod prepared;
 mod requests;
 mod restart;
+mod shared;
 mod transactions;

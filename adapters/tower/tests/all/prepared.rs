@@ -1,7 +1,6 @@
 //! Prepared statements: which are, and what follows when the server has lost or changed one.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::cell::Cell;
 use std::time::Duration;
 
 use postgres_rate_limit::{Connection, Limit, Pool};
@@ -66,8 +65,10 @@ async fn nothing_is_prepared_in_a_transaction() {
     assert_eq!(transaction.text(NAMES, &[]).await.unwrap(), "");
 }
 
-/// Counts our warnings.
-struct Warnings(Arc<AtomicUsize>);
+/// Counts our warnings on each thread.
+struct Warnings;
+
+thread_local!(static WARNINGS: Cell<usize> = const { Cell::new(0) });
 
 impl Subscriber for Warnings {
     fn enabled(&self, of: &Metadata<'_>) -> bool {
@@ -79,21 +80,14 @@ impl Subscriber for Warnings {
     fn record(&self, _: &Id, _: &Record<'_>) {}
     fn record_follows_from(&self, _: &Id, _: &Id) {}
     fn event(&self, _: &Event<'_>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        WARNINGS.set(WARNINGS.get() + 1);
     }
     fn enter(&self, _: &Id) {}
     fn exit(&self, _: &Id) {}
 }
 
-async fn pass(time: Duration) {
-    tokio::time::pause();
-    tokio::time::advance(time).await;
-    tokio::time::resume();
-}
-
 async fn after_three_refusals_in_a_minute_none_is_prepared_for_ten<D: Driver>() {
-    let warnings = Arc::new(AtomicUsize::new(0));
-    let _heard = tracing::subscriber::set_default(Warnings(warnings.clone()));
+    let _ = tracing::subscriber::set_global_default(Warnings);
     let pool = D::pool(one());
     let limit = limit(100);
     let app = limited(layer(pool.clone(), limit.clone())).await;
@@ -111,11 +105,11 @@ async fn after_three_refusals_in_a_minute_none_is_prepared_for_ten<D: Driver>() 
             assert_eq!(names(&pool).await, "", "on another connection");
         }
         if rounds == 2 {
-            assert_eq!(warnings.load(Ordering::Relaxed), 0);
+            assert_eq!(WARNINGS.get(), 0);
             pass(Duration::from_secs(61)).await; // so these are too old
             continue;
         }
-        assert_eq!(warnings.load(Ordering::Relaxed), 1);
+        assert_eq!(WARNINGS.get(), 1);
         passes().await;
         pass(Duration::from_secs(590)).await;
         passes().await;
@@ -177,22 +171,10 @@ async fn other_errors_are_not_sent_again<D: Driver>() {
     }
 }
 
-mod as_time_passes {
-    use crate::application::{Sqlx, TokioPostgres};
-
-    #[tokio::test]
-    async fn with_sqlx() {
-        super::after_three_refusals_in_a_minute_none_is_prepared_for_ten::<Sqlx>().await;
-    }
-    #[tokio::test]
-    async fn with_tokio_postgres() {
-        super::after_three_refusals_in_a_minute_none_is_prepared_for_ten::<TokioPostgres>().await;
-    }
-}
-
-on_each_driver!(
+on_one_thread!(
     a_layer_prepares_its_statement_once,
     a_result_that_has_changed_is_sent_again,
+    after_three_refusals_in_a_minute_none_is_prepared_for_ten,
     another_statement_of_that_name_does_nothing,
     other_errors_are_not_sent_again,
 );

@@ -1,0 +1,402 @@
+//! Statements that calls share. In these tests one thread runs everything, so calls that begin together are all there
+//! before the first is answered: it goes alone, and the others wait for it, since no time passes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use axum::response::Response;
+use axum::routing::get;
+use postgres_rate_limit::{Error, Limit, OnError, RateLimitLayer};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
+use tokio::task::JoinHandle;
+use tower_service::Service;
+
+use crate::application::*;
+
+/// How many transactions have written the rows of a limit.
+const TRANSACTIONS: &str =
+    "SELECT count(DISTINCT xmin::text)::text FROM rateLimits WHERE name = $1";
+
+/// How many statements of an application are under way.
+const UNDER_WAY: &str = "SELECT count(*)::text FROM pg_stat_activity
+    WHERE application_name = $1 AND state = 'active'";
+
+fn app<D: Driver>(layer: RateLimitLayer<D::Pool>) -> Router {
+    let count = |request: &axum::http::request::Parts| {
+        request.headers.get("count").map_or(1.0, |count| count.to_str().unwrap().parse().unwrap())
+    };
+    Router::new().route("/", get("hello")).layer(layer.count(count))
+}
+
+/// Begins calls together, of these keys and counts.
+async fn begin<'a>(
+    app: &Router,
+    calls: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Vec<JoinHandle<Response>> {
+    let begins = |(key, count)| {
+        let request = Request::get("/").header("key", key).header("count", count);
+        let answer = app.clone().call(request.body(Body::empty()).unwrap());
+        tokio::spawn(async { answer.await.unwrap() })
+    };
+    let begun = calls.into_iter().map(begins).collect();
+    tokio::task::yield_now().await;
+    begun
+}
+
+async fn answers(begun: Vec<JoinHandle<Response>>) -> Vec<Response> {
+    let mut answers = Vec::new();
+    for call in begun {
+        answers.push(tokio::time::timeout(2 * LONG, call).await.expect("an answer").unwrap());
+    }
+    answers
+}
+
+/// Lets a statement be late, so that it counts no longer.
+async fn late() {
+    tokio::time::advance(Duration::from_millis(21)).await;
+}
+
+async fn statuses(begun: Vec<JoinHandle<Response>>) -> Vec<u16> {
+    answers(begun).await.iter().map(|answer| answer.status().as_u16()).collect()
+}
+
+fn keys(count: usize) -> Vec<String> {
+    (0..count).map(|n| format!("key {n}")).collect()
+}
+
+fn each_one(keys: &[String]) -> impl Iterator<Item = (&str, &str)> {
+    keys.iter().map(|key| (&**key, "1"))
+}
+
+/// A limit by its name, and calls that can be told from others in pg_stat_activity.
+fn named<D: Driver>(rate: u32) -> (String, Limit, RateLimitLayer<D::Pool>, String) {
+    let (name, application) = (unique("shared"), unique("shared"));
+    let limit = Limit::new(&name).config(an_hour(rate));
+    let to = To::with("application_name", &application);
+    (name, limit.clone(), layer(D::pool(to), limit), application)
+}
+
+async fn calls_that_come_meanwhile_go_together<D: Driver>() {
+    let _clock = stop_clock();
+    let (name, _, layer, _) = named::<D>(9);
+    let keys = keys(50);
+    assert_eq!(statuses(begin(&app::<D>(layer), each_one(&keys)).await).await, [200; 50]);
+    assert_eq!(sql(TRANSACTIONS, &[&name]).await, "2", "the first, and the others");
+    let (name, _, layer, _) = named::<D>(9);
+    let alone = app::<D>(layer.batch(false));
+    assert_eq!(statuses(begin(&alone, each_one(&keys)).await).await, [200; 50]);
+    assert_eq!(sql(TRANSACTIONS, &[&name]).await, "50");
+}
+
+async fn a_statement_has_at_most_64_calls<D: Driver>() {
+    let _clock = stop_clock();
+    let (name, limit, layer, _) = named::<D>(9);
+    let app = app::<D>(layer);
+    let mut holder = admin().await;
+    let mut transaction = holder.begin().await.unwrap();
+    assert!(limit.take(&mut transaction, "held").await.unwrap().ok);
+    let mut begun = begin(&app, [("held", "1")]).await;
+    let keys = keys(140);
+    for keys in keys.chunks(20) {
+        begun.extend(begin(&app, each_one(keys)).await);
+    }
+    late().await;
+    let held = begun.remove(0);
+    assert_eq!(statuses(begun).await, [200; 140]);
+    transaction.rollback().await.unwrap();
+    assert_eq!(statuses(vec![held]).await, [200]);
+    let counts = "SELECT string_agg(count::text, ' ' ORDER BY count) FROM (
+        SELECT count(*) FROM rateLimits WHERE name = $1 GROUP BY xmin::text) AS t";
+    assert_eq!(sql(counts, &[&name]).await, "1 12 64 64");
+}
+
+async fn each_call_has_its_own_answer<D: Driver>() {
+    let _clock = stop_clock();
+    let (name, _, layer, _) = named::<D>(20);
+    let same = ["same"; 30].map(|key| (key, "1"));
+    let answers = answers(begin(&app::<D>(layer.clone()), same).await).await;
+    let mut left = Vec::new();
+    for answer in answers {
+        let header = answer.headers()["ratelimit"].to_str().unwrap();
+        let r = header.strip_prefix(&format!("\"{name}\";r=")).unwrap().split(';').next().unwrap();
+        left.push((answer.status().as_u16(), r.parse::<usize>().unwrap()));
+        assert_eq!(answer.headers().contains_key("retry-after"), answer.status() == 429);
+        assert!(answer.headers().contains_key("ratelimit-policy"));
+    }
+    let expected: Vec<_> = (0..30).map(|n| if n < 20 { (200, 19 - n) } else { (429, 0) }).collect();
+    assert_eq!(left, expected);
+    // Wrong ones, and one of a key that isn't stored as it is.
+    let long = "k".repeat(1025);
+    let calls = [("a", "1"), ("a", "NaN"), ("b", "20"), ("c", "-1"), ("d", "21"), (&*long, "1")];
+    let found = statuses(begin(&app::<D>(layer), calls).await).await;
+    assert_eq!(found, [200, 500, 200, 500, 429, 200]);
+}
+
+/// Also of those that a statement takes while another one waits.
+async fn exactly_the_limit_passes<D: Driver>() {
+    let limit = limit(500);
+    let calls: Vec<_> = (0..8)
+        .map(|_| {
+            let app = app::<D>(layer(D::pool(To::default()), limit.clone()));
+            tokio::spawn(async move {
+                let mut passed = 0;
+                for _ in 0..5 {
+                    let begun = begin(&app, ["hot"; 40].map(|key| (key, "1"))).await;
+                    passed += statuses(begun).await.iter().filter(|status| **status == 200).count();
+                }
+                passed
+            })
+        })
+        .collect();
+    let mut passed = 0;
+    for call in calls {
+        passed += call.await.unwrap();
+    }
+    assert_eq!(passed, 500);
+}
+
+async fn a_locked_row_delays_only_its_own_calls<D: Driver>() {
+    let _clock = stop_clock();
+    let (name, limit, layer, application) = named::<D>(9);
+    let mut holder = admin().await;
+    let mut transaction = holder.begin().await.unwrap();
+    assert!(limit.take(&mut transaction, "held").await.unwrap().ok);
+    let app = app::<D>(layer);
+    // The last one comes in the same statement as others, and is then sent alone.
+    let mut begun = begin(&app, [("a", "1"), ("b", "1"), ("c", "1"), ("held", "1")]).await;
+    let held = begun.pop().unwrap();
+    assert_eq!(statuses(begun).await, [200; 3]);
+    assert_eq!(sql(TRANSACTIONS, &[&name]).await, "2");
+    until("it waits", async || sql(UNDER_WAY, &[&application]).await == "1").await;
+    assert_eq!(statuses(begin(&app, [("d", "1"), ("e", "1")]).await).await, [200; 2]);
+    // One that goes alone holds the others up until it is late.
+    let mut begun = begin(&app, [("held", "1"), ("f", "1"), ("g", "1")]).await;
+    let first = begun.remove(0);
+    until("both wait", async || sql(UNDER_WAY, &[&application]).await == "2").await;
+    assert!(!begun[0].is_finished());
+    late().await;
+    assert_eq!(statuses(begun).await, [200; 2]);
+    assert!(!held.is_finished() && !first.is_finished());
+    transaction.rollback().await.unwrap();
+    assert_eq!(statuses(vec![held, first]).await, [200; 2]);
+    assert_eq!(limit.take(&mut admin().await, "held").await.unwrap().remaining, Some(6.0));
+}
+
+fn elsewhere() -> String {
+    format!("{}_elsewhere", env("PGDATABASE"))
+}
+
+/// A connection of the superuser to the other database.
+async fn owner() -> PgConnection {
+    PgConnection::connect_with(&options("postgres", &elsewhere())).await.unwrap()
+}
+
+/// Runs a statement there.
+async fn there(text: &str, values: &[&str]) -> String {
+    let mut query = sqlx::query_scalar(AssertSqlSafe(text));
+    for value in values {
+        query = query.bind(value);
+    }
+    query.fetch_one(&mut owner().await).await.unwrap()
+}
+
+/// A limit in the other database, whose table has a trigger: new keys wait until none locks the name, but not for a lock,
+/// and then `raise CODE` raises that error. A sequence counts those.
+async fn elsewhere_named<D: Driver>(
+    settings: Vec<(&'static str, String)>,
+) -> (String, RateLimitLayer<D::Pool>, String) {
+    static TRIGGER: tokio::sync::OnceCell<()> = tokio::sync::OnceCell::const_new();
+    let makes = async || {
+        let trigger = "CREATE OR REPLACE FUNCTION limits.raises() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
+                WHILE NOT pg_try_advisory_xact_lock_shared(hashtext(NEW.name)) LOOP
+                    PERFORM pg_sleep(0.01);
+                END LOOP;
+                IF NEW.key LIKE 'raise %' THEN
+                    PERFORM nextval(format('limits.%I', NEW.name));
+                    RAISE 'an error' USING ERRCODE = right(NEW.key, 5);
+                END IF;
+                RETURN NEW;
+            END $$;
+            CREATE OR REPLACE TRIGGER raises BEFORE INSERT ON limits.rateLimits FOR EACH ROW
+                WHEN (NEW.name LIKE 'raises %') EXECUTE FUNCTION limits.raises()";
+        sqlx::raw_sql(trigger).execute(&mut owner().await).await.unwrap();
+    };
+    TRIGGER.get_or_init(makes).await;
+    let (name, application) = (unique("raises"), unique("raises"));
+    let sequence = AssertSqlSafe(format!("CREATE SEQUENCE limits.\"{name}\""));
+    sqlx::raw_sql(sequence).execute(&mut owner().await).await.unwrap();
+    let limit = Limit::new(&name).config(an_hour(1000)).schema("limits");
+    let mut to = To { database: elsewhere(), settings, ..To::default() };
+    to.settings.push(("application_name", application.clone()));
+    (name, layer(D::pool(to), limit), application)
+}
+
+/// Statements that insert keys of this limit wait until the transaction ends.
+async fn lock<'a>(holder: &'a mut PgConnection, name: &str) -> sqlx::Transaction<'a, Postgres> {
+    let mut transaction = holder.begin().await.unwrap();
+    let lock = sqlx::query("SELECT pg_advisory_xact_lock(hashtext($1))").bind(name.to_owned());
+    lock.execute(&mut *transaction).await.unwrap();
+    transaction
+}
+
+/// The keys of a limit there, and what has been taken of each.
+async fn taken(name: &str) -> String {
+    let taken = "SELECT coalesce(string_agg(key || ' ' || 1000 - value, ',' ORDER BY key), '')
+        FROM limits.rateLimits WHERE name = $1";
+    there(taken, &[name]).await
+}
+
+async fn a_call_that_is_given_up_ends_alone<D: Driver>() {
+    let _clock = stop_clock();
+    let (name, layer, application) = elsewhere_named::<D>(vec![]).await;
+    let app = app::<D>(layer);
+    let mut holder = owner().await;
+    let transaction = lock(&mut holder, &name).await;
+    let mut begun = begin(&app, each_one(&["a", "b", "c", "d"].map(String::from))).await;
+    let never = begin(&app, [("never", "1")]).await;
+    never[0].abort();
+    tokio::task::yield_now().await;
+    late().await;
+    until("both statements wait", async || sql(UNDER_WAY, &[&application]).await == "2").await;
+    begun.remove(1).abort(); // of the shared one
+    transaction.rollback().await.unwrap();
+    assert_eq!(statuses(begun).await, [200; 3]);
+    assert_eq!(taken(&name).await, "a 1,b 1,c 1,d 1");
+}
+
+async fn a_first_call_that_is_given_up_holds_none_up<D: Driver>() {
+    let _clock = stop_clock();
+    let (name, layer, application) = elsewhere_named::<D>(vec![]).await;
+    let app = app::<D>(layer);
+    let mut holder = owner().await;
+    let transaction = lock(&mut holder, &name).await;
+    let first = begin(&app, [("a", "1")]).await;
+    first[0].abort();
+    let begun = begin(&app, [("b", "1"), ("c", "1"), ("d", "1")]).await;
+    until("the next waits", async || sql(UNDER_WAY, &[&application]).await != "0").await;
+    transaction.rollback().await.unwrap();
+    assert_eq!(statuses(begun).await, [200; 3]);
+}
+
+async fn a_timeout_ends_its_calls<D: Driver>() {
+    let _clock = stop_clock();
+    let (name, layer, application) = elsewhere_named::<D>(vec![]).await;
+    let mut holder = owner().await;
+    let transaction = lock(&mut holder, &name).await;
+    let keys = ["a", "b", "c", "d"].map(String::from);
+    let begun = begin(&app::<D>(layer.clone()), each_one(&keys)).await;
+    late().await;
+    until("both statements wait", async || sql(UNDER_WAY, &[&application]).await == "2").await;
+    tokio::time::advance(LONG).await;
+    assert_eq!(statuses(begun).await, [503; 4]);
+    transaction.rollback().await.unwrap();
+    until("none waits", async || sql(UNDER_WAY, &[&application]).await == "0").await;
+    assert_eq!(statuses(begin(&app::<D>(layer), each_one(&keys)).await).await, [200; 4]);
+    // The late statements may have run on, but none has been sent twice.
+    let taken = taken(&name).await;
+    assert!(taken.split(',').all(|key| [" 1", " 2"].contains(&&key[1..])), "{taken}");
+}
+
+async fn a_lost_connection_fails_its_calls_once<D: Driver>() {
+    let _clock = stop_clock();
+    let (name, layer, application) = elsewhere_named::<D>(vec![]).await;
+    let heard = Arc::new(AtomicUsize::new(0));
+    let hears = heard.clone();
+    let layer = layer.on_error(OnError::Open).on_unchecked(move |_: &Error| {
+        hears.fetch_add(1, Ordering::Relaxed);
+    });
+    let app = app::<D>(layer);
+    let mut holder = owner().await;
+    let transaction = lock(&mut holder, &name).await;
+    let begun = begin(&app, each_one(&keys(5))).await;
+    late().await;
+    until("both statements wait", async || sql(UNDER_WAY, &[&application]).await == "2").await;
+    let end = "SELECT count(pg_terminate_backend(pid))::text FROM pg_stat_activity WHERE application_name = $1";
+    assert_eq!(sql(end, &[&application]).await, "2");
+    assert_eq!(statuses(begun).await, [200; 5], "unchecked");
+    assert_eq!(heard.load(Ordering::Relaxed), 5, "once for each request");
+    transaction.rollback().await.unwrap();
+    assert_eq!(taken(&name).await, "");
+}
+
+async fn denials_are_remembered_by_each_call<D: Driver>() {
+    let _clock = stop_clock();
+    let (name, _, layer, _) = named::<D>(1);
+    let app = app::<D>(layer.remember_denials(100, 60 * LONG));
+    let keys = keys(4);
+    assert_eq!(statuses(begin(&app, each_one(&keys)).await).await, [200; 4]);
+    assert_eq!(statuses(begin(&app, each_one(&keys)).await).await, [429; 4]);
+    sql("SELECT rl_reset_keys($1)::text", &[&name]).await;
+    assert_eq!(statuses(begin(&app, each_one(&keys)).await).await, [429; 4]);
+}
+
+async fn statements_that_fail<D: Driver>() {
+    let _clock = stop_clock();
+    let isolation = ("default_transaction_isolation", "serializable".to_owned());
+    for (settings, code, expected, times) in [
+        // Once, and for each.
+        (vec![], "57014", [200, 503, 503, 503], "1"),
+        (vec![], "53200", [200, 503, 503, 503], "1"),
+        (vec![], "53000", [200, 500, 500, 500], "1"),
+        (vec![], "08P01", [200, 500, 500, 500], "1"),
+        (vec![isolation], "40001", [200, 500, 500, 500], "1"),
+        // Twice, the second time alone.
+        (vec![], "P0001", [200, 500, 200, 200], "2"),
+        (vec![], "23514", [200, 500, 200, 200], "2"),
+        (vec![], "40P01", [200, 500, 200, 200], "2"),
+        (vec![], "40001", [200, 500, 200, 200], "2"),
+    ] {
+        let (name, layer, _) = elsewhere_named::<D>(settings).await;
+        let raises = format!("raise {code}");
+        let calls = ["a", &raises, "b", "c"].map(|key| (key, "1"));
+        assert_eq!(statuses(begin(&app::<D>(layer), calls).await).await, expected, "{code}");
+        let raised = format!("SELECT last_value::text FROM limits.\"{name}\"");
+        assert_eq!(there(&raised, &[]).await, times, "{code}");
+        let all = if times == "1" { "a 1" } else { "a 1,b 1,c 1" };
+        assert_eq!(taken(&name).await, all, "{code}");
+    }
+}
+
+async fn without_a_grant_calls_go_alone_for_ten_minutes<D: Driver>() {
+    let _clock = stop_clock();
+    let role = unique("no each");
+    let schema = "SELECT pronamespace::regnamespace::text FROM pg_proc WHERE proname = 'rl_limit'";
+    let schema = sql(schema, &[]).await;
+    sql(&format!("CREATE ROLE \"{role}\" LOGIN"), &[]).await;
+    sql(&format!("GRANT USAGE ON SCHEMA {schema} TO \"{role}\""), &[]).await;
+    sql(&format!("GRANT EXECUTE ON FUNCTION rl_limit, rl_headers TO \"{role}\""), &[]).await;
+    let name = unique("alone");
+    let limit = Limit::new(&name).config(an_hour(9));
+    let app = app::<D>(layer(D::pool(To { user: role.clone(), ..To::default() }), limit));
+    let together = async |key: &str| {
+        sql("SELECT rl_reset_keys($1)::text", &[&name]).await;
+        let keys = ["1", "2", "3", "4"].map(|n| format!("{key} {n}"));
+        assert_eq!(statuses(begin(&app, each_one(&keys)).await).await, [200; 4]);
+        sql(TRANSACTIONS, &[&name]).await
+    };
+    assert_eq!(together("a").await, "4");
+    sql(&format!("GRANT EXECUTE ON FUNCTION rl_limit_each TO \"{role}\""), &[]).await;
+    tokio::time::advance(Duration::from_secs(590)).await;
+    assert_eq!(together("b").await, "4");
+    tokio::time::advance(Duration::from_secs(11)).await;
+    assert_eq!(together("c").await, "2");
+}
+
+on_one_thread!(
+    a_call_that_is_given_up_ends_alone,
+    a_first_call_that_is_given_up_holds_none_up,
+    a_locked_row_delays_only_its_own_calls,
+    a_lost_connection_fails_its_calls_once,
+    a_statement_has_at_most_64_calls,
+    a_timeout_ends_its_calls,
+    calls_that_come_meanwhile_go_together,
+    denials_are_remembered_by_each_call,
+    each_call_has_its_own_answer,
+    exactly_the_limit_passes,
+    statements_that_fail,
+    without_a_grant_calls_go_alone_for_ten_minutes,
+);
