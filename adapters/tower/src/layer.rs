@@ -141,7 +141,7 @@ impl<P: Pool> RateLimitLayer<P> {
         self
     }
 
-    /// Whether calls share statements. Default: true. Those that come while one is under way go together in the next, by
+    /// Whether calls share statements. Default: true. Calls that come while one is under way go together in the next, by
     /// `rl_limit_each`; where the role has no EXECUTE on it, and those for several limits, go alone. Pass false if the
     /// pool sets a role or other settings for each request.
     pub fn batch(self, shares: bool) -> Self {

@@ -40,7 +40,7 @@ struct State<P: Pool> {
 }
 
 struct Waiting<P: Pool> {
-    /// That of the layer, and the request in it.
+    /// The statement of the layer, and the request in it.
     each: Arc<Statement>,
     request: String,
     answer: Sender<Answer<P>>,
@@ -53,7 +53,7 @@ enum Answer<P: Pool> {
     Alone(Option<Turn<P>>),
 }
 
-/// Where a call goes.
+/// How a call goes on.
 enum Place<P: Pool> {
     Alone,
     Turn(Turn<P>),
@@ -127,10 +127,10 @@ impl<P: Pool> Shared<P> {
         took.push_front(time);
     }
 
-    /// Ends a turn: the calls that wait are sent.
+    /// Sends the calls that wait, at the end of a statement.
     fn next(self: &Arc<Self>, database: &Database<P>) {
         let mut state = self.state();
-        // Those that are given up are not sent.
+        // Calls that are given up are not sent.
         state.waiting.retain(|call| !call.answer.is_closed());
         let (Some(first), Ok(runtime)) = (state.waiting.front(), Handle::try_current()) else {
             state.is_busy = false;

@@ -6,7 +6,7 @@
 macro_rules! on_each_driver {
     ($($name:ident),+ $(,)?) => { each_driver!(flavor = "multi_thread"; $($name),+); };
 }
-/// On one thread calls begin together, and time can be let pass.
+/// On one thread calls begin together, and a test can advance time.
 macro_rules! on_one_thread {
     ($($name:ident),+ $(,)?) => { each_driver!(flavor = "current_thread"; $($name),+); };
 }

@@ -72,7 +72,7 @@ fn each_one(keys: &[String]) -> impl Iterator<Item = (&str, &str)> {
     keys.iter().map(|key| (&**key, "1"))
 }
 
-/// A limit by its name, and calls that can be told from others in pg_stat_activity.
+/// A limit by its name, and calls that pg_stat_activity shows by a name of their own.
 fn named<D: Driver>(rate: u32) -> (String, Limit, RateLimitLayer<D::Pool>, String) {
     let (name, application) = (unique("shared"), unique("shared"));
     let limit = Limit::new(&name).config(an_hour(rate));
@@ -262,7 +262,7 @@ async fn a_call_that_is_given_up_ends_alone<D: Driver>() {
     tokio::task::yield_now().await;
     late().await;
     until("both statements wait", async || sql(UNDER_WAY, &[&application]).await == "2").await;
-    begun.remove(1).abort(); // of the shared one
+    begun.remove(1).abort(); // its statement is the shared one
     transaction.rollback().await.unwrap();
     assert_eq!(statuses(begun).await, [200; 3]);
     assert_eq!(taken(&name).await, "a 1,b 1,c 1,d 1");
