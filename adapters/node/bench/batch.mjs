@@ -23,7 +23,7 @@ async function cpu(pool) {
     return rows.reduce((sum, row) => sum + ticks(row), 0) / 100;
 }
 
-/** Measures callers: calls a second, milliseconds of the median call and of the slowest of a hundred, and CPU of each. */
+/** Calls a second of this number of callers, milliseconds of the median and of the slowest of a hundred, and CPU each. */
 async function measure(store, callers, options) {
     const pool = new pg.Pool({ max: POOL });
     const config = { ...fixedWindow({ rate: 1e9, period: 1000 * HOUR, start: 'first request' }), store };

@@ -152,8 +152,7 @@ export class Batch {
             const line = this.#busy.get(id);
             if (waiting.isEnded) continue;
             if (line) waiting.joins(line);
-            else if (calls.length === MOST_CALLS || bytes > MOST_BYTES || (configs.has(id) && configs.get(id) !== config))
-                rest.push(waiting);
+            else if (calls.length === MOST_CALLS || (configs.has(id) && configs.get(id) !== config)) rest.push(waiting);
             else if ((bytes += Buffer.byteLength(request)) > MOST_BYTES && calls.length > 0) rest.push(waiting);
             else {
                 calls.push(waiting);
@@ -225,6 +224,7 @@ export class Batch {
         try {
             const requests = calls.map(({ call }) => call.request).join();
             answers = await this.#together.send(`[${requests}]`, timeout === Infinity ? undefined : timeout);
+            if (answers.length !== calls.length) throw new TypeError('not all requests were answered');
         } catch (error) {
             const fate = this.#together.fate(error);
             if (fate === 'apart') this.#apart = performance.now() + APART;
@@ -236,7 +236,7 @@ export class Batch {
             return;
         }
         calls.forEach((waiting, n) => answers[n] === 'locked' && this.#waitForRow(waiting));
-        setImmediate(ended); // what these callers call next goes with those that wait
+        setImmediate(ended); // their callers' next calls go with those that wait
         calls.forEach((waiting, n) => {
             const answer = answers[n];
             if (answer === 'locked') return;

@@ -1,4 +1,5 @@
 export { addressKey } from './address';
+export type { Value } from './calculate';
 export {
     concurrency,
     DAY,
@@ -43,7 +44,6 @@ export type {
     LimitOptions,
     LimitRequest,
     RateLimiterOptions,
-    Value,
 } from './limiter';
 export type { Database, Queryable } from './query';
 export type { AllResult, LimitedBy, RequestResult, Result, SettleResult } from './results';

@@ -2,6 +2,7 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 
 import { Batch } from './batch';
+import type { Value } from './calculate';
 import { Calls, prefix, requestOf, type Call, type HeaderStyle } from './calls';
 import type { Checked, ConfigOf, Definitions, Duration, HoldKind, Kind, LeaseKind, NameOf, TokenKind } from './config';
 import {
@@ -174,16 +175,6 @@ export type LimitRequest<D, K extends Kind = TokenKind> =
     | ({ name: string } & Asked & Inline<K>);
 
 type HoldRequests<D> = LimitRequest<D, HoldKind | 'concurrency'>[];
-
-/** The data from which a client computes a limit's answers itself. */
-export interface Value {
-    config: Record<string, any>;
-    /** null: full. */
-    state: { value: number; ts: number; [field: string]: any } | null;
-    /** Epoch milliseconds, by the database's clock. */
-    now: number;
-    blockedUntil: number | null;
-}
 
 /** Calls that take, which onDecision hears; and calls after which remembered denials no longer hold. */
 const TAKES: Call[] = ['limit', 'limitAll', 'take', 'acquire', 'hold', 'holdAll'];
@@ -552,11 +543,12 @@ export class RateLimiter<const D extends Definitions = {}> {
         const timeout = this.#timeout ?? (onError === 'open' ? 5000 : undefined);
         const prepare = this.#prepare && options.db === undefined;
         const send = (timeout?: number) => this.#calls.rows(db, call, values, { timeout, prepare }, options.headers);
+        if (this.#batch && call === 'limit' && options.db === undefined && options.headers === undefined) {
+            const request = requestOf(values);
+            const alone = async (timeout?: number) => (await send(timeout))[0];
+            if (request) return [await this.#batch.join({ ...request, alone }, timeout, options.signal)];
+        }
         const run = () => send(isOwn ? timeout : undefined);
-        const alone = async (timeout?: number) => (await send(timeout))[0];
-        const shares = this.#batch && call === 'limit' && options.db === undefined && options.headers === undefined;
-        const request = shares ? requestOf(values) : undefined;
-        if (request) return [await this.#batch!.join({ ...request, alone }, timeout, options.signal)];
         if (!this.#denials || !FORGETS.includes(call)) return run();
         const ofAll = call === 'define' || call === 'resetKeys';
         return this.#denials.forgetting(ofAll ? undefined : idOf(values[0] as string, values[1] as string), run);
