@@ -294,7 +294,7 @@ class Calls:
             others = f"key => {_TEXT}, style => {_TEXT}, config => {_JSON}"
             select += f", CAST(@rl_headers({_TEXT}, r, {others}) AS text)"
             values = [name, key, headers, own]
-        fields = _deciding(name) | {"shares": headers is None} if function == "rl_limit" else {}
+        fields: dict[str, Any] = _deciding(name) | {"shares": headers is None} if function == "rl_limit" else {}
         fields |= {"opened": _result_of, "id": ((name, key), "limit", own, reserve, headers), "count": float(count)}
         return self._make(select, function, arguments, _read_result, before=values, **fields)
 
@@ -318,7 +318,7 @@ class Calls:
         value = f"CAST(@rl_value({_TEXT}, {_TEXT}, {_JSON}) AS text)"
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(at_most)), (_NUMBER, float(at_least))]
         arguments += [_UNTHROWN, (_JSON, own)]
-        fields = _deciding(name) | {"id": ((name, key), "take", own), "count": float(at_least)}
+        fields: dict[str, Any] = _deciding(name) | {"id": ((name, key), "take", own), "count": float(at_least)}
         fields["opened"] = lambda error: Taken(True, None, None, None, None, None, error=error)
         select = f"{_RESULT}, r.taken, {value}"
         return self._make(select, "rl_take", arguments, read, before=[name, key, own], **fields)
@@ -385,7 +385,7 @@ class Calls:
         name, key, own = self._target(name, key, config)
 
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), _UNTHROWN, (_JSON, own)]
-        fields = _deciding(name) | {"slots": frozenset((name,))}
+        fields: dict[str, Any] = _deciding(name) | {"slots": frozenset((name,))}
         fields["opened"] = lambda error: Lent(True, None, None, None, None, None, None, None, error=error)
         select = f"r.ok, r.lease, {_time('r.expires_at')}, {_DECIDED}"
         return self._make(select, "rl_acquire", arguments, _read_lent, **fields)
@@ -416,7 +416,7 @@ class Calls:
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), (_SPAN, seconds_of(ttl)), (_TEXT, id)]
         arguments += [(_NUMBER, least), (_TEXT, on_expiry), (_FLAG, reserve), _UNTHROWN, (_JSON, own)]
         select = f"r.ok, r.hold, {_time('r.expires_at')}, {_DECIDED}, r.held"
-        fields = _deciding(name)
+        fields: dict[str, Any] = _deciding(name)
         fields["opened"] = lambda error: Held(True, *(None,) * 7, error=error, held=float(count))
         read = lambda rows: Held(**vars(_read_lent(rows)), held=rows[0][-1])  # noqa: E731
         return self._make(select, "rl_hold", arguments, read, **fields)
