@@ -24,15 +24,17 @@ import report
 from bench import Redis, check, output
 
 HERE = Path(__file__).parent / "adapters"
-CONNECTIONS, THREADS = 16, 10  # of wrk; of gunicorn, as many as a pool has connections
+CONNECTIONS, THREADS = (16, 64), 10  # of wrk; of gunicorn, as many as a pool has connections
 LOADS = {"admitted": (1024, 200), "denied": (1, 429)}  # how many keys, and the status of every answer
 # Stores by their paths, in the order of the rows.
 STORES = {
     "none": "no limiter",
     "table": "in the table",
+    "alone": "in the table, a statement each",
     "prepared": "in the table, prepared",
     "remembered": "in the table, denials remembered",
     "memory": "in memory",
+    "memory_alone": "in memory, a statement each",
     "memory_prepared": "in memory, prepared",
     "saved": "in memory, saved",
     "own": "its own store in memory",
@@ -44,23 +46,22 @@ ONLY_ADMITTED, ONLY_DENIED = ["none"], ["remembered", "blocked"]
 GUNICORN = ["gunicorn", "--threads", str(THREADS), "--bind", "127.0.0.1:{port}", "--log-level", "warning"]
 UVICORN = ["uvicorn", "--factory", "--port", "{port}", "--log-level", "warning"]
 # The limiters by the names of their columns: the command of the application, and what it lacks of STORES.
-PREPARED = ["prepared", "memory_prepared"]  # an option of the other stores only
+PREPARED = ["prepared", "memory_prepared"]  # the default of the others
+ALONE = ["alone", "memory_alone"]  # threads share no statements, and pyrate-limiter asks one at a time
 APPS = {
-    "express": (["node", "apps.mjs", "express", "{port}"], ["blocked"]),
-    "Fastify": (["node", "apps.mjs", "fastify", "{port}"], ["saved", "postgres", "blocked"]),
-    "flexible": (["node", "apps.mjs", "flexible", "{port}"], ["saved"]),
-    "Django REST": ([*GUNICORN, "apps:django()"], [*PREPARED, "saved", "blocked"]),
-    "FastAPI": ([*UVICORN, "apps:fastapi"], [*PREPARED, "blocked"]),
-    "Flask": ([*GUNICORN, "apps:flask()"], ["saved", "postgres", "blocked"]),
+    "express": (["node", "apps.mjs", "express", "{port}"], [*PREPARED, "blocked"]),
+    "Fastify": (["node", "apps.mjs", "fastify", "{port}"], [*PREPARED, "saved", "postgres", "blocked"]),
+    "flexible": (["node", "apps.mjs", "flexible", "{port}"], [*PREPARED, "saved"]),
+    "Django REST": ([*GUNICORN, "apps:django()"], [*PREPARED, *ALONE, "saved", "blocked"]),
+    "FastAPI": ([*UVICORN, "apps:fastapi"], [*PREPARED, *ALONE, "blocked"]),
+    "Flask": ([*GUNICORN, "apps:flask()"], [*ALONE, "saved", "postgres", "blocked"]),
 }
-# The tables of docs/performance.md: title, load, what a cell shows of a line.
-TABLES = [
-    ("requests a second, admitted", "admitted", lambda line: f"{median(line['rates']):,.0f}"),
-    ("requests a second, denied", "denied", lambda line: f"{median(line['rates']):,.0f}"),
-    ("99th percentile in ms, admitted", "admitted", lambda line: f"{median(line['p99s']):.1f}"),
-    ("µs of server CPU a request, admitted", "admitted", lambda line: f"{median(line['cpus']):.0f}"),
-    ("µs of server CPU a request, denied", "denied", lambda line: f"{median(line['cpus']):.0f}"),
-]
+# The tables of docs/performance.md: what a cell shows of a line, for each load, and each number of connections.
+CELLS = {
+    "requests a second": lambda line: f"{median(line['rates']):,.0f}",
+    "99th percentile in ms": lambda line: f"{median(line['p99s']):.1f}",
+    "µs of server CPU a request": lambda line: f"{median(line['cpus']):.0f}",
+}
 
 
 def cpu(roots):
@@ -117,11 +118,11 @@ def running(command, environment, log):
             process.wait()
 
 
-def measure(url, load, seconds, roots):
+def measure(url, load, connections, seconds, roots):
     """Requests a second, the 99th percentile in milliseconds, and the microseconds of the servers' CPU a request."""
     keys, expected = LOADS[load]
     before = cpu(roots)
-    how = ["-t", "1", "-c", str(CONNECTIONS), "-d", str(seconds), "-s", str(HERE / "load.lua")]
+    how = ["-t", "1", "-c", str(connections), "-d", str(seconds), "-s", str(HERE / "load.lua")]
     answer = json.loads(output("wrk", *how, url, "--", str(keys)).splitlines()[-1])
     after = cpu(roots)
     return answer, (
@@ -134,25 +135,26 @@ def measure(url, load, seconds, roots):
 def application(name, options, environment, roots):
     """The works of an application, one a load: a line a store."""
     command, lacks = APPS[name]
-    cells = [(store, load) for store in STORES if store not in lacks for load in LOADS]
-    cells = [(s, load) for s, load in cells if s not in (ONLY_DENIED if load == "admitted" else ONLY_ADMITTED)]
+    asked = [(store, load) for store in STORES if store not in lacks for load in LOADS]
+    asked = [(s, load) for s, load in asked if s not in (ONLY_DENIED if load == "admitted" else ONLY_ADMITTED)]
+    cells = [(*cell, connections) for connections in options.connections for cell in asked]
     measured = {cell: [] for cell in cells}
     with running(command, environment, options.results / f"adapters-{name}.log".replace(" ", "-")) as address:
-        for store, load in cells:  # one makes its tables later than it can be asked
+        for store, load in asked:  # one makes its tables later than it can be asked
             until(lambda: status(f"{address}/{store}/{load}") == LOADS[load][1], f"{name}, {store} is not {load}")
         for repeat in range(-1, options.repeats):  # the first fills the stores
-            for store, load in cells[:: -1 if repeat % 2 else 1]:
+            for store, load, connections in cells[:: -1 if repeat % 2 else 1]:
                 url = f"{address}/{store}/{load}"
-                answer, figures = measure(url, load, options.seconds, roots)
+                answer, figures = measure(url, load, connections, options.seconds, roots)
                 if repeat < 0:
                     continue
-                measured[store, load].append(figures)
+                measured[store, load, connections].append(figures)
                 refused = answer["requests"] if load == "denied" else 0
                 right = answer["failed"] == 0 and answer["refused"] == refused and status(url) == LOADS[load][1]
                 check(right, f"{name}, {store}, {load}: {answer}, {status(url)}")
     works = []
-    for load in LOADS:
-        of_load = {store: figures for (store, of), figures in measured.items() if of == load}
+    for load, connections in [(load, connections) for load in LOADS for connections in options.connections]:
+        of_load = {store: figures for (store, *of), figures in measured.items() if of == [load, connections]}
         rates = {store: [rate for rate, _, _ in figures] for store, figures in of_load.items()}
         lines = []
         for store in sorted(rates, key=lambda store: store != "table"):  # all are compared with the table
@@ -160,23 +162,23 @@ def application(name, options, environment, roots):
             first = rates["table"] if store != "table" else None
             line = report.line(STORES[store], rates[store], first, None, "requests/s", cpus)
             lines.append(line | {"p99s": p99s, "p99": f"{median(p99s):.1f} ms"})
-        title = f"{name}, {load}, {LOADS[load][0]:,} key{'s' * (load == 'admitted')}, {CONNECTIONS} connections"
-        works.append({"name": f"{name} {load}", "title": title, "unit": "requests/s", "lines": lines})
+        title = f"{name}, {load}, {LOADS[load][0]:,} key{'s' * (load == 'admitted')}, {connections} connections"
+        works.append({"name": f"{name} {load} {connections}", "title": title, "unit": "requests/s", "lines": lines})
     return works
 
 
-def summary(works):
+def summary(works, connections):
     """The tables of docs/performance.md: a column an application, a row a store; "–": it doesn't have the store."""
     lines = {work["name"]: {line["label"]: line for line in work["lines"]} for work in works}
-    names = [name for name in APPS if f"{name} denied" in lines]
+    names = [name for name in APPS if f"{name} denied {connections[0]}" in lines]
     parts = []
-    for title, load, show in TABLES:
+    for of, load, (what, show) in [(of, load, cell) for of in connections for load in LOADS for cell in CELLS.items()]:
         rows = []
         for label in STORES.values():
-            row = [lines[f"{name} {load}"].get(label) for name in names]
+            row = [lines[f"{name} {load} {of}"].get(label) for name in names]
             if any(row):
                 rows.append([label, *(show(line) if line else "–" for line in row)])
-        parts.append(report.table([title, *names], rows))
+        parts.append(report.table([f"{what}, {load}, {of} connections", *names], rows))
     return "\n\n".join(parts)
 
 
@@ -190,6 +192,7 @@ def main():
     parser.add_argument("--results", required=True, type=Path, help="the folder for adapters.md and .json")
     parser.add_argument("--page", type=Path, help="docs/performance.md, to put the tables there, too")
     parser.add_argument("--apps", nargs="+", default=list(APPS), choices=list(APPS), help="the applications to run")
+    parser.add_argument("--connections", nargs="+", type=int, default=list(CONNECTIONS), help="of wrk")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=1, help="of each measurement")
     options = parser.parse_args()
@@ -219,13 +222,13 @@ def main():
         "cores": len(os.sched_getaffinity(0)), "repeats": options.repeats, "seconds of each": options.seconds,
         "node": output("node", "--version").strip(), "python": platform.python_version(), "redis": redis.version,
     } | {name: psql(f"SHOW {name}") for name in ("server_version", "fsync", "synchronous_commit")}
-    tables = summary(works)
+    tables = summary(works, options.connections)
     print(tables)
     if options.page:
         # From the first row to what is no table.
-        old = rf"\| {TABLES[0][0]} [\s\S]*?(?=\n\n[^|])"
+        old = r"\| requests a second, admitted[\s\S]*?(?=\n\n[^|])"
         page, found = re.subn(old, lambda _: tables, options.page.read_text(), count=1)
-        check(found, f"{options.page} has no table of {TABLES[0][0]}")
+        check(found, f"{options.page} has no such table")
         options.page.write_text(page)
     detail = [f"### {work['title']}\n\n{report.work_table(work)}" for work in works]
     parts = [tables, *detail, "### settings\n\n" + "\n".join(f"- {name}: {value}" for name, value in settings.items())]

@@ -21,10 +21,10 @@ const redis = new Redis(REDIS);
 /** Makers of our stores, by MAKE of their options and the limit. */
 const stores = (make) => ({
     table: (name, limit) => make({ db: pool, name }, limit),
-    prepared: (name, limit) => make({ db: pool, name, prepare: true }, limit),
+    alone: (name, limit) => make({ db: pool, name, batch: false }, limit),
     remembered: (name, limit) => make({ db: pool, name, rememberDenials: true }, limit),
     memory: (name, limit) => make({ db: pool, name, store: 'memory' }, limit),
-    memory_prepared: (name, limit) => make({ db: pool, name, store: 'memory', prepare: true }, limit),
+    memory_alone: (name, limit) => make({ db: pool, name, store: 'memory', batch: false }, limit),
 });
 /** Calls USE with a path, a limit and the store of each of the makers and each load. */
 function each(makers, use) {
