@@ -341,6 +341,23 @@ async def test_the_timeout_of_a_call_ends_it_alone(made, on_error, name, late):
             assert time.monotonic() < deadline, result
 
 
+@once
+async def test_a_call_with_a_timeout_does_not_wait_for_those_without_that_share_its_statement(name, late):
+    seen = Seen()
+    async with of_asyncpg(seen, database=ELSEWHERE) as pool:
+        limiter = AsyncRateLimiter({name: MANY}, db=pool)
+        await asyncio.gather(*(limiter.limit(name, "warm") for _ in range(3)))
+        seen.clear()
+        late(0)
+        with locked():
+            opens = {"c": "open"}  # which has a timeout of 5 seconds
+            calls = [asyncio.ensure_future(limiter.limit(name, key, on_error=opens.get(key))) for key in "abcd"]
+            assert isinstance((await calls[2]).error, TimeoutError)
+            assert sorted(map(str, seen)) == ["3", "limit"]
+            assert [call.done() for call in calls] == [False, False, True, False]
+        assert [(await calls[n]).remaining for n in (0, 1, 3)] == [999] * 3
+
+
 @each_pool
 async def test_denials_are_remembered_and_each_call_is_told(made, name):
     told = []
