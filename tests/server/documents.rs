@@ -26,10 +26,11 @@ const PG_CRON: &str = "CREATE SCHEMA cron;
 const SQL_FILE: &str = "-v ON_ERROR_STOP=1 -f ratelimit.sql\n";
 
 /// Pages whose examples also run on the SQL file, but for limits in memory.
-const ON_BOTH: [&str; 10] = [
+const ON_BOTH: [&str; 11] = [
     "README.md",
     "concurrency.md",
     "getting-started.md",
+    "holds.md",
     "http.md",
     "llm-budgets.md",
     "queues.md",
