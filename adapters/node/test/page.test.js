@@ -1,4 +1,4 @@
-// docs/node.md and docs/borrowing.md show parts of this.
+// docs/node.md, docs/failing.md and docs/borrowing.md show parts of this.
 import assert from 'node:assert/strict';
 import { after, before, test } from 'node:test';
 

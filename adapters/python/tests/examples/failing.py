@@ -1,4 +1,4 @@
-"""The example of docs/python.md for what fails open."""
+"""The example of docs/failing.md for what fails open."""
 
 import logging
 
