@@ -221,6 +221,9 @@ impl<P: Pool> Turn<P> {
     }
 }
 
+/// Connections, resources, and an operator who intervenes.
+const CLASSES: [&str; 3] = ["08", "53", "57"];
+
 /// Whether each call has this error of a statement as a whole; otherwise it can't have taken anything, and each is sent
 /// again, alone. A serializable transaction can fail after limits in memory are taken.
 async fn fails_each<P: Pool>(error: &Error, database: &Database<P>) -> bool {
@@ -231,6 +234,6 @@ async fn fails_each<P: Pool>(error: &Error, database: &Database<P>) -> bool {
             let isolation = database.run(database.deadline(), &statement, [None; 4]).await;
             isolation.is_ok_and(|isolation| isolation == "serializable")
         }
-        Some(code) => error.is_not_now() || ["08", "53", "57"].contains(&&code[..2]),
+        Some(code) => error.is_not_now() || CLASSES.iter().any(|class| code.starts_with(class)),
     }
 }
