@@ -1,6 +1,7 @@
 //! Statements that calls share. In these tests one thread runs everything, so calls that begin together are all there
 //! before the first is answered: it goes alone, and the others wait for it, since no time passes.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -10,8 +11,8 @@ use axum::body::Body;
 use axum::http::Request;
 use axum::response::Response;
 use axum::routing::get;
-use postgres_rate_limit::{Error, Limit, OnError, RateLimitLayer};
-use sqlx::{AssertSqlSafe, Connection, PgConnection, Postgres};
+use postgres_rate_limit::{Error, Limit, OnError, Pool, RateLimitLayer};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Postgres};
 use tokio::task::JoinHandle;
 use tower_service::Service;
 
@@ -25,7 +26,7 @@ const TRANSACTIONS: &str =
 const UNDER_WAY: &str = "SELECT count(*)::text FROM pg_stat_activity
     WHERE application_name = $1 AND state = 'active'";
 
-fn app<D: Driver>(layer: RateLimitLayer<D::Pool>) -> Router {
+fn routes<P: Pool>(layer: RateLimitLayer<P>) -> Router {
     let count = |request: &axum::http::request::Parts| {
         request.headers.get("count").map_or(1.0, |count| count.to_str().unwrap().parse().unwrap())
     };
@@ -84,10 +85,10 @@ async fn calls_that_come_meanwhile_go_together<D: Driver>() {
     let _clock = stop_clock();
     let (name, _, layer, _) = named::<D>(9);
     let keys = keys(50);
-    assert_eq!(statuses(begin(&app::<D>(layer), each_one(&keys)).await).await, [200; 50]);
+    assert_eq!(statuses(begin(&routes(layer), each_one(&keys)).await).await, [200; 50]);
     assert_eq!(sql(TRANSACTIONS, &[&name]).await, "2", "the first, and the others");
     let (name, _, layer, _) = named::<D>(9);
-    let alone = app::<D>(layer.batch(false));
+    let alone = routes(layer.batch(false));
     assert_eq!(statuses(begin(&alone, each_one(&keys)).await).await, [200; 50]);
     assert_eq!(sql(TRANSACTIONS, &[&name]).await, "50");
 }
@@ -95,7 +96,7 @@ async fn calls_that_come_meanwhile_go_together<D: Driver>() {
 async fn a_statement_has_at_most_64_calls<D: Driver>() {
     let _clock = stop_clock();
     let (name, limit, layer, _) = named::<D>(9);
-    let app = app::<D>(layer);
+    let app = routes(layer);
     let mut holder = admin().await;
     let mut transaction = holder.begin().await.unwrap();
     assert!(limit.take(&mut transaction, "held").await.unwrap().ok);
@@ -118,7 +119,7 @@ async fn each_call_has_its_own_answer<D: Driver>() {
     let _clock = stop_clock();
     let (name, _, layer, _) = named::<D>(20);
     let same = ["same"; 30].map(|key| (key, "1"));
-    let answers = answers(begin(&app::<D>(layer.clone()), same).await).await;
+    let answers = answers(begin(&routes(layer.clone()), same).await).await;
     let mut left = Vec::new();
     for answer in answers {
         let header = answer.headers()["ratelimit"].to_str().unwrap();
@@ -132,7 +133,7 @@ async fn each_call_has_its_own_answer<D: Driver>() {
     // Wrong ones, and one of a key that isn't stored as it is.
     let long = "k".repeat(1025);
     let calls = [("a", "1"), ("a", "NaN"), ("b", "20"), ("c", "-1"), ("d", "21"), (&*long, "1")];
-    let found = statuses(begin(&app::<D>(layer), calls).await).await;
+    let found = statuses(begin(&routes(layer), calls).await).await;
     assert_eq!(found, [200, 500, 200, 500, 429, 200]);
 }
 
@@ -141,7 +142,7 @@ async fn exactly_the_limit_passes<D: Driver>() {
     let limit = limit(500);
     let calls: Vec<_> = (0..8)
         .map(|_| {
-            let app = app::<D>(layer(D::pool(To::default()), limit.clone()));
+            let app = routes(layer(D::pool(To::default()), limit.clone()));
             tokio::spawn(async move {
                 let mut passed = 0;
                 for _ in 0..5 {
@@ -165,7 +166,7 @@ async fn a_locked_row_delays_only_its_own_calls<D: Driver>() {
     let mut holder = admin().await;
     let mut transaction = holder.begin().await.unwrap();
     assert!(limit.take(&mut transaction, "held").await.unwrap().ok);
-    let app = app::<D>(layer);
+    let app = routes(layer);
     // The last one comes in the same statement as others, and is then sent alone.
     let mut begun = begin(&app, [("a", "1"), ("b", "1"), ("c", "1"), ("held", "1")]).await;
     let held = begun.pop().unwrap();
@@ -253,7 +254,7 @@ async fn taken(name: &str) -> String {
 async fn a_call_that_is_given_up_ends_alone<D: Driver>() {
     let _clock = stop_clock();
     let (name, layer, application) = elsewhere_named::<D>(vec![]).await;
-    let app = app::<D>(layer);
+    let app = routes(layer);
     let mut holder = owner().await;
     let transaction = lock(&mut holder, &name).await;
     let mut begun = begin(&app, each_one(&["a", "b", "c", "d"].map(String::from))).await;
@@ -271,7 +272,7 @@ async fn a_call_that_is_given_up_ends_alone<D: Driver>() {
 async fn a_first_call_that_is_given_up_holds_none_up<D: Driver>() {
     let _clock = stop_clock();
     let (name, layer, application) = elsewhere_named::<D>(vec![]).await;
-    let app = app::<D>(layer);
+    let app = routes(layer);
     let mut holder = owner().await;
     let transaction = lock(&mut holder, &name).await;
     let first = begin(&app, [("a", "1")]).await;
@@ -288,14 +289,14 @@ async fn a_timeout_ends_its_calls<D: Driver>() {
     let mut holder = owner().await;
     let transaction = lock(&mut holder, &name).await;
     let keys = ["a", "b", "c", "d"].map(String::from);
-    let begun = begin(&app::<D>(layer.clone()), each_one(&keys)).await;
+    let begun = begin(&routes(layer.clone()), each_one(&keys)).await;
     late().await;
     until("both statements wait", async || sql(UNDER_WAY, &[&application]).await == "2").await;
     tokio::time::advance(LONG).await;
     assert_eq!(statuses(begun).await, [503; 4]);
     transaction.rollback().await.unwrap();
     until("none waits", async || sql(UNDER_WAY, &[&application]).await == "0").await;
-    assert_eq!(statuses(begin(&app::<D>(layer), each_one(&keys)).await).await, [200; 4]);
+    assert_eq!(statuses(begin(&routes(layer), each_one(&keys)).await).await, [200; 4]);
     // The late statements may have run on, but none has been sent twice.
     let taken = taken(&name).await;
     assert!(taken.split(',').all(|key| [" 1", " 2"].contains(&&key[1..])), "{taken}");
@@ -309,7 +310,7 @@ async fn a_lost_connection_fails_its_calls_once<D: Driver>() {
     let layer = layer.on_error(OnError::Open).on_unchecked(move |_: &Error| {
         hears.fetch_add(1, Ordering::Relaxed);
     });
-    let app = app::<D>(layer);
+    let app = routes(layer);
     let mut holder = owner().await;
     let transaction = lock(&mut holder, &name).await;
     let begun = begin(&app, each_one(&keys(5))).await;
@@ -323,10 +324,52 @@ async fn a_lost_connection_fails_its_calls_once<D: Driver>() {
     assert_eq!(taken(&name).await, "");
 }
 
+/// A pool of which each connection is lost after a statement that calls share.
+#[derive(Clone)]
+struct Loses(PgPool);
+
+impl Pool for Loses {
+    type Connection = <PgPool as Pool>::Connection;
+
+    async fn get(&self) -> Result<Self::Connection, Error> {
+        Pool::get(&self.0).await
+    }
+
+    async fn run(
+        connection: &mut Self::Connection,
+        sql: &str,
+        values: &[Option<&str>],
+        prepares: bool,
+    ) -> Result<Option<String>, Error> {
+        let answer = <PgPool as Pool>::run(connection, sql, values, prepares).await;
+        if sql.contains("rl_limit_each") {
+            return Err(Error::new(io::Error::from(io::ErrorKind::ConnectionReset), None));
+        }
+        answer
+    }
+
+    fn discard(connection: Self::Connection) {
+        PgPool::discard(connection);
+    }
+}
+
+#[tokio::test]
+async fn what_may_have_been_taken_is_not_sent_again() {
+    let _clock = stop_clock();
+    let limit = limit(9);
+    let app = routes(layer(Loses(Sqlx::pool(To::default())), limit.clone()));
+    let calls = ["a", "b", "c"].map(|key| (key, "1"));
+    assert_eq!(statuses(begin(&app, calls).await).await, [200, 503, 503]);
+    for key in ["a", "b", "c"] {
+        let left = limit.take(&mut admin().await, key).await.unwrap();
+        assert_eq!(left.remaining, Some(7.0), "{key}");
+    }
+}
+
 async fn denials_are_remembered_by_each_call<D: Driver>() {
     let _clock = stop_clock();
     let (name, _, layer, _) = named::<D>(1);
-    let app = app::<D>(layer.remember_denials(100, 60 * LONG));
+    let app = routes(layer.remember_denials(100, 60 * LONG));
     let keys = keys(4);
     assert_eq!(statuses(begin(&app, each_one(&keys)).await).await, [200; 4]);
     assert_eq!(statuses(begin(&app, each_one(&keys)).await).await, [429; 4]);
@@ -353,7 +396,7 @@ async fn statements_that_fail<D: Driver>() {
         let (name, layer, _) = elsewhere_named::<D>(settings).await;
         let raises = format!("raise {code}");
         let calls = ["a", &raises, "b", "c"].map(|key| (key, "1"));
-        assert_eq!(statuses(begin(&app::<D>(layer), calls).await).await, expected, "{code}");
+        assert_eq!(statuses(begin(&routes(layer), calls).await).await, expected, "{code}");
         let raised = format!("SELECT last_value::text FROM limits.\"{name}\"");
         assert_eq!(there(&raised, &[]).await, times, "{code}");
         let all = if times == "1" { "a 1" } else { "a 1,b 1,c 1" };
@@ -371,7 +414,7 @@ async fn without_a_grant_calls_go_alone_for_ten_minutes<D: Driver>() {
     sql(&format!("GRANT EXECUTE ON FUNCTION rl_limit, rl_headers TO \"{role}\""), &[]).await;
     let name = unique("alone");
     let limit = Limit::new(&name).config(an_hour(9));
-    let app = app::<D>(layer(D::pool(To { user: role.clone(), ..To::default() }), limit));
+    let app = routes(layer(D::pool(To { user: role.clone(), ..To::default() }), limit));
     let together = async |key: &str| {
         sql("SELECT rl_reset_keys($1)::text", &[&name]).await;
         let keys = ["1", "2", "3", "4"].map(|n| format!("{key} {n}"));
