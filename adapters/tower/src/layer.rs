@@ -20,16 +20,16 @@ pub enum OnError {
     /// It gets 503.
     #[default]
     Closed,
-    /// It passes if [the error says "not now"](Error::is_not_now), with a [`Decision`](crate::Decision) as for an exempt key. Mistakes
-    /// and refused logins get 500.
+    /// It passes if [the error says "not now"](Error::is_not_now), with a [`Decision`](crate::Decision) as for an
+    /// exempt key. Mistakes and refused logins get 500.
     Open,
 }
 
 /// Limits the requests of a service: a denied one gets 429 and `Retry-After`.
 ///
 /// Every response of a decided request has the headers `RateLimit` and `RateLimit-Policy`. The service finds the
-/// [`Decision`](crate::Decision) in the extensions of the request; layers around this one find it in those of a response 429, and the
-/// [`Error`] in those of a response 503 or 500. The bodies of these are short texts.
+/// [`Decision`](crate::Decision) in the extensions of the request; layers around this one find it in those of a
+/// response 429, and the [`Error`] in those of a response 503 or 500. The bodies of these are short texts.
 ///
 /// Layers that every response needs, such as CORS, go outside: `.layer(limited).layer(cors)` in axum. Otherwise a page
 /// of another origin can't read a 429, and preflight requests take tokens.
@@ -88,8 +88,8 @@ impl<P: Pool> RateLimitLayer<P> {
     }
 
     /// Takes the tokens of one more limit, all or nothing: if one of them denies a request, none has taken anything.
-    /// The [`Decision`](crate::Decision) is that of the limit that denies with the longest wait, or, if none denies, of that with the
-    /// smallest share of its capacity left. The functions are those of the first limit's schema.
+    /// The [`Decision`](crate::Decision) is that of the limit that denies with the longest wait, or, if none denies, of
+    /// that with the smallest share of its capacity left. The functions are those of the first limit's schema.
     pub fn and(
         mut self,
         limit: Limit,
@@ -108,7 +108,8 @@ impl<P: Pool> RateLimitLayer<P> {
         self
     }
 
-    /// Lets requests pass for which this is true: they take nothing, and have neither headers nor a [`Decision`](crate::Decision).
+    /// Lets requests pass for which this is true: they take nothing, and have neither headers nor a
+    /// [`Decision`](crate::Decision).
     pub fn skip(self, skips: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         Self { skip: Some(Arc::new(skips)), ..self }
     }
@@ -141,9 +142,9 @@ impl<P: Pool> RateLimitLayer<P> {
         self
     }
 
-    /// Whether calls share statements. Default: true. Calls that come while one is under way go together in the next, by
-    /// `rl_limit_each`; where the role has no EXECUTE on it, and those for several limits, go alone. Pass false if the
-    /// pool sets a role or other settings for each request.
+    /// Whether calls share statements. Default: true. Calls that come while one is under way go together in the next,
+    /// by `rl_limit_each`; where the role has no EXECUTE on it, and those for several limits, go alone. Pass false if
+    /// the pool sets a role or other settings for each request.
     pub fn batch(self, shares: bool) -> Self {
         Self { shared: shares.then(Arc::default), ..self }
     }

@@ -1,5 +1,5 @@
-//! Statements that calls share: those that come while one is under way go together in the next, by rl_limit_each. A call
-//! that comes alone goes at once, by rl_limit.
+//! Statements that calls share: those that come while one is under way go together in the next, by rl_limit_each. A
+//! call that comes alone goes at once, by rl_limit.
 
 use std::collections::VecDeque;
 use std::mem;

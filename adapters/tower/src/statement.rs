@@ -68,8 +68,8 @@ impl Statement {
         ))
     }
 
-    /// Takes tokens from several limits, all or nothing. Value: the requests, as the fourth. The row is that of the limit that denies
-    /// with the longest wait, otherwise of that with the smallest share of its capacity left.
+    /// Takes tokens from several limits, all or nothing. Value: the requests, as the fourth. The row is that of the
+    /// limit that denies with the longest wait, otherwise of that with the smallest share of its capacity left.
     pub fn all(schema: &str, headers: Headers) -> Self {
         let function = format!("{schema}rl_headers_all");
         let rows = "jsonb_agg(to_jsonb(r) || ($4::text::jsonb -> (r.n - 1)) ORDER BY r.n)";

@@ -1,4 +1,5 @@
-//! Applications behind a pooler that lends a connection of the server for a transaction. `adapters/run` runs them so, too.
+//! Applications behind a pooler that lends a connection of the server for a transaction. `adapters/run` runs them so,
+//! too.
 
 use postgres_rate_limit::{Limit, Pool};
 use sqlx::Connection;

@@ -205,8 +205,8 @@ async fn there(text: &str, values: &[&str]) -> String {
     query.fetch_one(&mut owner().await).await.unwrap()
 }
 
-/// A limit in the other database, whose table has a trigger: new keys wait until none locks the name, but not for a lock,
-/// and then `raise CODE` raises that error. A sequence counts those.
+/// A limit in the other database, whose table has a trigger: new keys wait until none locks the name, but not for a
+/// lock, and then `raise CODE` raises that error. A sequence counts those.
 async fn elsewhere_named<D: Driver>(
     settings: Vec<(&'static str, String)>,
 ) -> (String, RateLimitLayer<D::Pool>, String) {
