@@ -13,4 +13,4 @@ CREATE TABLE messages (
 
 CREATE ROLE chat LOGIN;
 GRANT SELECT, INSERT ON users, messages TO chat;
-GRANT EXECUTE ON FUNCTION rl_limit, rl_hold, rl_settle, rl_value TO chat;
+GRANT EXECUTE ON FUNCTION rl_limit, rl_limit_each, rl_hold, rl_settle, rl_value TO chat;
