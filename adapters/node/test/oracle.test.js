@@ -16,7 +16,8 @@ import { limits } from './limits.js';
 
 const NAME = `oracle_node_${process.pid}`;
 const SEED = Number(process.env.SEED ?? 1);
-const TURNS = 5;
+const TIMES = Number(process.env.TIMES ?? 1);
+const TURNS = 5 * TIMES;
 let database;
 before(async () => {
     database = await limits(NAME);
@@ -86,7 +87,7 @@ function start(seed, options = {}) {
     };
 }
 
-test(`several applications, of which some are killed: seed ${SEED}`, { timeout: 120_000 }, async (context) => {
+test(`several applications, of which some are killed: seed ${SEED}`, { timeout: TIMES * 120_000 }, async (context) => {
     const owner = new pg.Pool({ user: 'postgres', database: NAME, max: 4 });
     context.after(() => owner.end());
     const limiter = new RateLimiter({}, { db: owner });
