@@ -197,14 +197,14 @@ def test_sqlalchemy(ratelimit_connection, ratelimit_clock):
 COMMITS = "test_commits_and_rollbacks"
 BROKEN = {
     "the clock isn't set": ("set_config('ratelimit.clock', %s, true)", "set_config('ratelimit.watch', %s, true)", "test_rows[1]"),
-    "the clock stands": ("        self._now = time\n", "", COMMITS),
+    "the clock stands": ("        self._now = _with_offset(time)\n", "        _with_offset(time)\n", COMMITS),
     "a rollback turns the clock back": ("self._begun = False\n        self.show_clock()", "self._begun = False", COMMITS),
     "a savepoint's rollback turns the clock back": ("= not begins\n            self.show_clock()", "= not begins", COMMITS),
     "a block doesn't commit": ("            if begins:\n                self.commit()\n", "", "test_transaction_commits_if_it_begins"),
     "each block commits": ("        self._begun = True\n        return", "        return", "test_transaction_commits_if_it_begins"),
     "a rollback keeps what was written": ('"ROLLBACK TO SAVEPOINT application"', '"RELEASE SAVEPOINT application; SAVEPOINT application"', COMMITS),
-    "memory isn't reset": ("SELECT rl_reset_keys(name) FROM", "SELECT name FROM", "test_memory[defined-2]"),
-    "names aren't reset": ("UNION SELECT unnest(%s::text[])", "WHERE %s::text[] IS NOT NULL", "test_memory[named-2]"),
+    "memory isn't reset": ("SELECT rl_reset_keys(name)\n", "SELECT name\n", "test_memory[defined-2]"),
+    "names aren't reset": ("UNION SELECT unnest(CAST(%s AS text[]))", "WHERE CAST(%s AS text[]) IS NOT NULL", "test_memory[named-2]"),
     "tests are committed": ("        try:\n            self.rollback()", "        try:\n            super().commit()", "test_rows[2]"),
 }
 
@@ -228,6 +228,134 @@ def test_broken_fixtures_are_noticed(database, tmp_path):
     assert [what for n, (what, (*_, test)) in enumerate(BROKEN.items()) if f"test_{n}.py::{test}" not in failed] == [], output
 
 
+# Of asynchronous code, on SQLAlchemy. RUN, DRIVER and FIXTURES are replaced.
+ASYNC = f'''
+from datetime import datetime
+
+import pytest
+from postgres_rate_limit import AsyncRateLimiter
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from FIXTURES import *
+
+pytestmark = RUN
+engine = create_async_engine("postgresql+DRIVER://")
+sessions = async_sessionmaker(engine)
+limiter = AsyncRateLimiter(["sendMessage"], defined=True)
+UNDEFINED = """SELECT ok FROM rl_limit('undefined', config => {IN_MEMORY})"""
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def ratelimit_names():
+    return ("undefined",)
+
+
+@pytest.fixture
+def ratelimit_engine():
+    return engine
+
+
+@pytest.fixture
+def bound(ratelimit_async_connection):
+    sessions.configure(bind=ratelimit_async_connection, join_transaction_mode="create_savepoint")
+
+
+async def run(statement):
+    async with sessions.begin() as session:
+        return await session.scalar(text(statement))
+
+
+async def take(count=1, fails=False):
+    async with sessions.begin() as session:
+        result = await limiter.limit("sendMessage", "k", count=count, db=session)
+        if fails:
+            raise ZeroDivisionError
+        return result
+
+
+@pytest.mark.parametrize("turn", (1, 2))
+@pytest.mark.parametrize("take", ("SELECT ok FROM rl_limit('inMemory')", UNDEFINED), ids=("defined", "named"))
+async def test_memory(bound, take, turn):
+    assert [await run(take) for _ in range(2)] == [True, False]
+
+
+@pytest.mark.parametrize("turn", (1, 2))
+async def test_rows(bound, turn):
+    assert await run("INSERT INTO messages VALUES ('ada', 'hello') RETURNING body") == "hello"
+    assert await run("SELECT count(*) FROM messages") == 1
+
+
+async def test_commits_rollbacks_and_the_clock(bound, ratelimit_async_clock):
+    assert (await take(10)).ok
+    assert (await take()).retry_after == 6
+    await ratelimit_async_clock.advance(seconds=6)
+    with pytest.raises(ZeroDivisionError):
+        await take(fails=True)
+    result = await take()
+    assert result.ok and result.remaining == 0
+    await ratelimit_async_clock.set(ratelimit_async_clock.now.replace(minute=2))
+    assert ratelimit_async_clock.now.minute == 2 and (await take()).remaining == 9
+    with pytest.raises(ValueError, match="no offset"):
+        await ratelimit_async_clock.set(datetime(2027, 1, 1))
+'''
+RUNS = {"anyio": "pytest.mark.anyio", "asyncio": "[]"}
+PLUGINS = {"anyio": ["-p", "anyio.pytest_plugin"], "asyncio": ["-p", "pytest_asyncio.plugin", "-o", "asyncio_mode=auto"]}
+ASYNC_BROKEN = {
+    "the clock isn't set": ("set_config('ratelimit.clock', %s, true)", "set_config('ratelimit.watch', %s, true)", "test_rows[1]"),
+    "the clock stands": ("await _run(self._connection, SET, self.now.isoformat(\" \"))", "pass", "test_rows[1]"),
+    "memory isn't reset": ("SELECT rl_reset_keys(name)\n", "SELECT name\n", "test_memory[defined-2]"),
+    "names aren't reset": ("FILL, list(names))", "FILL, [])", "test_memory[named-2]"),
+    "tests are committed": ('await _run(connection, "ROLLBACK TO SAVEPOINT test")', "await connection.commit()", "test_rows[2]"),
+    "connections stay open": ("await ratelimit_engine.dispose()", "pass", "test_rows[1]"),
+}
+
+
+def of_async(run="asyncio", driver="asyncpg", fixtures="postgres_rate_limit.testing"):
+    return ASYNC.replace("= RUN", f"= {RUNS[run]}").replace("DRIVER", driver).replace("FIXTURES", fixtures)
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("driver", ("asyncpg", "psycopg"))
+def test_asynchronous_code(database, tmp_path, run, driver):
+    (tmp_path / "test_async.py").write_text(of_async(run, driver))
+    output = database.pytest(tmp_path, *PLUGINS[run], *(["-k", "not memory"] if ON_FILE else []))
+    assert of_each(output) == {"passed": 3 if ON_FILE else 7}, output
+    assert database.left() == []
+
+
+@pytest.mark.edition("extension")
+def test_broken_asynchronous_fixtures_are_noticed(database, tmp_path):
+    for n, (old, new, _) in enumerate(ASYNC_BROKEN.values()):
+        (tmp_path / f"broken_{n}.py").write_text(break_fixtures(old, new))
+        (tmp_path / f"test_{n}.py").write_text(of_async(fixtures=f"broken_{n}"))
+    output = database.pytest(tmp_path, *PLUGINS["asyncio"])
+    with database.connect(database.name) as connection:
+        connection.execute("TRUNCATE ratelimits, messages")
+    failed = set(re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.M))
+    missed = [what for n, (what, (*_, test)) in enumerate(ASYNC_BROKEN.items()) if f"test_{n}.py::{test}" not in failed]
+    assert missed == [], output
+
+
+@pytest.mark.edition("extension")
+def test_an_asynchronous_transaction_that_the_application_ends_is_an_error(database, tmp_path):
+    ends = "async def test(ratelimit_async_connection):\n    await ratelimit_async_connection.execute(text('COMMIT'))\n"
+    (tmp_path / "test_it.py").write_text(of_async().partition("@pytest.mark.parametrize")[0] + ends)
+    output = database.pytest(tmp_path, *PLUGINS["asyncio"])
+    assert of_each(output) == {"passed": 1, "error": 1} and "the test's transaction was ended" in output, output
+
+
+@pytest.mark.edition("extension")
+def test_without_an_engine_it_says_so(database, tmp_path):
+    (tmp_path / "test_it.py").write_text(f"{PLUGIN}\n\nasync def test(ratelimit_async_clock):\n    pass\n")
+    output = database.pytest(tmp_path, *PLUGINS["asyncio"])
+    assert of_each(output) == {"error": 1} and "from a fixture ratelimit_engine" in output, output
+
+
 @pytest.mark.edition("extension")
 def test_a_transaction_that_the_application_ends_is_an_error(database, tmp_path):
     (tmp_path / "test_it.py").write_text(f"{PLUGIN}\n\ndef test(ratelimit_connection):\n    ratelimit_connection.execute('COMMIT')\n")
@@ -247,6 +375,10 @@ def test_a_role_that_may_not_set_the_clock_runs_no_test(database, tmp_path):
         (tmp_path / "test_messages.py").write_text(EXAMPLE)
         output = database.pytest(tmp_path, user=other)
         assert of_each(output) == {"error": 3}, output
+        assert f"GRANT SET ON PARAMETER ratelimit.clock TO {other}" in output, output
+        (tmp_path / "test_messages.py").write_text(of_async())
+        output = database.pytest(tmp_path, *PLUGINS["asyncio"], "-k", "rows", user=other)
+        assert of_each(output) == {"error": 2}, output
         assert f"GRANT SET ON PARAMETER ratelimit.clock TO {other}" in output, output
     finally:
         with database.connect("postgres") as connection:
@@ -279,7 +411,7 @@ def test_turns(ratelimit_connection, worker_id):
 def test_workers_on_one_database_take_turns(database, tmp_path, passes):
     turns = TURNS.replace("FIXTURES", "postgres_rate_limit.testing" if passes else "broken")
     (tmp_path / "test_turns.py").write_text(turns)
-    (tmp_path / "broken.py").write_text(break_fixtures("SELECT pg_advisory_xact_lock(hashtext('ratelimit.clock'))", "SELECT 1"))
+    (tmp_path / "broken.py").write_text(break_fixtures("pg_advisory_xact_lock(hashtext('ratelimit.clock'))", "1"))
     output = database.pytest(tmp_path, "-n", "2", "--dist", "each")
     assert (of_each(output) == {"passed": 2}) == passes, output
 
