@@ -33,6 +33,8 @@ const PROGRAMS: [(&str, &[&str]); 6] = [
             PYTHON_LANGCHAIN,
             PYTHON_LITELLM,
             PYTHON_PROCRASTINATE,
+            SHOP,
+            SHOP_TESTS,
         ],
     ),
     (
@@ -102,9 +104,11 @@ const BROWSER_HONO: &str = "../../adapters/node/test/browser/hono.js";
 const BROWSER_VALUE: &str = "../../adapters/node/test/browser/value.js";
 const BROWSER_PLAIN: &str = "../../adapters/node/test/browser/plain.js";
 const BROWSER_REACT: &str = "../../adapters/node/test/browser/page.jsx";
-/// An application, which is tested as a whole.
+/// Applications, which are tested as a whole.
 const EXAMPLE_SERVER: &str = "../../examples/chat/server.ts";
 const EXAMPLE_PAGE: &str = "../../examples/chat/page.tsx";
+const SHOP: &str = "../../examples/fastapi/app.py";
+const SHOP_TESTS: &str = "../../examples/fastapi/tests/conftest.py";
 
 #[test]
 fn every_block_is_run_or_stands_in_a_program_that_is_tested() {
