@@ -57,8 +57,9 @@ APPS = {
     "Flask": ([*GUNICORN, "apps:flask()"], [*ALONE, "saved", "postgres", "blocked"]),
 }
 # The tables of docs/performance.md: what a cell shows of a line, for each load, and each number of connections.
+RATES = "requests a second"
 CELLS = {
-    "requests a second": lambda line: f"{median(line['rates']):,.0f}",
+    RATES: lambda line: f"{median(line['rates']):,.0f}",
     "99th percentile in ms": lambda line: f"{median(line['p99s']):.1f}",
     "µs of server CPU a request": lambda line: f"{median(line['cpus']):.0f}",
 }
@@ -173,6 +174,9 @@ def summary(works, connections):
     names = [name for name in APPS if f"{name} denied {connections[0]}" in lines]
     parts = []
     for of, load, (what, show) in [(of, load, cell) for of in connections for load in LOADS for cell in CELLS.items()]:
+        # The page has the rates alone of other loads than the first.
+        if load == "denied" and "percentile" in what or of != connections[0] and (load, what) != ("admitted", RATES):
+            continue
         rows = []
         for label in STORES.values():
             row = [lines[f"{name} {load} {of}"].get(label) for name in names]
