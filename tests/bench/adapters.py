@@ -174,8 +174,8 @@ def summary(works, connections):
     names = [name for name in APPS if f"{name} denied {connections[0]}" in lines]
     parts = []
     for of, load, (what, show) in [(of, load, cell) for of in connections for load in LOADS for cell in CELLS.items()]:
-        # The page has the rates alone of other loads than the first.
-        if load == "denied" and "percentile" in what or of != connections[0] and (load, what) != ("admitted", RATES):
+        # Of denied requests, and of more connections, the page has the rates alone.
+        if load == "denied" and what != RATES or of != connections[0] and (load, what) != ("admitted", RATES):
             continue
         rows = []
         for label in STORES.values():
