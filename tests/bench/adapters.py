@@ -31,11 +31,9 @@ STORES = {
     "none": "no limiter",
     "table": "in the table",
     "alone": "in the table, a statement each",
-    "prepared": "in the table, prepared",
     "remembered": "in the table, denials remembered",
     "memory": "in memory",
     "memory_alone": "in memory, a statement each",
-    "memory_prepared": "in memory, prepared",
     "saved": "in memory, saved",
     "own": "its own store in memory",
     "redis": "its store in Redis",
@@ -46,14 +44,13 @@ ONLY_ADMITTED, ONLY_DENIED = ["none"], ["remembered", "blocked"]
 GUNICORN = ["gunicorn", "--threads", str(THREADS), "--bind", "127.0.0.1:{port}", "--log-level", "warning"]
 UVICORN = ["uvicorn", "--factory", "--port", "{port}", "--log-level", "warning"]
 # The limiters by the names of their columns: the command of the application, and what it lacks of STORES.
-PREPARED = ["prepared", "memory_prepared"]  # the default of the others
 ALONE = ["alone", "memory_alone"]  # threads share no statements, and pyrate-limiter asks one at a time
 APPS = {
-    "express": (["node", "apps.mjs", "express", "{port}"], [*PREPARED, "blocked"]),
-    "Fastify": (["node", "apps.mjs", "fastify", "{port}"], [*PREPARED, "saved", "postgres", "blocked"]),
-    "flexible": (["node", "apps.mjs", "flexible", "{port}"], [*PREPARED, "saved"]),
-    "Django REST": ([*GUNICORN, "apps:django()"], [*PREPARED, *ALONE, "saved", "blocked"]),
-    "FastAPI": ([*UVICORN, "apps:fastapi"], [*PREPARED, *ALONE, "blocked"]),
+    "express": (["node", "apps.mjs", "express", "{port}"], ["blocked"]),
+    "Fastify": (["node", "apps.mjs", "fastify", "{port}"], ["saved", "postgres", "blocked"]),
+    "flexible": (["node", "apps.mjs", "flexible", "{port}"], ["saved"]),
+    "Django REST": ([*GUNICORN, "apps:django()"], [*ALONE, "saved", "blocked"]),
+    "FastAPI": ([*UVICORN, "apps:fastapi"], [*ALONE, "blocked"]),
     "Flask": ([*GUNICORN, "apps:flask()"], [*ALONE, "saved", "postgres", "blocked"]),
 }
 # The tables of docs/performance.md: what a cell shows of a line, for each load, and each number of connections.

@@ -21,10 +21,8 @@ def flask():
     ours = lambda **options: lambda name: ("postgresql+ratelimit://", {"name": name, **options})
     stores = {
         "table": ours(),
-        "prepared": ours(prepare=True),
         "remembered": ours(remember_denials=True),
         "memory": ours(store="memory"),
-        "memory_prepared": ours(store="memory", prepare=True),
         "own": lambda name: ("memory://", {}),
         "redis": lambda name: (f"redis+unix://{REDIS}", {"key_prefix": name}),
     }
