@@ -184,7 +184,6 @@ interface Request {
 /** What JSON can write, and no text of PostgreSQL can be: a NUL, half a surrogate. */
 const NO_TEXT = /\\u(0000|d[89a-f])/;
 
-
 /** The error, or one that explains how to solve it with this package. */
 function explained(error: unknown, call: Call): unknown {
     const its = databaseError(error, '42883', '3F000', '42501', '42704');

@@ -452,10 +452,12 @@ fn of_state<H: Host>(
 
 /// The outcome if rows of shards are locked and can't be waited for: a denial that can be retried at once.
 fn at_once<H: Host>(host: &H, rows: &dyn Rows, asks: &[Ask]) -> Result<Outcome> {
-    let mut decided = read(host, Some(rows), asks)?.unchanged();
-    for (ask, decided) in asks.iter().zip(&mut decided) {
-        let may_be =
-            matches!(ask.target.store, Store::Shards(_)) || matches!(ask.change, Change::Hold(_));
+    let peek = read(host, Some(rows), asks)?;
+    let divided: Vec<bool> =
+        peek.seen.iter().map(|seen| seen.shards.undivided().is_none()).collect();
+    let mut decided = peek.unchanged();
+    for ((ask, decided), divided) in asks.iter().zip(&mut decided).zip(divided) {
+        let may_be = divided || asks.len() == 1 || matches!(ask.change, Change::Hold(_));
         let limited_by = |by| if may_be { by } else { None };
         let earlier: Vec<_> = decided.answers().map(|answer| answer.limited_by).collect();
         decided.give_up(&ask.change, ask.target.limit());

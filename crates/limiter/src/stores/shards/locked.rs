@@ -237,7 +237,7 @@ fn lock_few<'a, H: Host>(
     let has_room = |&n: &usize| room(&shards, n, now, amount) >= amount.abs();
     let with_room = rows_with_room(host, &shards, now, amount);
     let waited_for = with_room.first().filter(|_| wait).map(|&shard| (shard, true));
-    let unlocked = own_shard(host, target).filter(has_room).into_iter().chain(with_room.clone());
+    let unlocked = own_shard(host, target).filter(has_room).into_iter().chain(with_room);
     for (shard, wait) in unlocked.map(|shard| (shard, false)).chain(waited_for) {
         let row = target.row(shard_number(target.limit().shards(), shard));
         if let Some(row) = rows.lock(row, wait)? {
