@@ -307,14 +307,17 @@ def shards(server):
     full = level(None)
     stages = [("at first", "each row holds\na quarter", full, full)]
 
-    order = []
-    for session, count in zip(sessions, [4, 8, 12, 16]):
+    # A transaction that took from a row takes from it again, so that each row's tokens don't depend on who got it.
+    own = []
+    for session in sessions:
         session.execute("BEGIN")
         before = set(session.execute("SELECT shard, value FROM rateLimits").fetchall())
-        take(session, count)
+        take(session, 1)
         after = session.execute("SELECT shard, value FROM rateLimits").fetchall()
-        order += [row.shard for row in after if row not in before]
-    for session in sessions:
+        own += [row.shard for row in after if row not in before]
+    order = sorted(own)
+    for session, shard in zip(sessions, own):
+        take(session, [4, 8, 12, 16][order.index(shard)] - 1)
         session.execute("COMMIT")
     halved = level(order)
     stages.append(("four at once", "each in a row of\nits own: none waits", full, halved))
