@@ -15,8 +15,8 @@ import { STORES } from './edition.js';
 import { limits } from './limits.js';
 
 const NAME = `oracle_node_${process.pid}`;
-const SEED = Number(process.env.SEED ?? 1);
-const TIMES = Number(process.env.TIMES ?? 1);
+const SEED = Number(process.env.SEED || 1);
+const TIMES = Number(process.env.TIMES || 1);
 const TURNS = 5 * TIMES;
 let database;
 before(async () => {
