@@ -6,10 +6,9 @@ mod tests {
     use std::cell::Cell;
 
     use pgrx::prelude::*;
-    use ratelimit_core::Micros;
     use ratelimit_limiter::error::Result;
     use ratelimit_limiter::ports::{
-        KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId,
+        KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, TupleId, Version,
     };
     use ratelimit_limiter::stores::{delete_key, reset_key};
 
@@ -68,24 +67,11 @@ mod tests {
             self.rows.lock(id, wait)
         }
 
-        fn insert(
-            &self,
-            id: RowId,
-            stored: &Stored,
-            holds_due: Option<Micros>,
-            wait: bool,
-        ) -> Result<bool> {
-            self.rows.insert(id, stored, holds_due, wait)
+        fn insert(&self, id: RowId, version: &Version, wait: bool) -> Result<bool> {
+            self.rows.insert(id, version, wait)
         }
 
-        fn replace(
-            &self,
-            _: RowId,
-            _: &Row,
-            _: &Stored,
-            _: Option<Micros>,
-            _: bool,
-        ) -> Result<bool> {
+        fn replace(&self, _: RowId, _: &Row, _: &Version, _: bool) -> Result<bool> {
             Ok(false)
         }
 
@@ -97,14 +83,8 @@ mod tests {
             Ok(None)
         }
 
-        fn update(
-            &self,
-            id: RowId,
-            locked: TupleId,
-            stored: &Stored,
-            holds_due: Option<Micros>,
-        ) -> Result<()> {
-            self.rows.update(id, locked, stored, holds_due)
+        fn update(&self, id: RowId, locked: TupleId, version: &Version) -> Result<()> {
+            self.rows.update(id, locked, version)
         }
 
         fn delete(&self, id: RowId, locked: TupleId) -> Result<()> {

@@ -11,16 +11,16 @@ mod tests {
     use crate::schema::error::Error;
     use crate::store::own_locks;
     use ratelimit_limiter::error::LimiterError;
-    use ratelimit_limiter::ports::{Row, RowId, Stored};
+    use ratelimit_limiter::ports::{Row, RowId, Stored, Version};
 
     const ID: RowId = RowId { name: b"rolled back", key: b"k", shard: 0 };
 
-    fn tokens(value: f64) -> Stored {
-        State::Tokens(Tokens { value, ts: Micros(1_000_000), added: None }).into()
+    fn tokens(value: f64) -> Version {
+        Stored::State(State::Tokens(Tokens { value, ts: Micros(1_000_000), added: None })).into()
     }
 
     fn value_of(row: Row) -> f64 {
-        match row.stored {
+        match row.version.stored {
             Stored::State(state) => state.value(),
             of_none => panic!("{of_none:?}"),
         }
@@ -90,17 +90,17 @@ mod tests {
             let write = |value| {
                 with_rows(|rows| {
                     let locked = rows.lock(ID, true)?.unwrap();
-                    rows.update(ID, locked.tuple, &tokens(value), None)
+                    rows.update(ID, locked.tuple, &tokens(value))
                 })
                 .unwrap()
             };
             assert_eq!(value(), None);
             and_rolled_back(|| {
-                assert!(with_rows(|rows| rows.insert(ID, &tokens(1.0), None, true)).unwrap());
+                assert!(with_rows(|rows| rows.insert(ID, &tokens(1.0), true)).unwrap());
                 assert_eq!(value(), Some(1.0));
             });
             assert_eq!(value(), None, "{access}");
-            assert!(with_rows(|rows| rows.insert(ID, &tokens(2.0), None, true)).unwrap());
+            assert!(with_rows(|rows| rows.insert(ID, &tokens(2.0), true)).unwrap());
             write(3.0);
             and_rolled_back(|| {
                 write(4.0);

@@ -8,7 +8,7 @@ mod tests {
 
     use super::super::{get, run, with_rows};
     use crate::schema::error::Error;
-    use ratelimit_limiter::ports::{RowId, Stored};
+    use ratelimit_limiter::ports::{RowId, Stored, Version};
     use ratelimit_pg::error::PgError;
 
     const STORES: [&str; 2] = ["heap", "sql"];
@@ -71,19 +71,21 @@ mod tests {
                 written += 1;
                 by(writer);
                 // With the expiry of a hold, or without.
-                let first = (n % 3 > 0).then_some(Micros(TIMES[n % TIMES.len()]));
-                let then = (n % 2 > 0).then_some(Micros(TIMES[(n + 1) % TIMES.len()]));
-                assert!(with_rows(|rows| rows.insert(id, stored, first, true)).unwrap());
-                assert!(!with_rows(|rows| rows.insert(id, stored, first, true)).unwrap(), "twice");
-                let of_next = all.get(n + 1).unwrap_or(&all[1]);
-                for (write, expected, holds_due) in [(false, stored, first), (true, of_next, then)]
-                {
+                let due = |often: bool, n: usize| often.then_some(Micros(TIMES[n % TIMES.len()]));
+                let first = Version { stored: stored.clone(), holds_due: due(n % 3 > 0, n) };
+                let stored = all.get(n + 1).unwrap_or(&all[1]).clone();
+                let next = Version { stored, holds_due: due(n % 2 > 0, n + 1) };
+                assert!(with_rows(|rows| rows.insert(id, &first, true)).unwrap());
+                assert!(!with_rows(|rows| rows.insert(id, &first, true)).unwrap(), "twice");
+                for (write, version) in [(false, &first), (true, &next)] {
+                    let expected = &version.stored;
                     by(writer);
                     if write {
                         with_rows(|rows| {
                             let locked = rows.lock(id, true)?.unwrap();
-                            assert!(same(&locked.stored, stored) && locked.holds_due == first);
-                            rows.update(id, locked.tuple, of_next, then)
+                            assert!(same(&locked.stored, &first.stored));
+                            assert_eq!(locked.version, first);
+                            rows.update(id, locked.tuple, &next)
                         })
                         .unwrap();
                     }
@@ -91,9 +93,8 @@ mod tests {
                         by(reader);
                         let what = format!("{key} by {reader}: {expected:?}");
                         let row = with_rows(|rows| rows.read(id)).unwrap().unwrap();
-                        let read = row.stored;
-                        assert!(same(&read, expected), "{what} {read:?}");
-                        assert_eq!(row.holds_due, holds_due, "{what}");
+                        assert!(same(&row.stored, expected), "{what} {row:?}");
+                        assert_eq!(row.holds_due, version.holds_due, "{what}");
                         let shards =
                             with_rows(|rows| rows.read_key(id.name, id.key, Some(&[99, id.shard])))
                                 .unwrap();
@@ -114,7 +115,7 @@ mod tests {
                             found[0].name == id.name && same(&found[0].row.1.stored, expected),
                             "{what}"
                         );
-                        assert_eq!(found[0].row.1.holds_due, holds_due, "{what}");
+                        assert_eq!(found[0].row.1.holds_due, version.holds_due, "{what}");
                     }
                 }
             }
@@ -159,9 +160,9 @@ mod tests {
             for (n, (stored, columns)) in all.iter().enumerate() {
                 let id = RowId { name: b"codec", key: writer.as_bytes(), shard: n as i32 };
                 let holds = n % 2 == 1;
-                let first = holds.then_some(ts);
+                let version = Version { stored: stored.clone(), holds_due: holds.then_some(ts) };
                 let holds_due = if holds { at } else { "" };
-                assert!(with_rows(|rows| rows.insert(id, stored, first, true)).unwrap());
+                assert!(with_rows(|rows| rows.insert(id, &version, true)).unwrap());
                 let row = format!(
                     "SELECT r::text FROM ratelimits r WHERE key = '{writer}' AND shard = {n}"
                 );
@@ -227,7 +228,7 @@ mod tests {
             by(access);
             for (key, shard, expected) in &expected {
                 let id = RowId { name: b"codec", key: key.as_bytes(), shard: *shard };
-                let stored = with_rows(|rows| rows.read(id)).unwrap().unwrap().stored;
+                let stored = with_rows(|rows| rows.read(id)).unwrap().unwrap().version.stored;
                 assert_eq!(&format!("{stored:?}"), expected, "{key} by {access}");
             }
         }
@@ -240,7 +241,7 @@ mod tests {
         for access in STORES {
             by(access);
             let id = RowId { name: b"codec", key: b"log", shard: 0 };
-            let stored = with_rows(|rows| rows.read(id)).unwrap().unwrap().stored;
+            let stored = with_rows(|rows| rows.read(id)).unwrap().unwrap().version.stored;
             let Stored::State(State::Log(Log { entries, .. })) = stored else {
                 panic!("{stored:?}")
             };
@@ -256,7 +257,7 @@ mod tests {
         for access in STORES {
             by(access);
             let id = RowId { name: b"codec", key: b"leases", shard: 0 };
-            let stored = with_rows(|rows| rows.read(id)).unwrap().unwrap().stored;
+            let stored = with_rows(|rows| rows.read(id)).unwrap().unwrap().version.stored;
             let Stored::State(State::Leases(Leases { leases, .. })) = stored else {
                 panic!("{stored:?}")
             };
@@ -285,7 +286,7 @@ mod tests {
             by(access);
             for (key, state) in &states {
                 let id = RowId { name: b"codec", key: key.as_bytes(), shard: 0 };
-                let stored = with_rows(|rows| rows.read(id)).unwrap().unwrap().stored;
+                let stored = with_rows(|rows| rows.read(id)).unwrap().unwrap().version.stored;
                 assert_eq!(stored, state.clone().into(), "{access}");
             }
         }
@@ -318,7 +319,7 @@ mod tests {
             ('codec', 'value', 0, 't', NULL, 'epoch'), ('codec', 'ts', 0, 't', 1, NULL)");
         for column in ["kind", "value", "ts"] {
             let id = RowId { name: b"codec", key: column.as_bytes(), shard: 0 };
-            match with_rows(|rows| rows.read(id)).map(|row| row.map(|row| row.stored)) {
+            match with_rows(|rows| rows.read(id)).map(|row| row.map(|row| row.version.stored)) {
                 Err(Error::NullState { column: named, .. }) => assert_eq!(named, column),
                 other => panic!("{column}: {other:?}"),
             }
@@ -330,7 +331,7 @@ mod tests {
         run("ALTER TABLE ratelimits ALTER prior TYPE real");
         run("INSERT INTO ratelimits VALUES ('codec', 'prior', 0, 's', 1, 'epoch', NULL, 1)");
         let id = RowId { name: b"codec", key: b"prior", shard: 0 };
-        match with_rows(|rows| rows.read(id)).map(|row| row.map(|row| row.stored)) {
+        match with_rows(|rows| rows.read(id)).map(|row| row.map(|row| row.version.stored)) {
             Err(Error::Pg(PgError::AlteredColumn { column })) => assert_eq!(column, "prior"),
             other => panic!("{other:?}"),
         }
@@ -341,15 +342,15 @@ mod tests {
         by("heap");
         let id = RowId { name: b"codec", key: b"replace", shard: 0 };
         with_rows(|rows| {
-            assert!(rows.insert(id, &tokens(1.0), None, true)?);
+            assert!(rows.insert(id, &tokens(1.0).into(), true)?);
             let seen = rows.read(id)?.unwrap();
-            assert!(rows.replace(id, &seen, &tokens(2.0), None, true)?);
+            assert!(rows.replace(id, &seen, &tokens(2.0).into(), true)?);
             let seen = rows.read(id)?.unwrap();
             assert_eq!(seen.stored, tokens(2.0));
             let locked = rows.lock(id, true)?.unwrap();
             rows.delete(id, locked.tuple)?;
             assert!(rows.read(id)?.is_none());
-            assert!(rows.insert(id, &tokens(3.0), None, true)?);
+            assert!(rows.insert(id, &tokens(3.0).into(), true)?);
             assert_eq!(rows.read(id)?.unwrap().stored, tokens(3.0));
             Ok(())
         })

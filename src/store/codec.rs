@@ -24,7 +24,7 @@ use ratelimit_core::kinds::{Counters, Lease, Leases, Log, Tokens};
 use ratelimit_core::text::float_text;
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::error::LimiterError;
-use ratelimit_limiter::ports::Stored;
+use ratelimit_limiter::ports::{Stored, Version};
 
 use crate::schema::error::{Error, Result};
 use ratelimit_pg::clock::{INFINITE, from_timestamptz, to_nearest_timestamptz};
@@ -189,7 +189,7 @@ pub fn encode_hold(hold: &Hold) -> [Option<pg_sys::Datum>; 7] {
 pub type Values = [Option<pg_sys::Datum>; 8];
 
 /// Encodes a row, with the first expiry of its holds; an invalid one, which no call writes, as if it were reset.
-pub fn encode(stored: &Stored, holds_due: Option<Micros>) -> Values {
+pub fn encode(Version { stored, holds_due }: &Version) -> Values {
     let (mut added, mut prior, mut log, mut leases) = (None, None, None, None);
     let (kind, value, ts) = match stored {
         Stored::State(state) => {

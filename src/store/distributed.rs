@@ -17,7 +17,7 @@ use pgrx::pg_sys::BuiltinOid::{
 use ratelimit_core::Micros;
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
-    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TRIES, TupleId,
+    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, TRIES, TupleId, Version,
 };
 
 use crate::schema::catalog::TableLock;
@@ -161,24 +161,12 @@ impl Rows for Distributed<'_> {
         Ok(self.0.row(if wait { &TOUCH } else { &TRY_TOUCH }, id)?)
     }
 
-    fn insert(
-        &self,
-        id: RowId,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-        wait: bool,
-    ) -> PortResult<bool> {
-        self.0.insert(id, stored, holds_due, wait)
+    fn insert(&self, id: RowId, version: &Version, wait: bool) -> PortResult<bool> {
+        self.0.insert(id, version, wait)
     }
 
-    fn update(
-        &self,
-        id: RowId,
-        locked: TupleId,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-    ) -> PortResult<()> {
-        self.0.update(id, locked, stored, holds_due)
+    fn update(&self, id: RowId, locked: TupleId, version: &Version) -> PortResult<()> {
+        self.0.update(id, locked, version)
     }
 
     fn delete(&self, id: RowId, locked: TupleId) -> PortResult<()> {
@@ -188,14 +176,7 @@ impl Rows for Distributed<'_> {
     /// Waits only with `wait`, and if the row was unlocked when it was read. A statement that waits locks the version
     /// that it finds afterwards, even if that is not the version to replace: if another transaction intervenes, the row
     /// may stay locked to the end of a transaction that took nothing from it.
-    fn replace(
-        &self,
-        id: RowId,
-        seen: &Row,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-        wait: bool,
-    ) -> PortResult<bool> {
+    fn replace(&self, id: RowId, seen: &Row, version: &Version, wait: bool) -> PortResult<bool> {
         const REPLACE: Statement = Statement {
             sql: concat!(
                 "UPDATE @schema@.ratelimits SET ",
@@ -222,7 +203,7 @@ impl Rows for Distributed<'_> {
             ..REPLACE
         };
         let TupleId { writer: Some(writer), unlocked, .. } = seen.tuple else { return Ok(false) };
-        let mut row = row_parameters(id, stored, holds_due).to_vec();
+        let mut row = row_parameters(id, version).to_vec();
         row.push(Some(pg_sys::Datum::from(writer)));
         let statement = if wait && unlocked { &REPLACE } else { &REPLACE_UNLOCKED };
         Ok(self.0.execute(statement, &row)? > 0)

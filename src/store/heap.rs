@@ -118,10 +118,9 @@
 //! - 40001 above READ COMMITTED if the other row is not in the snapshot (ExecCheckTIDVisible)
 //!   → not wanted: the latest state
 
-use ratelimit_core::Micros;
 use ratelimit_limiter::error::{LimiterError, Result};
 use ratelimit_limiter::ports::{
-    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId,
+    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, TupleId, Version,
 };
 
 use read::decode;
@@ -154,15 +153,8 @@ impl Rows for Heap {
         RowFacts::LOCAL
     }
 
-    fn replace(
-        &self,
-        id: RowId,
-        seen: &Row,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-        wait: bool,
-    ) -> Result<bool> {
-        Ok((wait || self.lock_seen(seen)) && self.update_version(id, seen.tuple, stored, holds_due))
+    fn replace(&self, id: RowId, seen: &Row, version: &Version, wait: bool) -> Result<bool> {
+        Ok((wait || self.lock_seen(seen)) && self.update_version(id, seen.tuple, version))
     }
 
     fn read_key(&self, name: &[u8], key: &[u8], shards: Option<&[i32]>) -> Result<Vec<ShardRow>> {
@@ -171,24 +163,12 @@ impl Rows for Heap {
         rows.map(|row| Ok(decode(row)?)).collect()
     }
 
-    fn insert(
-        &self,
-        id: RowId,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-        wait: bool,
-    ) -> Result<bool> {
-        Ok(self.insert_row(id, stored, holds_due, wait))
+    fn insert(&self, id: RowId, version: &Version, wait: bool) -> Result<bool> {
+        Ok(self.insert_row(id, version, wait))
     }
 
-    fn update(
-        &self,
-        id: RowId,
-        locked: TupleId,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-    ) -> Result<()> {
-        if self.update_version(id, locked, stored, holds_due) {
+    fn update(&self, id: RowId, locked: TupleId, version: &Version) -> Result<()> {
+        if self.update_version(id, locked, version) {
             Ok(())
         } else {
             Err(LimiterError::not_written())

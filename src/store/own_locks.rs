@@ -5,10 +5,9 @@ use std::cell::RefCell;
 
 use lru::LruCache;
 use pgrx::pg_sys;
-use ratelimit_core::Micros;
 use ratelimit_limiter::error::Result;
 use ratelimit_limiter::ports::{
-    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId,
+    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, TupleId, Version,
 };
 use xxhash_rust::xxh64::xxh64;
 
@@ -93,25 +92,12 @@ impl<S: Rows> Rows for Noting<'_, S> {
         Ok(self.0.lock(id, wait)?.inspect(|_| note(id)))
     }
 
-    fn insert(
-        &self,
-        id: RowId,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-        wait: bool,
-    ) -> Result<bool> {
-        Ok(noted(id, self.0.insert(id, stored, holds_due, wait)?))
+    fn insert(&self, id: RowId, version: &Version, wait: bool) -> Result<bool> {
+        Ok(noted(id, self.0.insert(id, version, wait)?))
     }
 
-    fn replace(
-        &self,
-        id: RowId,
-        seen: &Row,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-        wait: bool,
-    ) -> Result<bool> {
-        Ok(noted(id, self.0.replace(id, seen, stored, holds_due, wait)?))
+    fn replace(&self, id: RowId, seen: &Row, version: &Version, wait: bool) -> Result<bool> {
+        Ok(noted(id, self.0.replace(id, seen, version, wait)?))
     }
 
     fn remove(&self, keys: &[KeyRows]) -> Result<u64> {
@@ -133,14 +119,8 @@ impl<S: Rows> Rows for Noting<'_, S> {
         Ok(deleted)
     }
 
-    fn update(
-        &self,
-        id: RowId,
-        locked: TupleId,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-    ) -> Result<()> {
-        self.0.update(id, locked, stored, holds_due)
+    fn update(&self, id: RowId, locked: TupleId, version: &Version) -> Result<()> {
+        self.0.update(id, locked, version)
     }
 
     fn delete(&self, id: RowId, locked: TupleId) -> Result<()> {

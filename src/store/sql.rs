@@ -10,7 +10,7 @@ use pgrx::pg_sys::BuiltinOid::{
 use ratelimit_core::Micros;
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
-    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId,
+    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, TupleId, Version,
 };
 
 use crate::schema::catalog::TableLock;
@@ -149,14 +149,7 @@ impl Rows for Connection<'_> {
         RowFacts { locks_first: true, ..RowFacts::LOCAL }
     }
 
-    fn replace(
-        &self,
-        _: RowId,
-        _seen: &Row,
-        _: &Stored,
-        _expires: Option<Micros>,
-        _wait: bool,
-    ) -> PortResult<bool> {
+    fn replace(&self, _: RowId, _seen: &Row, _: &Version, _wait: bool) -> PortResult<bool> {
         Ok(false)
     }
 
@@ -168,13 +161,7 @@ impl Rows for Connection<'_> {
         Ok(None)
     }
 
-    fn insert(
-        &self,
-        id: RowId,
-        row: &Stored,
-        holds_due: Option<Micros>,
-        wait: bool,
-    ) -> PortResult<bool> {
+    fn insert(&self, id: RowId, version: &Version, wait: bool) -> PortResult<bool> {
         // Names no columns in ON CONFLICT: that would choose only the valid index, and the one that REINDEX
         // CONCURRENTLY is building would raise 23505.
         const INSERT: Statement = Statement {
@@ -189,7 +176,7 @@ impl Rows for Connection<'_> {
             ..INSERT
         };
         let statement = if self.catalog.usual_key { &INSERT } else { &INSERT_BY_COLUMNS };
-        let insert = || self.execute(statement, &row_parameters(id, row, holds_due));
+        let insert = || self.execute(statement, &row_parameters(id, version));
         Ok(match wait {
             true => insert()? > 0,
             false => attempt_within(Micros::MILLISECOND, || insert().map(Some))?
@@ -197,20 +184,14 @@ impl Rows for Connection<'_> {
         })
     }
 
-    fn update(
-        &self,
-        id: RowId,
-        _: TupleId,
-        row: &Stored,
-        holds_due: Option<Micros>,
-    ) -> PortResult<()> {
+    fn update(&self, id: RowId, _: TupleId, version: &Version) -> PortResult<()> {
         const UPDATE: Statement = Statement {
             sql: concat!("UPDATE ONLY @schema@.ratelimits SET ", set_row!(), " WHERE ", by_id!()),
             parameters: &ROW_PARAMETERS,
             results: &[],
             lock: TableLock::Write,
         };
-        match self.execute(&UPDATE, &row_parameters(id, row, holds_due))? {
+        match self.execute(&UPDATE, &row_parameters(id, version))? {
             0 => Err(Connection::not_written(self).into()),
             _ => Ok(()),
         }
@@ -365,8 +346,8 @@ impl Connection<'_> {
         // No holds exist if Citus distributes the table; there may have been some before.
         let holds_due = field(8).filter(|_| !self.catalog.rate_limits.distributed);
         let holds_due = holds_due.map(|holds_due| from_timestamptz(holds_due.value() as i64));
-        let row = Row { stored: decode(shard, columns), holds_due, tuple: TupleId::NONE };
-        Ok((shard, row))
+        let version = Version { stored: decode(shard, columns), holds_due };
+        Ok((shard, Row { version, tuple: TupleId::NONE }))
     }
 }
 
@@ -376,12 +357,8 @@ pub(super) fn key_parameters(id: RowId) -> [Option<pg_sys::Datum>; 3] {
 }
 
 /// Encodes a row as [`ROW_PARAMETERS`].
-pub(super) fn row_parameters(
-    id: RowId,
-    row: &Stored,
-    holds_due: Option<Micros>,
-) -> [Option<pg_sys::Datum>; 11] {
+pub(super) fn row_parameters(id: RowId, version: &Version) -> [Option<pg_sys::Datum>; 11] {
     let [name, key, shard] = key_parameters(id);
-    let [kind, value, ts, added, prior, log, leases, holds_due] = encode(row, holds_due);
+    let [kind, value, ts, added, prior, log, leases, holds_due] = encode(version);
     [name, key, shard, kind, value, ts, added, prior, log, leases, holds_due]
 }

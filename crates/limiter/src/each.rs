@@ -12,7 +12,7 @@ use crate::change::Change;
 use crate::engine::{self, Ask};
 use crate::error::{LimiterError, Result};
 use crate::ports::{
-    Host, KeyRows, KeyedRow, Row, RowAccess, RowFacts, RowId, Rows, ShardRow, Stored, TupleId,
+    Host, KeyRows, KeyedRow, Row, RowAccess, RowFacts, RowId, Rows, ShardRow, TupleId, Version,
 };
 use crate::request::{Answer, Request};
 use crate::several::another_config;
@@ -226,29 +226,16 @@ impl Rows for Unwaiting<'_> {
         Ok(row)
     }
 
-    fn insert(
-        &self,
-        id: RowId,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-        wait: bool,
-    ) -> Result<bool> {
-        let inserted = self.rows.insert(id, stored, holds_due, false)?;
+    fn insert(&self, id: RowId, version: &Version, wait: bool) -> Result<bool> {
+        let inserted = self.rows.insert(id, version, false)?;
         if !inserted && wait {
             self.refuse_there(id, false)?;
         }
         Ok(inserted)
     }
 
-    fn replace(
-        &self,
-        id: RowId,
-        seen: &Row,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-        _: bool,
-    ) -> Result<bool> {
-        self.rows.replace(id, seen, stored, holds_due, false)
+    fn replace(&self, id: RowId, seen: &Row, version: &Version, _: bool) -> Result<bool> {
+        self.rows.replace(id, seen, version, false)
     }
 
     /// A row that could not be replaced is locked next: that shows whether it is free.
@@ -277,14 +264,8 @@ impl Rows for Unwaiting<'_> {
         self.rows.random_key()
     }
 
-    fn update(
-        &self,
-        id: RowId,
-        locked: TupleId,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-    ) -> Result<()> {
-        self.rows.update(id, locked, stored, holds_due)
+    fn update(&self, id: RowId, locked: TupleId, version: &Version) -> Result<()> {
+        self.rows.update(id, locked, version)
     }
 
     fn delete(&self, id: RowId, locked: TupleId) -> Result<()> {

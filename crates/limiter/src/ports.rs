@@ -14,7 +14,7 @@ pub use entries::{
     Absent, Entries, Id, Loaded, LockedEntries, NewKey, Pool, Retention, SavedKey, Seen,
 };
 pub use holds::{Deleted, HoldRow, Holds, KeyHolds};
-pub use rows::{KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId};
+pub use rows::{KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId, Version};
 pub use session::{Clock, Interrupts, Random, Subtransaction};
 pub use tally::{Counted, Tally, Verdict};
 

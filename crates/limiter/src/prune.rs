@@ -52,7 +52,7 @@ pub fn prune<H: Host>(
         let mut batch = (most > 1).then(Batch::default);
         let mut visit = |mut key: KeyRows| {
             // `holds_due` is a lower bound: the hold may have been settled since, or be about to expire.
-            let is_past = |(_, row): &ShardRow| row.holds_due.is_some_and(|at| at <= host.now());
+            let is_past = |(_, row): &ShardRow| row.is_due(host.now());
             if key.rows.first().is_some_and(is_past) {
                 holds::prune::give_back_if_valid(host, rows, &key.name, &key.key)?;
                 key.rows = rows.read_key(&key.name, &key.key, None)?;

@@ -5,14 +5,13 @@ use std::hash::{Hash, Hasher};
 use ratelimit_core::hold::Hold;
 use ratelimit_core::kinds::{Counters, Lease, Tokens};
 use ratelimit_core::{Micros, State};
-use ratelimit_limiter::ports::Stored;
+use ratelimit_limiter::ports::{Stored, Version};
 
 /// The contents of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
-    /// The contents of a limit or a shard; and an instant no later than the first expiry of a hold that gives
-    /// tokens back.
-    Limit(Stored, Option<Micros>),
+    /// The contents of a limit or a shard.
+    Limit(Version),
     /// A hold of a key.
     Hold(HoldOf),
 }
@@ -37,8 +36,8 @@ impl Eq for HoldOf {}
 
 impl Hash for Content {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        let (stored, holds_due) = match self {
-            Content::Limit(stored, holds_due) => (stored, holds_due),
+        let Version { stored, holds_due } = match self {
+            Content::Limit(version) => version,
             Content::Hold(hold) => return (13, hold).hash(hasher),
         };
         holds_due.map(|Micros(at)| at).hash(hasher);

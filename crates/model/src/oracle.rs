@@ -175,9 +175,7 @@ pub fn left_in_rows(
     let target =
         Target::defined::<Run>(NAME, KEYS[usize::from(key)], Rc::new(definition.clone()), None);
     let row = |(shard, version): &(i32, &Version)| match version.content.clone() {
-        Content::Limit(stored, holds_due) => {
-            Some((*shard, Row { stored, holds_due, tuple: TupleId::NONE }))
-        }
+        Content::Limit(version) => Some((*shard, Row { version, tuple: TupleId::NONE })),
         Content::Hold(_) => None,
     };
     let shards = stores::shards_of_rows(&target, rows.iter().filter_map(row).collect(), now);

@@ -1,9 +1,8 @@
 //! The rows of the table, in steps.
 
-use ratelimit_core::Micros;
 use ratelimit_limiter::error::{LimiterError, Result};
 use ratelimit_limiter::ports::{
-    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId,
+    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, TupleId, Version,
 };
 
 use crate::content::Content;
@@ -18,8 +17,8 @@ fn place(id: RowId) -> RowKey {
 
 /// A row that was found.
 fn row((tid, unlocked, content): Found) -> Row {
-    let Content::Limit(stored, holds_due) = content else { unreachable!("{content:?}") };
-    Row { stored, holds_due, tuple: TupleId { tid: Some(tid), unlocked, writer: None } }
+    let Content::Limit(version) = content else { unreachable!("{content:?}") };
+    Row { version, tuple: TupleId { tid: Some(tid), unlocked, writer: None } }
 }
 
 /// The version of a row.
@@ -55,7 +54,7 @@ impl Run<'_> {
             (false, _) => self.skip_locked(tid, place(id)).map(row),
         }?;
         if self.has(Flaw::DecidedBeforeWait) {
-            locked.stored = seen.stored;
+            locked.version.stored = seen.version.stored;
         }
         Some(locked)
     }
@@ -132,28 +131,16 @@ impl Rows for Run<'_> {
         Ok(self.lock_newest(id, wait))
     }
 
-    fn insert(
-        &self,
-        id: RowId,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-        wait: bool,
-    ) -> Result<bool> {
-        let is_alone = self.insert_row(id, Content::Limit(stored.clone(), holds_due));
+    fn insert(&self, id: RowId, version: &Version, wait: bool) -> Result<bool> {
+        let is_alone = self.insert_row(id, Content::Limit(version.clone()));
         if !is_alone && (wait || self.setting.access != AccessPath::Heap) {
             self.wait_for_inserter(place(id));
         }
         Ok(is_alone)
     }
 
-    fn update(
-        &self,
-        _: RowId,
-        locked: TupleId,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-    ) -> Result<()> {
-        let update = Primitive::Update(tid(locked), Content::Limit(stored.clone(), holds_due));
+    fn update(&self, _: RowId, locked: TupleId, version: &Version) -> Result<()> {
+        let update = Primitive::Update(tid(locked), Content::Limit(version.clone()));
         // The row is locked: no session sees the new version before the commit.
         let done = self.was(self.at_once(update));
         if done { Ok(()) } else { Err(LimiterError::not_written()) }
@@ -170,18 +157,11 @@ impl Rows for Run<'_> {
         RowFacts { page: 2, batch, locks_first, ..RowFacts::LOCAL }
     }
 
-    fn replace(
-        &self,
-        _: RowId,
-        seen: &Row,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-        wait: bool,
-    ) -> Result<bool> {
+    fn replace(&self, _: RowId, seen: &Row, version: &Version, wait: bool) -> Result<bool> {
         if self.setting.access != AccessPath::Heap {
             return Ok(false);
         }
-        let update = Primitive::Update(tid(seen.tuple), Content::Limit(stored.clone(), holds_due));
+        let update = Primitive::Update(tid(seen.tuple), Content::Limit(version.clone()));
         Ok(match wait {
             true => self.was(self.step(update)),
             false => self.lock_seen(seen) && self.was(self.at_once(update)),

@@ -307,7 +307,7 @@ impl Scenario {
         for (number, (key, shard, stored)) in (0..).zip(&self.rows) {
             let version = Version {
                 place: RowKey { key: *key, shard: *shard },
-                content: Content::Limit(stored.clone(), None),
+                content: Content::Limit(stored.clone().into()),
                 xmin: FROZEN,
                 is_speculative: false,
                 lockers: Vec::new(),

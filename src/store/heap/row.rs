@@ -4,9 +4,8 @@ use std::mem::MaybeUninit;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::{INT8OID, TIMESTAMPTZOID};
-use ratelimit_core::Micros;
 use ratelimit_core::requests::MAX_KEY;
-use ratelimit_limiter::ports::{Row, RowId, ShardRow, Stored, TupleId};
+use ratelimit_limiter::ports::{Row, RowId, ShardRow, TupleId, Version};
 
 use super::raw;
 use crate::schema::error::{Error, Result};
@@ -92,8 +91,8 @@ impl RawRow {
         let stored = decode(self.shard, columns);
         let tid = (block(&self.tid), self.tid.ip_posid);
         let tuple = TupleId { tid: Some(tid), unlocked: self.unlocked, writer: None };
-        let holds_due = self.holds_due.map(from_timestamptz);
-        Ok((self.shard, Row { stored, holds_due, tuple }))
+        let version = Version { stored, holds_due: self.holds_due.map(from_timestamptz) };
+        Ok((self.shard, Row { version, tuple }))
     }
 }
 
@@ -208,10 +207,9 @@ pub fn row_values(
     name: &TextDatum,
     key: &TextDatum,
     shard: i32,
-    row: &Stored,
-    holds_due: Option<Micros>,
+    version: &Version,
 ) -> ([pg_sys::Datum; COLUMNS], [bool; COLUMNS]) {
-    let [kind, value, ts, added, prior, log, leases, holds_due] = encode(row, holds_due);
+    let [kind, value, ts, added, prior, log, leases, holds_due] = encode(version);
     let [name, key, shard] = [Some(name.datum()), Some(key.datum()), Some(shard.into())];
     let columns = [name, key, shard, kind, value, ts, added, prior, log, leases, holds_due];
     let null = pg_sys::Datum::from(0);

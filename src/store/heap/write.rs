@@ -1,8 +1,7 @@
 //! Locks rows and writes them.
 
 use pgrx::pg_sys;
-use ratelimit_core::Micros;
-use ratelimit_limiter::ports::{Row, RowId, Stored, TupleId};
+use ratelimit_limiter::ports::{Row, RowId, TupleId, Version};
 
 use super::open::{Heap, guarded};
 use super::read::{hash, scan_keys};
@@ -71,16 +70,10 @@ impl Heap {
     }
 
     /// Updates a version of a row, after waiting for locks on it; false if it was replaced.
-    pub fn update_version(
-        &self,
-        id: RowId,
-        version: TupleId,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-    ) -> bool {
-        let Some(mut old) = version.tid.map(tuple_id) else { return false };
+    pub fn update_version(&self, id: RowId, old: TupleId, version: &Version) -> bool {
+        let Some(mut old) = old.tid.map(tuple_id) else { return false };
         let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
-        let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored, holds_due);
+        let (mut values, mut nulls) = row_values(&name, &key, id.shard, version);
         // SAFETY: the description of the open table.
         let whole = unsafe { (*self.table).rd_att };
         let description = LIMITS.with(|short| short.description(whole, &nulls));
@@ -203,15 +196,9 @@ impl Heap {
 
     /// Inserts a row; see [`Rows::insert`](ratelimit_limiter::ports::Rows::insert). With `wait` it waits for a
     /// transaction that is inserting or deleting the same row.
-    pub fn insert_row(
-        &self,
-        id: RowId,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-        wait: bool,
-    ) -> bool {
+    pub fn insert_row(&self, id: RowId, version: &Version, wait: bool) -> bool {
         let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
-        let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored, holds_due);
+        let (mut values, mut nulls) = row_values(&name, &key, id.shard, version);
         // SAFETY: the description of the open table.
         let whole = unsafe { (*self.table).rd_att };
         let description = LIMITS.with(|short| short.description(whole, &nulls));

@@ -9,7 +9,7 @@ use ratelimit_faults::Fault;
 use super::Ask;
 use crate::change::{Change, Contents, Decided, Wait};
 use crate::error::{LimiterError, Result};
-use crate::ports::{HoldRow, Host, Row, Rows, Stored, TRIES};
+use crate::ports::{HoldRow, Host, Row, Rows, Stored, TRIES, Version};
 use crate::stores::{expiry, with_locked};
 
 /// Makes a change of a limit in one row. `None`: nothing is changed, since the rows are still those of a limit with
@@ -59,15 +59,13 @@ pub(crate) fn apply<H: Host, const MORE: bool>(
         if MORE && !is_done(ask, &decided) {
             return Ok(None);
         }
-        let Some(Next { after, holds_due }) = next::<MORE>(&mut decided, seen.as_ref(), now) else {
-            match &seen {
-                Some(row @ Row { holds_due: Some(_), .. }) => {
-                    match unchanged(host, rows, ask, row, decided)? {
-                        Some(decided) => return Ok(Some(decided)),
-                        None => continue,
-                    }
-                }
-                _ => return Ok(Some(decided)),
+        let Some(after) = next::<MORE>(&mut decided, seen.as_ref(), now) else {
+            match seen.filter(|seen| seen.holds_due.is_some()) {
+                None => return Ok(Some(decided)),
+                Some(seen) => match unchanged(host, rows, ask, &seen, decided)? {
+                    None => continue,
+                    decided => return Ok(decided),
+                },
             }
         };
         if stored.is_some_and(|stored| target.begins_anew(stored, now)) && host.has_holds() {
@@ -80,8 +78,8 @@ pub(crate) fn apply<H: Host, const MORE: bool>(
             }
         }
         let written = match &seen {
-            None => rows.insert(id, &after, holds_due, true)?,
-            Some(seen) => rows.replace(id, seen, &after, holds_due, waits)?,
+            None => rows.insert(id, &after, true)?,
+            Some(seen) => rows.replace(id, seen, &after, waits)?,
         };
         if written {
             // An older decision waited for a transaction, or a row has come, become idle and been pruned since.
@@ -137,25 +135,26 @@ fn has_holds_due(ask: &Ask, row: Option<&Row>) -> bool {
     matches!(ask.change, Change::Each(_)) && row.is_some_and(|row| row.holds_due.is_some())
 }
 
-/// A row after a change.
-struct Next {
-    after: Stored,
-    holds_due: Option<Micros>,
-}
-
 /// Returns the row to write, which may differ only in the first expiry of the key's holds; `None`: nothing to write.
 #[inline(always)]
-fn next<const MORE: bool>(decided: &mut Decided, seen: Option<&Row>, now: Micros) -> Option<Next> {
-    let holds_due = seen.and_then(|seen| seen.holds_due);
-    let Some(hold) = decided.hold_after().filter(|_| MORE) else {
-        return decided.after.take().map(|after| Next { after: Stored::State(after), holds_due });
+fn next<const MORE: bool>(
+    decided: &mut Decided,
+    seen: Option<&Row>,
+    now: Micros,
+) -> Option<Version> {
+    let with = |stored| match seen {
+        Some(seen) => seen.with(stored),
+        None => Version::from(stored),
     };
-    let after = match (decided.after.take(), seen) {
-        (Some(after), _) => Stored::State(after),
-        (None, Some(seen)) => seen.stored.clone(),
-        (None, None) => Stored::Reset { ts: now },
-    };
-    Some(Next { after, holds_due: expiry::first_expiry(&hold, holds_due) })
+    let after = decided.after.take().map(|after| with(Stored::State(after)));
+    let Some(hold) = decided.hold_after().filter(|_| MORE) else { return after };
+    let before = || as_seen(seen, now);
+    Some(expiry::with_hold(after.unwrap_or_else(before), &hold))
+}
+
+/// Returns a row as it was seen, or full.
+fn as_seen(seen: Option<&Row>, now: Micros) -> Version {
+    seen.map_or_else(|| Stored::Reset { ts: now }.into(), |seen| seen.version.clone())
 }
 
 /// Decides a written change again, at the time of the lock, as if the row were still as `seen`: the write waited for a
@@ -174,23 +173,21 @@ fn decide_again<H: Host, const MORE: bool>(
         host.check_for_interrupts();
         let own = ask.own(host)?;
         let now = host.now();
-        let holds_due = seen.as_ref().and_then(|seen| seen.holds_due);
         let mut decided = None;
         // Expired holds come first.
         if !seen.as_ref().is_some_and(|seen| expiry::is_due(&ask.target, seen, now)) {
             decided = Some(decide::<H, MORE>(host, ask, stored, own.as_ref(), now)?);
         }
         let Some(mut decided) = decided.filter(|decided| !MORE || is_done(ask, decided)) else {
-            let full = Stored::Reset { ts: now };
-            rows.update(id, locked, stored.unwrap_or(&full), holds_due)?;
+            rows.update(id, locked, &as_seen(seen.as_ref(), now))?;
             return Ok(None);
         };
         if !ask.put(host, own.as_ref(), &decided)? {
             continue;
         }
-        match (next::<MORE>(&mut decided, seen.as_ref(), now), stored) {
-            (Some(Next { after, holds_due }), _) => rows.update(id, locked, &after, holds_due)?,
-            (None, Some(stored)) => rows.update(id, locked, stored, holds_due)?,
+        match (next::<MORE>(&mut decided, seen.as_ref(), now), &seen) {
+            (Some(after), _) => rows.update(id, locked, &after)?,
+            (None, Some(seen)) => rows.update(id, locked, &seen.version)?,
             (None, None) => {}
         }
         return Ok(Some(decided));
@@ -217,20 +214,19 @@ fn change_locked<H: Host, const MORE: bool>(
         if MORE && (begins_anew || !is_done(ask, &decided) || has_holds_due(ask, Some(&row))) {
             return Ok(None);
         }
-        let Some(Next { after, mut holds_due }) = next::<MORE>(&mut decided, Some(&row), now)
-        else {
+        let Some(mut after) = next::<MORE>(&mut decided, Some(&row), now) else {
             unchanged = Some((decided, row));
             let kept = unchanged.take_if(|_| Fault::DeniedRowKept.is_on());
             return Ok(kept.map(|(decided, _)| decided));
         };
         if begins_anew {
             expiry::forget(host, id)?;
-            holds_due = None;
+            after.holds_due = None;
         }
         if !ask.put(host, own.as_ref(), &decided)? {
             return Ok(None);
         }
-        rows.update(id, row.tuple, &after, holds_due)?;
+        rows.update(id, row.tuple, &after)?;
         Ok(Some(decided))
     })?;
     match (changed, unchanged) {

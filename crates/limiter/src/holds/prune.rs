@@ -8,7 +8,7 @@ use ratelimit_core::config::{Definition, StoreKind};
 use ratelimit_core::hold::{Hold, SETTLED_LATE};
 
 use crate::error::{LimiterError, Result};
-use crate::ports::{Host, Row, RowAccess, RowId, Rows, Stored};
+use crate::ports::{Host, Row, RowAccess, RowId, Rows, Stored, Version};
 use crate::stores::expiry::{self, Limits};
 use crate::stores::shards;
 use crate::target::{FOREVER, Store, Target};
@@ -100,7 +100,7 @@ fn give_back<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<bool> {
         None if rows.read(id)?.is_some() => return Ok(false), // the session that has it locked gives back
         None => {
             let full = Stored::Reset { ts: host.now() };
-            match rows.insert(id, &full, None, false)? {
+            match rows.insert(id, &full.into(), false)? {
                 true => rows.lock(id, true)?,
                 false => None,
             }
@@ -115,7 +115,7 @@ fn give_back<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<bool> {
         }
     }
     // The row that named the first expiry may have been deleted since the hold.
-    let row = Row { holds_due: Some(EARLIEST), ..row };
+    row.version.holds_due = Some(EARLIEST);
     let after = expiry::apply_locked(host, rows, id, None, row)?;
     // Expired holds may wait for a limit that has holds.
     Ok(after.holds_due != Some(EARLIEST))
@@ -163,6 +163,7 @@ fn give_back_to_shards<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<
         holds.returning(name, key, EARLIEST, FOREVER, 1)
     })?;
     let holds_due = next.first().map(|next| next.hold.expires_at);
-    rows.update(id, root.tuple, &root.stored, holds_due)?;
+    let version = Version { holds_due, ..root.version };
+    rows.update(id, root.tuple, &version)?;
     Ok(Shards::Done)
 }

@@ -1,7 +1,8 @@
 //! The rows of the table.
 
-use ratelimit_core::Micros;
-use ratelimit_core::{Limit, State};
+use std::ops::Deref;
+
+use ratelimit_core::{Limit, Micros, State};
 
 use crate::error::Result;
 
@@ -94,25 +95,57 @@ impl TupleId {
     pub const NONE: TupleId = TupleId { tid: None, unlocked: false, writer: None };
 }
 
-/// A row, without its primary key.
-#[derive(Clone, Debug)]
-pub struct Row {
+/// A version of a row, as it is read and written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Version {
     /// The contents of its columns.
     pub stored: Stored,
     /// An instant no later than the first expiry of a hold of the key that gives tokens back; `None`: there is none.
     pub holds_due: Option<Micros>,
+}
+
+impl Version {
+    /// Returns the next version: with other contents, and the same holds of the key.
+    pub fn with(&self, stored: Stored) -> Version {
+        Version { stored, holds_due: self.holds_due }
+    }
+
+    /// Whether a hold of the key may have expired.
+    pub fn is_due(&self, now: Micros) -> bool {
+        self.holds_due.is_some_and(|holds_due| holds_due <= now)
+    }
+}
+
+/// The version of a row of a key without holds.
+impl From<Stored> for Version {
+    fn from(stored: Stored) -> Version {
+        Version { stored, holds_due: None }
+    }
+}
+
+/// A row, without its primary key.
+#[derive(Clone, Debug)]
+pub struct Row {
     /// The version that was read.
+    pub version: Version,
+    /// Its tuple id.
     pub tuple: TupleId,
+}
+
+impl Deref for Row {
+    type Target = Version;
+
+    fn deref(&self) -> &Version {
+        &self.version
+    }
 }
 
 impl Row {
     /// Whether it is the version that was read before. Equal contents don't show that: a hold that is settled and taken
     /// again leaves the same contents, but expires at another time.
     pub fn is_version(&self, seen: &Row) -> bool {
-        let version = |row: &Row| (row.tuple.tid, row.tuple.writer);
-        version(self) == version(seen)
-            && self.stored == seen.stored
-            && self.holds_due == seen.holds_due
+        let tuple = |row: &Row| (row.tuple.tid, row.tuple.writer);
+        tuple(self) == tuple(seen) && self.version == seen.version
     }
 }
 
@@ -144,8 +177,8 @@ impl KeyRows {
     /// Returns a copy with the versions, but without the logs, which are large.
     pub fn without_states(&self) -> KeyRows {
         let row = |(shard, row): &ShardRow| {
-            let stored = Stored::Reset { ts: Micros(0) };
-            (*shard, Row { stored, holds_due: row.holds_due, tuple: row.tuple })
+            let version = row.with(Stored::Reset { ts: Micros(0) });
+            (*shard, Row { version, tuple: row.tuple })
         };
         let (name, key) = (self.name.clone(), self.key.clone());
         KeyRows { name, key, rows: self.rows.iter().map(row).collect() }
@@ -204,28 +237,16 @@ pub trait Rows {
     /// locked.
     fn lock(&self, id: RowId, wait: bool) -> Result<Option<Row>>;
 
-    /// Inserts a row; `holds_due` as in [`Row`]. With `wait`, waits for another transaction that is inserting or
+    /// Inserts a row. With `wait`, waits for another transaction that is inserting or
     /// deleting the same row. False if the row is there, or another transaction is inserting it; with direct access
     /// also after any wait, even if the other was rolled back: the caller reads the row again.
-    fn insert(
-        &self,
-        id: RowId,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-        wait: bool,
-    ) -> Result<bool>;
+    fn insert(&self, id: RowId, version: &Version, wait: bool) -> Result<bool>;
 
     /// Updates a row that this transaction has locked.
     ///
     /// # Errors
     /// [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
-    fn update(
-        &self,
-        id: RowId,
-        locked: TupleId,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-    ) -> Result<()>;
+    fn update(&self, id: RowId, locked: TupleId, version: &Version) -> Result<()>;
 
     /// Deletes a row that this transaction has locked.
     ///
@@ -235,14 +256,7 @@ pub trait Rows {
 
     /// Updates a row in one step if it is known to be unchanged since it was read; otherwise writes and locks nothing.
     /// Waits for a lock on the row; without `wait`, writes nothing then either.
-    fn replace(
-        &self,
-        id: RowId,
-        seen: &Row,
-        stored: &Stored,
-        holds_due: Option<Micros>,
-        wait: bool,
-    ) -> Result<bool>;
+    fn replace(&self, id: RowId, seen: &Row, version: &Version, wait: bool) -> Result<bool>;
 
     /// Deletes in one step each key of which all rows are known to be unchanged since they were read and none is locked
     /// by another transaction; leaves keys that take more steps. Returns the number of rows.

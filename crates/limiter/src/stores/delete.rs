@@ -92,19 +92,19 @@ pub fn reset_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> 
         let Some(seen) = seen else { return reset_shards(host, rows, name, key) };
         let reset = seen.stored.reset().filter(|_| !Fault::ResetSkipped.is_on());
         let Some(reset) = reset else { return Ok(false) };
-        if rows.replace(id, &seen, &reset, None, false)? {
+        if rows.replace(id, &seen, &reset.into(), false)? {
             return Ok(true);
         }
         let mut was_reset = false;
-        let reset = with_locked(host, rows, id, |Row { stored, tuple, .. }| {
-            if stored.is_marker() {
+        let reset = with_locked(host, rows, id, |row| {
+            if row.stored.is_marker() {
                 return Ok(None);
             }
-            let Some(reset) = stored.reset() else {
+            let Some(reset) = row.stored.reset() else {
                 was_reset = true;
                 return Ok(None);
             };
-            rows.update(id, tuple, &reset, None)?;
+            rows.update(id, row.tuple, &reset.into())?;
             Ok(Some(()))
         })?;
         if reset.is_some() || was_reset {
@@ -125,7 +125,7 @@ fn reset_shards(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> R
         };
         for (shard, row) in locked {
             if let Some(reset) = row.stored.reset() {
-                rows.update(RowId { name, key, shard }, row.tuple, &reset, None)?;
+                rows.update(RowId { name, key, shard }, row.tuple, &reset.into())?;
                 was = Some(());
             }
         }
@@ -192,7 +192,7 @@ pub(crate) fn forget_holds<H: Host>(
         if !wait && rows.read(id)?.is_some() {
             return Ok(false);
         }
-        if rows.insert(id, &Stored::Reset { ts: host.now() }, None, wait)? {
+        if rows.insert(id, &Stored::Reset { ts: host.now() }.into(), wait)? {
             expiry::forget(host, id)?;
             let own = rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?;
             rows.delete(id, own.tuple)?;

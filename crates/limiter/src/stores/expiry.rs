@@ -14,7 +14,7 @@ use ratelimit_core::{Micros, State};
 use ratelimit_faults::Fault;
 
 use crate::error::{LimiterError, Result};
-use crate::ports::{Definitions, HoldRow, Host, Row, RowId, Rows, Stored, TRIES};
+use crate::ports::{Definitions, HoldRow, Host, Row, RowId, Rows, Stored, TRIES, Version};
 use crate::target::{FOREVER, Store, Target, after_block};
 
 /// The most expiries that are written in one step.
@@ -29,7 +29,7 @@ pub(crate) fn is_due(target: &Target, row: &Row, now: Micros) -> bool {
 /// Whether a hold of the row's key may have expired.
 #[inline]
 fn is_past(row: &Row, now: Micros) -> bool {
-    row.holds_due.is_some_and(|holds_due| holds_due <= now) && !Fault::ExpiryNotApplied.is_on()
+    row.is_due(now) && !Fault::ExpiryNotApplied.is_on()
 }
 
 /// Whether tokens can come back to a target's limit in a row with these contents: not if the state is of another kind.
@@ -46,8 +46,7 @@ pub(crate) fn returns(definition: &Definition) -> bool {
 
 /// A row after expiries.
 struct Expired {
-    stored: Stored,
-    holds_due: Option<Micros>,
+    version: Version,
     /// The expired holds, as they are afterwards.
     holds: Vec<HoldRow>,
     /// Whether another hold has expired that can't give back yet.
@@ -134,9 +133,9 @@ fn expired<H: Host>(
             let hold = &mut due[n];
             let definition = limits.of_expiry(host, hold)?;
             let Some((after, state)) = expire::<H>(id, definition, &stored, &hold.hold)? else {
-                let holds_due = Some(hold.hold.expires_at);
+                let version = Version { stored, holds_due: Some(hold.hold.expires_at) };
                 due.truncate(n);
-                return Ok(Expired { stored, holds_due, holds: due, waits: true });
+                return Ok(Expired { version, holds: due, waits: true });
             };
             hold.hold = after;
             if let Some(state) = state {
@@ -151,7 +150,7 @@ fn expired<H: Host>(
                 next.first().map(|next| next.hold.expires_at)
             }
         };
-        Ok(Expired { stored, holds_due, holds: due, waits: false })
+        Ok(Expired { version: Version { stored, holds_due }, holds: due, waits: false })
     })
 }
 
@@ -210,12 +209,11 @@ pub(crate) fn apply_locked<H: Host>(
         if !is_past(&row, now) || row.stored.is_marker() {
             return Ok(row);
         }
-        let Expired { stored, holds_due, holds, waits } =
-            expired(host, id, called, &row, now, MOST)?;
+        let Expired { version, holds, waits } = expired(host, id, called, &row, now, MOST)?;
         if waits && holds.is_empty() {
             return Ok(row);
         }
-        rows.update(id, row.tuple, &stored, holds_due)?;
+        rows.update(id, row.tuple, &version)?;
         if !holds.is_empty() && !Fault::ExpiredTwice.is_on() {
             host.with_key_holds(|table| table.expire(id.name, id.key, &holds))?;
         }
@@ -241,9 +239,9 @@ pub(crate) fn forget<H: Host>(host: &H, id: RowId) -> Result<()> {
 #[cold]
 pub(crate) fn on_copy<H: Host>(host: &H, target: &Target, row: &Row, now: Micros) -> Result<Row> {
     // Without a bound, since nothing is written.
-    let Expired { stored, holds_due, .. } =
-        expired(host, target.row(0), Some(target), row, now, i64::MAX)?;
-    Ok(Row { stored, holds_due, ..row.clone() })
+    let id = target.row(0);
+    let Expired { version, .. } = expired(host, id, Some(target), row, now, i64::MAX)?;
+    Ok(Row { version, tuple: row.tuple })
 }
 
 /// A hold as if the expired holds of its key were applied.
@@ -267,6 +265,11 @@ pub(crate) fn own_on_copy<H: Host>(
 /// The first expiry of the holds of a key: this one and the others.
 pub(crate) fn first_expiry(hold: &Hold, others: Option<Micros>) -> Option<Micros> {
     if Fault::ExpiresForgotten.is_on() { others } else { hold.first_expiry(others) }
+}
+
+/// Returns the version of a row to be written with one more hold of its key.
+pub(crate) fn with_hold(row: Version, hold: &Hold) -> Version {
+    Version { holds_due: first_expiry(hold, row.holds_due), ..row }
 }
 
 /// The rows of limits.

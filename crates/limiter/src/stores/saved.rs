@@ -107,12 +107,11 @@ pub fn write<H: Host>(
         };
         let Some(stored) = stored else { return Ok(true) };
         let is_written = match &seen {
-            None => rows.insert(id, &stored, None, wait)?,
+            None => rows.insert(id, &stored.into(), wait)?,
             Some(seen) if !rows.facts().locks_first && !seen.stored.is_marker() => {
-                rows.replace(id, seen, &stored, seen.holds_due, wait)?
-                    || Fault::LockedRowSkipped.is_on()
+                rows.replace(id, seen, &seen.with(stored), wait)? || Fault::LockedRowSkipped.is_on()
             }
-            Some(_) => write_locked(host, rows, id, &stored, wait)?,
+            Some(_) => write_locked(host, rows, id, stored, wait)?,
         };
         if is_written || !wait {
             return Ok(is_written);
@@ -126,7 +125,7 @@ fn write_locked<H: Host>(
     host: &H,
     rows: &dyn Rows,
     id: RowId,
-    stored: &Stored,
+    stored: Stored,
     wait: bool,
 ) -> Result<bool> {
     let written = host.attempt(|| {
@@ -140,7 +139,7 @@ fn write_locked<H: Host>(
             }
         }
         let Some(root) = root else { return Ok(None) };
-        rows.update(id, root.tuple, stored, root.holds_due)?;
+        rows.update(id, root.tuple, &root.with(stored))?;
         Ok(Some(()))
     })?;
     Ok(written.is_some())

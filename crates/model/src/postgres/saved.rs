@@ -126,7 +126,10 @@ impl Database {
                 copies_of(self.saved.partition().keys(SCOPE, None, in_recovery), None)
             }
             &Primitive::Replicate(key, left) => {
-                self.replicate(RowKey { key, shard: 0 }, Content::Limit(tokens(left.into()), None));
+                self.replicate(
+                    RowKey { key, shard: 0 },
+                    Content::Limit(tokens(left.into()).into()),
+                );
                 StepReply::Done
             }
             Primitive::Promote => {

@@ -256,8 +256,11 @@ impl Scenario {
     /// The committed rows of a key, as a book.
     pub(super) fn book_of_rows(&self, world: &World, key: u8, rows: &[(i32, &Version)]) -> Book {
         let state = rows.iter().find_map(|(_, version)| match &version.content {
-            Content::Limit(Stored::State(state), _) => Some(Total(state.clone())),
-            _ => None,
+            Content::Limit(row) => match &row.stored {
+                Stored::State(state) => Some(Total(state.clone())),
+                _ => None,
+            },
+            Content::Hold(_) => None,
         });
         let mut book = Book { state, holds: Vec::new() };
         for (_, HoldOf { id, hold }) in world.database.committed_holds(key) {
@@ -279,8 +282,8 @@ impl Scenario {
         let has_two = places.len() < holds.len();
         let first = holds.iter().filter(|(_, of)| returns(&of.hold));
         let first = first.map(|(_, of)| of.hold.expires_at).min();
-        let holds_due = rows.iter().find_map(|(_, version)| match version.content {
-            Content::Limit(_, holds_due) => holds_due,
+        let holds_due = rows.iter().find_map(|(_, version)| match &version.content {
+            Content::Limit(version) => version.holds_due,
             Content::Hold(_) => None,
         });
         let is_overlooked =

@@ -73,9 +73,9 @@ pub(crate) fn apply_to_one_shard<H: Host>(
     let row = target.row(shard_number(target.limit().shards(), better));
     let mut decided = change.decide(host, target, Contents::OneOf(&shards, better), now)?;
     if let Some(after) = decided.after.take() {
-        let after = Stored::State(after);
-        if rows.replace(row, &seen, &after, seen.holds_due, false)? {
-            if let Stored::State(after) = after {
+        let after = seen.with(Stored::State(after));
+        if rows.replace(row, &seen, &after, false)? {
+            if let Stored::State(after) = after.stored {
                 shards.states_mut()[better] = after;
             }
             decided.set_level(shards.level(now));
@@ -142,10 +142,10 @@ impl<H: Host> Call<'_, H> {
         locked: Option<Row>,
     ) -> Result<Option<Decided>> {
         let Call { host, rows, target, change } = self;
-        let Some(Row { stored, holds_due, tuple }) = locked else { return Ok(None) };
+        let Some(locked) = locked else { return Ok(None) };
         let (now, mut shards) = (host.now(), shards.clone());
         shards.states_mut()[shard] =
-            target.state(shards.shard_limit(), Some(&stored), now)?.into_owned();
+            target.state(shards.shard_limit(), Some(&locked.stored), now)?.into_owned();
         let amount = change.tokens();
         let suffices = room(&shards, shard, now, amount) >= amount.abs();
         if !suffices && !Fault::ShardNotCompared.is_on() {
@@ -155,7 +155,7 @@ impl<H: Host> Call<'_, H> {
         let mut decided = change.decide(*host, target, contents, now)?;
         let Some(after) = decided.after.take() else { return Ok(None) };
         let row = target.row(shard_number(target.limit().shards(), shard));
-        rows.update(row, tuple, &Stored::State(after.clone()), holds_due)?;
+        rows.update(row, locked.tuple, &locked.with(Stored::State(after.clone())))?;
         shards.states_mut()[shard] = after;
         decided.set_level(shards.level(now));
         Ok(Some(decided))
@@ -181,12 +181,12 @@ pub(super) fn lock_free<H: Host>(
     let (mut locked, mut sum) = (Vec::new(), 0.0);
     for shard in wanted {
         let row = target.row(shard_number(target.limit().shards(), shard));
-        let Some(Row { stored, tuple, .. }) = rows.lock(row, false)? else { continue };
+        let Some(row) = rows.lock(row, false)? else { continue };
         let now = host.now();
-        let state = target.state(shards.shard_limit(), Some(&stored), now)?.into_owned();
+        let state = target.state(shards.shard_limit(), Some(&row.stored), now)?.into_owned();
         shards.states_mut()[shard] = state;
         sum += room(shards, shard, now, amount).max(0.0);
-        locked.push((shard, tuple));
+        locked.push((shard, row.tuple));
         if sum >= amount.abs() {
             return Ok(Some(locked));
         }

@@ -63,7 +63,8 @@ pub(crate) fn interpret<'a>(
     let shards = if matches_limit || is_fresh {
         let shard_limit = shard_limit_of(limit, shard_count);
         let mut rows = if matches_limit { rows } else { Vec::new() }.into_iter();
-        let next = |_| state(&shard_limit, rows.next().map(|(_, found)| found.stored).as_ref());
+        let next =
+            |_| state(&shard_limit, rows.next().map(|(_, found)| found.version.stored).as_ref());
         Shards::new(limit, (0..shard_count).map(next).collect::<Result<Vec<State>>>()?)
     } else {
         // Rows of another number of shards, which only a take reshards.
@@ -142,8 +143,10 @@ fn peek_expired<'a>(
 /// Row 0 as if the rows of a limit that had shards were one again.
 fn joined(target: &Target, root: Row, found: Vec<ShardRow>, now: Micros) -> Result<Row> {
     let shards = interpret(target, found, now)?.shards;
-    let stored = shards.resharded(1, now).pop().map_or(root.stored, Stored::State);
-    Ok(Row { stored, ..root })
+    match shards.resharded(1, now).pop() {
+        Some(state) => Ok(Row { version: root.with(Stored::State(state)), ..root }),
+        None => Ok(root),
+    }
 }
 
 /// Whether the rows are unchanged.
@@ -169,7 +172,7 @@ pub(super) fn lock_all<'a>(
 ) -> Result<Option<KeyShards<'a>>> {
     let (name, key, root) = (target.name, target.key, target.row(0));
     // Every change of the number of rows locks row 0 first: none can follow until this transaction ends.
-    if lock_or_busy(rows, root, wait)?.is_none() && !rows.insert(root, &MARKER, None, true)? {
+    if lock_or_busy(rows, root, wait)?.is_none() && !rows.insert(root, &MARKER.into(), true)? {
         return Ok(None);
     }
     let locked = match Fault::ReshardWithoutLocks.is_on() {
@@ -211,20 +214,16 @@ fn reshard(
     let Some(root) = root else { return Err(LimiterError::not_written()) };
     let states = shards.resharded(shard_count, now);
     if let [state] = &states[..] {
-        return rows.update(
-            target.row(0),
-            root.tuple,
-            &Stored::State(state.clone()),
-            root.holds_due,
-        );
+        let joined = root.with(Stored::State(state.clone()));
+        return rows.update(target.row(0), root.tuple, &joined);
     }
     if !root.stored.is_marker() {
-        rows.update(target.row(0), root.tuple, &MARKER, root.holds_due)?;
+        rows.update(target.row(0), root.tuple, &root.with(MARKER))?;
     }
     for (shard, state) in states.into_iter().enumerate() {
         host.check_for_interrupts();
         let row = target.row(shard_number(shard_count, shard));
-        rows.insert(row, &Stored::State(state), None, true)?;
+        rows.insert(row, &Stored::State(state).into(), true)?;
     }
     Ok(())
 }

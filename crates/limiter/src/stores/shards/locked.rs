@@ -10,7 +10,7 @@ use super::choose::{lock_free, own_shard, rows_with_room};
 use super::contents::{KeyShards, lock_all, shard_number};
 use super::{may_wait, room};
 use crate::error::{LimiterError, Result};
-use crate::ports::{Host, Row, Rows, Stored, TupleId};
+use crate::ports::{Host, Row, Rows, Stored, TupleId, Version};
 use crate::target::Target;
 
 /// The index of a shard, and the locked version of its row.
@@ -108,8 +108,8 @@ impl<'a> LockedRows<'a> {
         let LockedRows { shards, locked, holds_due, .. } = self;
         if let ([state], [(_, tuple)]) = (shards.states_mut(), &locked[..]) {
             state.clone_from(after);
-            let after = Stored::State(after.clone());
-            return rows.update(target.row(0), *tuple, &after, *holds_due);
+            let version = Version { stored: Stored::State(after.clone()), holds_due: *holds_due };
+            return rows.update(target.row(0), *tuple, &version);
         }
         match (locked.len(), shards.states().len()) {
             (0, _) => Err(LimiterError::not_written()), // nothing would be taken
@@ -204,23 +204,23 @@ fn lock_one<'a>(
     let found = match lock_or_busy(rows, id, wait)? {
         None => {
             // A row that was reset counts as none until it is written.
-            if !rows.insert(id, &Stored::Reset { ts: host.now() }, None, true)? {
+            if !rows.insert(id, &Stored::Reset { ts: host.now() }.into(), true)? {
                 return Ok(None);
             }
             rows.lock(id, true)?
         }
-        Some(Row { stored: Stored::Marker { .. }, .. }) => {
+        Some(row) if row.stored.is_marker() => {
             return Ok(lock_all(host, rows, target, wait)?.map(LockedRows::all));
         }
         found => found,
     };
-    let Some(Row { stored, holds_due, tuple }) = found else { return Ok(None) };
+    let Some(row) = found else { return Ok(None) };
     let now = host.now();
-    let state = target.state(target.limit(), Some(&stored), now)?.into_owned();
+    let state = target.state(target.limit(), Some(&row.stored), now)?.into_owned();
     let shards = Shards::new(target.limit(), vec![state]);
-    let begins_anew = target.begins_anew(&stored, now);
-    let holds_due = holds_due.filter(|_| expiry::may_return(target, &stored));
-    Ok(Some(LockedRows { shards, locked: vec![(0, tuple)], holds_due, begins_anew }))
+    let begins_anew = target.begins_anew(&row.stored, now);
+    let holds_due = row.holds_due.filter(|_| expiry::may_return(target, &row.stored));
+    Ok(Some(LockedRows { shards, locked: vec![(0, row.tuple)], holds_due, begins_anew }))
 }
 
 /// Locks one row with room for the whole change, or several unlocked ones. With `wait`, waits for one if all that have
@@ -266,7 +266,7 @@ pub(super) fn write(
         let state = &shards.states()[shard];
         if *state != before[shard] && !(shard == 1 && Fault::ShardForgotten.is_on()) {
             let row = target.row(shard_number(target.limit().shards(), shard));
-            rows.update(row, tuple, &Stored::State(state.clone()), None)?;
+            rows.update(row, tuple, &Stored::State(state.clone()).into())?;
         }
     }
     Ok(())

@@ -17,7 +17,7 @@ use ratelimit_faults::Fault;
 
 use crate::change::{Change, Contents, Decided};
 use crate::error::{LimiterError, Result};
-use crate::ports::{Host, Row, Rows, Stored};
+use crate::ports::{Host, Rows, Stored};
 use crate::target::Target;
 
 pub(crate) use choose::apply_to_one_shard;
@@ -71,20 +71,20 @@ pub(crate) fn credit_own<H: Host>(
 ) -> Result<Option<Decided>> {
     for number in host.own_rows(target.name, target.key) {
         let id = target.row(number);
-        let Some(Row { stored, holds_due, tuple }) = rows.lock(id, true)? else { continue };
-        if stored.is_marker() {
+        let Some(row) = rows.lock(id, true)? else { continue };
+        if row.stored.is_marker() {
             continue;
         }
         let now = host.now();
         let limit = shard_limit_of(target.limit(), shards_of(number));
-        let state = target.state(&limit, Some(&stored), now)?.into_owned();
+        let state = target.state(&limit, Some(&row.stored), now)?.into_owned();
         let own = Shards::new(&limit, vec![state]);
         if own.available(0, now) + credit.tokens() > limit.capacity() {
             continue;
         }
         let mut decided = credit.decide(host, target, Contents::OneOf(&own, 0), now)?;
         if let Some(after) = decided.after.take_if(|_| !Fault::CreditDropped.is_on()) {
-            rows.update(id, tuple, &Stored::State(after), holds_due)?;
+            rows.update(id, row.tuple, &row.with(Stored::State(after)))?;
         }
         let (now, shards) = peek(host, rows, target)?;
         decided.set_level(shards.level(now));
