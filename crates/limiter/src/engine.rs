@@ -20,9 +20,9 @@ use crate::change::{Change, Decided};
 use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Holds, Host, Id, RowAccess, Rows, TRIES};
 use crate::request::Answer;
-use crate::stores::expiry::{self, Expiries};
+use crate::stores;
+use crate::stores::expiry::{self, Expiries, Found};
 use crate::stores::shards::{self, Extent};
-use crate::stores::{self, Peeked};
 use crate::target::{FOREVER, Store, Target};
 
 /// The change that a call asks of one limit.
@@ -42,9 +42,7 @@ pub(crate) struct Outcome {
 
 /// The contents of a limit, read without locks.
 struct View<'a> {
-    shards: Shards<'a>,
-    /// As in [`Peeked`].
-    holds_due: Option<Micros>,
+    found: Found<'a>,
     /// The hold with the call's id.
     own: Option<HoldRow>,
     /// The instant of the read, if it left out expired holds because they don't matter: the key is blocked, or even a
@@ -56,13 +54,12 @@ impl View<'_> {
     /// Whether a hold has expired since the read, or the block has ended for which expired holds were left out.
     fn is_over(&self, ask: &Ask, now: Micros) -> bool {
         let block = |at| ask.target.block(at);
-        self.holds_due.is_some_and(|holds_due| holds_due <= now)
-            || self.left_out_at.is_some_and(|at| block(at) != block(now))
+        self.found.is_due(now) || self.left_out_at.is_some_and(|at| block(at) != block(now))
     }
 
     fn decide<H: Host>(&self, host: &H, ask: &Ask, now: Micros) -> Result<Decided> {
         let own = self.own.as_ref().map(|own| &own.hold);
-        ask.change.decide(host, &ask.target, ask.change.contents(&self.shards, own), now)
+        ask.change.decide(host, &ask.target, ask.change.contents(&self.found.shards, own), now)
     }
 }
 
@@ -146,8 +143,8 @@ pub(crate) fn is_final(ask: &Ask, decided: &Decided, now: Micros) -> bool {
 pub(crate) fn count_expiries<H: Host>(
     host: &H,
     ask: &Ask,
-    row: (&State, Option<Micros>),
-    own: Option<&Hold>,
+    found: &Found,
+    own: Option<&HoldRow>,
     decided: &mut Decided,
 ) -> Result<()> {
     let Ask { target, change, .. } = ask;
@@ -159,7 +156,7 @@ pub(crate) fn count_expiries<H: Host>(
     let refused = |decided: &Decided| decided.answers().find(|answer| !answer.ok).cloned();
     let decide = |state: &State, at: Micros| {
         let shards = Shards::new(limit, vec![state.clone()]);
-        let contents = change.contents(&shards, own);
+        let contents = change.contents(&shards, own.map(|own| &own.hold));
         match change.decide_unblocked(host, target, contents, at) {
             Ok(decided) => match refused(&decided) {
                 None => (true, None),
@@ -169,7 +166,7 @@ pub(crate) fn count_expiries<H: Host>(
         }
     };
     let denied = refused(decided).and_then(|refused| refused.retry_after);
-    let wait = Expiries::wait(host, target, row, decided.answer.now, denied, decide)?;
+    let wait = Expiries::wait(host, target, found, decided.answer.now, denied, decide)?;
     for answer in decided.answers_mut().filter(|answer| !answer.ok) {
         answer.retry_after = wait;
     }
@@ -322,7 +319,7 @@ impl Peek<'_> {
     /// The decisions, with the levels of the unchanged limits.
     fn unchanged(mut self) -> Vec<Decided> {
         for (decided, seen) in self.decided.iter_mut().zip(&self.seen) {
-            decided.set_level(seen.shards.level(decided.answer.now));
+            decided.set_level(seen.found.shards.level(decided.answer.now));
         }
         self.decided
     }
@@ -333,7 +330,7 @@ impl Peek<'_> {
 fn peek<'a, H: Host>(host: &H, rows: Option<&dyn Rows>, asks: &'a [Ask<'a>]) -> Result<Peek<'a>> {
     let first = read(host, rows, asks)?;
     let Some(rows) = rows else { return Ok(first) };
-    let waits = |(seen, decided): (&View, &Decided)| seen.holds_due.is_some() && !decided.passes();
+    let waits = |(seen, decided): (&View, &Decided)| seen.found.has_holds() && !decided.passes();
     // A hold may have been settled between the reads of its row and of the limit's.
     let has_id = |ask: &Ask| matches!(&ask.change, Change::Hold(hold) if hold.terms.id.is_some());
     let is_denied = first.decided.iter().any(|decided| !decided.passes());
@@ -346,22 +343,11 @@ fn peek<'a, H: Host>(host: &H, rows: Option<&dyn Rows>, asks: &'a [Ask<'a>]) -> 
         let mut peek = read(host, Some(rows), asks)?;
         for ((ask, seen), decided) in asks.iter().zip(&peek.seen).zip(&mut peek.decided) {
             if waits((seen, decided)) {
-                seen.count_expiries(host, ask, decided)?;
+                count_expiries(host, ask, &seen.found, seen.own.as_ref(), decided)?;
             }
         }
         Ok(peek)
     })
-}
-
-impl View<'_> {
-    /// As [`count_expiries`]; only a limit in one row has expiries that count.
-    fn count_expiries<H: Host>(&self, host: &H, ask: &Ask, decided: &mut Decided) -> Result<()> {
-        let own = self.own.as_ref().map(|own| &own.hold);
-        match self.shards.states() {
-            [state] => count_expiries(host, ask, (state, self.holds_due), own, decided),
-            _ => Ok(()),
-        }
-    }
 }
 
 /// Reads and decides asks at one instant, on the latest state, without locks.
@@ -395,7 +381,7 @@ fn read_one<'a, H: Host>(host: &H, rows: Option<&dyn Rows>, ask: &'a Ask<'a>) ->
         return Ok(seen);
     }
     let entry = ask.entry.filter(|_| target.store.is_in_memory());
-    let Peeked { shards, holds_due, .. } = stores::peek_with(host, rows, target, entry)?;
+    let found = stores::peek_with(host, rows, target, entry)?.found;
     let mut own = ask.own(host)?;
     if let (Some(rows), Some(_)) = (rows, &own) {
         own = of_state(host, rows, target, own)?;
@@ -404,7 +390,7 @@ fn read_one<'a, H: Host>(host: &H, rows: Option<&dyn Rows>, ask: &'a Ask<'a>) ->
             own = Some(expiry::own_on_copy(host, rows, target, past)?);
         }
     }
-    Ok(View { shards, holds_due, own, left_out_at: None })
+    Ok(View { found, own, left_out_at: None })
 }
 
 /// Reads a limit's contents without applying expired holds; `None`: there are none, or they matter.
@@ -417,15 +403,13 @@ fn read_unexpired<'a, H: Host>(
     if ask.change.block(target, now).is_none() && !ask.change.never_passes(target, now) {
         return Ok(None);
     }
-    let Some(Peeked { shards, .. }) = stores::peek_unexpired(host, rows, target)? else {
-        return Ok(None);
-    };
+    let Some(found) = stores::peek_unexpired(host, rows, target)? else { return Ok(None) };
     let own = of_state(host, rows, target, ask.own(host)?)?;
     let now = host.now();
     if own.as_ref().is_some_and(|own| is_past(own, now)) {
         return Ok(None);
     }
-    let seen = View { shards, holds_due: None, own, left_out_at: Some(now) };
+    let seen = View { found, own, left_out_at: Some(now) };
     let decided = seen.decide(host, ask, now)?;
     Ok(Some(seen).filter(|_| is_final(ask, &decided, now)))
 }
@@ -454,7 +438,7 @@ fn of_state<H: Host>(
 fn at_once<H: Host>(host: &H, rows: &dyn Rows, asks: &[Ask]) -> Result<Outcome> {
     let peek = read(host, Some(rows), asks)?;
     let divided: Vec<bool> =
-        peek.seen.iter().map(|seen| seen.shards.undivided().is_none()).collect();
+        peek.seen.iter().map(|seen| seen.found.shards.undivided().is_none()).collect();
     let mut decided = peek.unchanged();
     for ((ask, decided), divided) in asks.iter().zip(&mut decided).zip(divided) {
         let may_be = divided || asks.len() == 1 || matches!(ask.change, Change::Hold(_));

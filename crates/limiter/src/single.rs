@@ -94,10 +94,10 @@ pub(crate) fn look<H: Host>(host: &H, ask: &Ask) -> Result<Answer> {
     let Ask { target, change, .. } = ask;
     let now = host.now();
     if change.block(target, now).is_none() && !change.never_passes(target, now) {
-        let Peeked { now, shards, holds_due } = stores::peek(host, target)?;
-        let decided = change.decide(host, target, Contents::All(&shards), now)?;
-        if decided.answer.ok || holds_due.is_none() {
-            return Ok(Answer { level: shards.level(now), ..decided.answer });
+        let Peeked { now, found } = stores::peek(host, target)?;
+        let decided = change.decide(host, target, Contents::All(&found.shards), now)?;
+        if decided.answer.ok || !found.has_holds() {
+            return Ok(Answer { level: found.shards.level(now), ..decided.answer });
         }
     }
     let decided = engine::check(host, std::slice::from_ref(ask))?.decided.pop();

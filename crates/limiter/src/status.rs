@@ -246,7 +246,8 @@ fn defined<'a, H: Host>(
     peeked: &Peeked,
     block: Option<Block>,
 ) -> Result<Status<'a>> {
-    let Peeked { now, ref shards, holds_due } = *peeked;
+    let Peeked { now, found } = peeked;
+    let (now, shards) = (*now, &found.shards);
     let until = target.block(now);
     // Enforced, to show what would be denied in a dry run, too.
     let mut enforced = target.clone();
@@ -257,9 +258,9 @@ fn defined<'a, H: Host>(
     let one = Take { count: 1.0, reserve: false, lease: None, at_least: None };
     let ask = Ask { target: enforced, change: Change::Take(one), entry: None };
     let answer = ask.change.decide(host, &ask.target, Contents::All(shards), now)?.answer;
-    let retry_after = match holds_due {
+    let retry_after = match found.has_holds() {
         // Holds are read after the row: read both in one state. The wait is 0 if the key is no longer limited.
-        Some(_) if !answer.ok => {
+        true if !answer.ok => {
             let again = single::look(host, &ask)?;
             if again.ok { Some(Micros(0)) } else { again.retry_after }
         }
@@ -328,9 +329,9 @@ impl Holders {
     fn of<H: Host>(&self, host: &H, target: &Target, peeked: &Peeked) -> Result<f64> {
         let (name, key, now) = (target.name, target.key, peeked.now);
         let is_held = !self.0.is_empty() && self.0.contains(&(name.to_vec(), key.to_vec()));
-        let (limit, state) = (target.limit(), peeked.shards.total(now));
+        let (limit, state) = (target.limit(), peeked.found.shards.total(now));
         // The holds of an ignored state are ignored, too.
-        let is_ignored = peeked.shards.states().iter().any(|state| limit.ignores(state, now));
+        let is_ignored = peeked.found.shards.states().iter().any(|state| limit.ignores(state, now));
         let returnable = kinds::returnable(limit, &state, now).filter(|_| !is_ignored);
         match returnable.filter(|_| is_held) {
             None => Ok(0.0),

@@ -4,13 +4,13 @@ use ratelimit_core::hold::Hold;
 use ratelimit_core::{Micros, Shards};
 use ratelimit_faults::Fault;
 
-use super::{Ask, Outcome, Peek, View, memory, of_state, put};
+use super::{Ask, Outcome, Peek, View, count_expiries, memory, of_state, put};
 use crate::change::held::random_id;
 use crate::change::{Change, Decided};
 use crate::error::{LimiterError, Result};
 use crate::ports::{Deleted, HoldRow, Host, Rows, TRIES};
 use crate::stores::shards::{self, Extent, LockedRows};
-use crate::stores::{self, Peeked, expiry};
+use crate::stores::{self, expiry};
 use crate::target::Store;
 
 /// Holders of the row locks that an ask needs.
@@ -52,11 +52,10 @@ pub(super) fn commit<'a, H: Host>(
         // A limit with only some rows locked may have enough in the others.
         if locked.iter().all(|locked| locked.rows.is_whole()) {
             for ((ask, locked), decided) in asks.iter().zip(locked).zip(&mut decided) {
-                decided.set_level(locked.rows.shards.level(now));
-                let Locked { rows: LockedRows { shards, holds_due, .. }, own, .. } = locked;
-                if holds_due.is_some() && !decided.passes() {
-                    let seen = View { shards, holds_due, own, left_out_at: None };
-                    seen.count_expiries(host, ask, decided)?;
+                decided.set_level(locked.rows.found.shards.level(now));
+                let Locked { rows: LockedRows { found, .. }, own, .. } = locked;
+                if found.has_holds() && !decided.passes() {
+                    count_expiries(host, ask, &found, own.as_ref(), decided)?;
                 }
             }
             *refused = Some(decided);
@@ -69,7 +68,7 @@ pub(super) fn commit<'a, H: Host>(
     let Outcome { decided: in_memory, ok } = memory::take(host, asks)?;
     if !ok && !Fault::MemoryOverlooked.is_on() {
         for (decided, locked) in decided.iter_mut().zip(&locked) {
-            decided.set_level(locked.rows.shards.level(now));
+            decided.set_level(locked.rows.found.shards.level(now));
         }
         put(asks, &mut decided, in_memory);
         *refused = Some(decided);
@@ -103,25 +102,26 @@ fn lock<'a, H: Host>(
         }
         return Ok(Some(locked));
     };
-    for ((ask, View { shards, holds_due, .. }), decided) in asks.iter().zip(seen).zip(decided) {
+    for ((ask, View { found, .. }), decided) in asks.iter().zip(seen).zip(decided) {
         host.check_for_interrupts();
         let (target, own) = (&ask.target, None);
         if ask.is_in_memory() {
-            let rows = LockedRows::none(shards, None);
+            let rows = LockedRows::none(found.shards.into());
             locked.push(Locked { rows, locks: Locks::None, own });
             continue;
         }
         if !decided.changes() {
-            let rows = LockedRows::none(shards, holds_due);
+            let rows = LockedRows::none(found);
             locked.push(Locked { rows, locks: Locks::Own, own });
             continue;
         }
         let is_dry_take = ask.change.is_take() && !decided.answer.enforced;
+        let shards = found.shards;
         let seen = is_dry_take.then(|| shards.clone());
         let (amount, alone) = (amount(ask, &shards, &decided), asks.len() == 1);
         match (shards::lock(host, rows, target, shards, amount, extent, alone), seen) {
             (Err(LimiterError::Busy), Some(seen)) => {
-                let rows = LockedRows::none(seen, None);
+                let rows = LockedRows::none(seen.into());
                 locked.push(Locked { rows, locks: Locks::Others, own });
             }
             (rows, _) => match rows? {
@@ -169,9 +169,9 @@ fn lock_to_settle<'a, H: Host>(
         // So that no other session gives back its expired tokens.
         rows.lock(target.row(0), true)?;
     }
-    let Peeked { shards, .. } = stores::peek_with(host, Some(rows), target, None)?;
+    let shards = stores::peek_with(host, Some(rows), target, None)?.found.shards;
     let locks = if counts { Locks::Others } else { Locks::Own };
-    Ok(Some(Locked { rows: LockedRows::none(shards, None), locks, own }))
+    Ok(Some(Locked { rows: LockedRows::none(shards.into()), locks, own }))
 }
 
 /// Applies expired holds to the locked rows, and reads the asks' holds; returns the instant to decide at. `None`: the
@@ -188,8 +188,7 @@ fn apply_expired<H: Host>(
         let now = host.now();
         // Without holds of its own kind, a limit gets nothing back: the holds wait.
         let is_due = |(ask, locked): (&Ask, &Locked)| {
-            locked.rows.holds_due.is_some_and(|due| due <= now)
-                && expiry::returns(&ask.target.definition)
+            locked.rows.found.is_due(now) && expiry::returns(&ask.target.definition)
         };
         if let Some(due) = asks.iter().zip(&*locked).position(is_due) {
             if !locked[due].rows.apply_expired(host, rows, &asks[due].target)? {
@@ -267,7 +266,7 @@ fn decide<'a, H: Host>(
         {
             *taken_at = now;
         }
-        let contents = change.contents(&locked.rows.shards, own.as_ref());
+        let contents = change.contents(&locked.rows.found.shards, own.as_ref());
         let mut decided = change.decide(host, target, contents, now)?;
         match locked.locks {
             Locks::None => {}
@@ -311,12 +310,12 @@ fn write<H: Host>(
     } else if decided.changes() {
         locked.rows.begin_anew(host, target)?;
         if let (Some(hold), Some(_)) = (decided.hold_after(), &decided.after) {
-            locked.rows.expires_by(&hold);
+            locked.rows.found.hold(&hold);
         }
     }
     if let Some(after) = &decided.after {
         locked.rows.write(rows, target, now, after)?;
     }
-    decided.set_level(locked.rows.shards.level(now));
+    decided.set_level(locked.rows.found.shards.level(now));
     ask.put(host, locked.own.as_ref(), decided)
 }

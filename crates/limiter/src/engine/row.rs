@@ -10,7 +10,8 @@ use super::Ask;
 use crate::change::{Change, Contents, Decided, Wait};
 use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Host, Row, Rows, Stored, TRIES, Version};
-use crate::stores::{expiry, with_locked};
+use crate::stores::expiry::{self, Found};
+use crate::stores::with_locked;
 
 /// Makes a change of a limit in one row. `None`: nothing is changed, since the rows are still those of a limit with
 /// shards, a hold needs [more steps](super::run), or several takes need a step each. `MORE`: whether it is a hold or
@@ -252,6 +253,7 @@ fn unchanged<H: Host>(
         return Ok(Some(decided));
     }
     let state = target.state(target.limit(), Some(&seen.stored), decided.answer.now)?.into_owned();
-    super::count_expiries(host, ask, (&state, seen.holds_due), None, &mut decided)?;
+    let found = Found::new(Shards::new(target.limit(), vec![state]), seen.holds_due);
+    super::count_expiries(host, ask, &found, None, &mut decided)?;
     Ok(rows.read(target.row(0))?.filter(|row| row.is_version(seen)).map(|_| decided))
 }

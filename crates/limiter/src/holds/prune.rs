@@ -144,7 +144,7 @@ fn give_back_to_shards<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<
     if target.store == Store::Row {
         return Ok(Shards::Joined(rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?));
     }
-    let before = locked.shards.total(now);
+    let before = locked.found.shards.total(now);
     let mut after = before.clone();
     for row in &mut due {
         host.check_for_interrupts();

@@ -9,13 +9,72 @@ use std::rc::Rc;
 
 use ratelimit_core::config::Definition;
 use ratelimit_core::hold::{Expiry, Hold, MAX_EXPIRIES, after_expiries, retry_after};
-use ratelimit_core::{Micros, State};
+use ratelimit_core::{Micros, Shards, State};
 
 use ratelimit_faults::Fault;
 
 use crate::error::{LimiterError, Result};
 use crate::ports::{Definitions, HoldRow, Host, Row, RowId, Rows, Stored, TRIES, Version};
 use crate::target::{FOREVER, Store, Target, after_block};
+
+/// The contents of a limit as they were read, and when holds of its key are due.
+pub struct Found<'a> {
+    /// Its shards.
+    pub shards: Shards<'a>,
+    /// As in [`Version`], of the row of a limit without shards.
+    due: Option<Micros>,
+}
+
+/// Contents without holds of the key.
+impl<'a> From<Shards<'a>> for Found<'a> {
+    fn from(shards: Shards<'a>) -> Found<'a> {
+        Found { shards, due: None }
+    }
+}
+
+impl<'a> Found<'a> {
+    /// A limit with this state, without holds.
+    pub(crate) fn of_state(target: &'a Target, state: State) -> Found<'a> {
+        Shards::new(target.limit(), vec![state]).into()
+    }
+
+    /// Shards that were read, and the first expiry that their row names.
+    pub(crate) fn new(shards: Shards<'a>, due: Option<Micros>) -> Found<'a> {
+        Found { shards, due }
+    }
+
+    /// Whether holds of the key will give back.
+    #[inline]
+    pub(crate) fn has_holds(&self) -> bool {
+        self.due.is_some()
+    }
+
+    /// Whether a hold may have expired.
+    pub(crate) fn is_due(&self, now: Micros) -> bool {
+        self.due.is_some_and(|due| due <= now)
+    }
+
+    /// Takes the state of a limit without shards, and the holds, from its row.
+    pub(crate) fn set(&mut self, state: State, row: &Version) {
+        self.shards.states_mut()[0] = state;
+        self.due = row.holds_due;
+    }
+
+    /// Forgets the holds.
+    pub(crate) fn forget_holds(&mut self) {
+        self.due = None;
+    }
+
+    /// Notes a hold that is written next.
+    pub(crate) fn hold(&mut self, hold: &Hold) {
+        self.due = first_expiry(hold, self.due);
+    }
+
+    /// Returns the next version of its row.
+    pub(crate) fn version(&self, state: State) -> Version {
+        Version { stored: Stored::State(state), holds_due: self.due }
+    }
+}
 
 /// The most expiries that are written in one step.
 const MOST: i64 = 100_000;
@@ -325,13 +384,8 @@ pub(crate) struct Expiries {
 
 impl Expiries {
     /// Reads them, from the first one that the row names.
-    fn read<H: Host>(
-        host: &H,
-        target: &Target,
-        holds_due: Option<Micros>,
-        now: Micros,
-    ) -> Result<Expiries> {
-        let Some(from) = holds_due else { return Ok(Expiries { next: Vec::new() }) };
+    fn read<H: Host>(host: &H, target: &Target, found: &Found, now: Micros) -> Result<Expiries> {
+        let Some(from) = found.due else { return Ok(Expiries { next: Vec::new() }) };
         let (name, key) = (target.name, target.key);
         let next = host.with_key_holds(|holds| {
             let from = from.max(now.plus(Micros(1)));
@@ -347,8 +401,8 @@ impl Expiries {
         Ok(Expiries { next })
     }
 
-    /// How long from `now` until a call passes that is denied on this state, or by a block. `denied`: its wait on this
-    /// state, without expiries. `decide` returns whether the call passes on a state at an instant, and its wait if not.
+    /// How long from `now` until a call passes that is denied on this state, or by a block; `None` also for a limit in
+    /// several rows. `denied`: its wait on this state, without expiries. `decide` returns whether the call passes on a state at an instant, and its wait if not.
     /// Reads no holds for a call that even a full limit denies.
     ///
     /// # Errors
@@ -356,11 +410,12 @@ impl Expiries {
     pub(crate) fn wait<H: Host>(
         host: &H,
         target: &Target,
-        (state, holds_due): (&State, Option<Micros>),
+        found: &Found,
         now: Micros,
         denied: Option<Micros>,
         mut decide: impl FnMut(&State, Micros) -> (bool, Option<Micros>),
     ) -> Result<Option<Micros>> {
+        let [state] = found.shards.states() else { return Ok(denied) };
         let blocked = target.block(now);
         let full = || target.limit().initial_state(now, target.phase());
         let never = match blocked {
@@ -370,7 +425,7 @@ impl Expiries {
         if never {
             return Ok(None);
         }
-        let expiries = Expiries::read(host, target, holds_due, now)?;
+        let expiries = Expiries::read(host, target, found, now)?;
         let is_state = |definition: &Definition| definition.limit.accepts(state.shape());
         let mut holds: &[Expiry] = &expiries
             .next

@@ -24,6 +24,7 @@ use crate::ports::{
     Entries, Host, Id, KeyRows, Pool, Row, RowAccess, RowId, Rows, SavedKey, ShardRow,
 };
 use crate::target::{Store, Target, has_no_rows, of_state};
+use expiry::Found;
 use shards::contents::KeyShards;
 
 pub use delete::{Batch, delete_key, prune_key, reset_key};
@@ -34,10 +35,8 @@ pub use saved::write as save;
 pub struct Peeked<'t> {
     /// The instant after the read.
     pub now: Micros,
-    /// Its shards.
-    pub shards: Shards<'t>,
-    /// As in [`Row`]; later than `now`.
-    pub holds_due: Option<Micros>,
+    /// Its contents; holds are due later than `now`.
+    pub found: Found<'t>,
 }
 
 /// Reads a target's contents, without locking, writing or waiting; computes expired holds.
@@ -65,7 +64,7 @@ pub fn peek_with<'t, H: Host>(
             let found = memory::touch(host, target, id)?.state;
             let now = host.now();
             let state = memory::state(target, found, now, target.phase());
-            Ok(Peeked { now, shards: Shards::new(target.limit(), vec![state]), holds_due: None })
+            Ok(Peeked { now, found: Found::of_state(target, state) })
         }
         (Some(rows), None) if target.store.is_in_table() => peek_rows(host, rows, target),
         _ => without_rows(host, target),
@@ -93,7 +92,7 @@ pub fn shards_of_rows<'t>(
     found: Vec<ShardRow>,
     now: Micros,
 ) -> Result<Shards<'t>> {
-    Ok(shards::contents::interpret(target, found, now)?.shards)
+    Ok(shards::contents::interpret(target, found, now)?.found.shards)
 }
 
 /// Reads the contents of a target without rows: in memory, or full.
@@ -104,7 +103,7 @@ pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<Peeked<
     };
     let now = host.now();
     let state = found.unwrap_or_else(|| target.limit().initial_state(now, target.phase()));
-    Ok(Peeked { now, shards: Shards::new(target.limit(), vec![state]), holds_due: None })
+    Ok(Peeked { now, found: Found::of_state(target, state) })
 }
 
 /// Reads the rows of a target; computes expired holds.
@@ -119,11 +118,16 @@ pub(crate) fn peek_rows<'t, H: Host>(
 
 /// Returns contents with their next expiry: none with shards, since a prune applies that, and none for a limit without
 /// holds, since nothing comes back to it.
-fn peeked<'t>(target: &Target, now: Micros, found: KeyShards<'t>) -> Peeked<'t> {
-    let holds_due = found.holds_due.filter(|&due| {
-        target.store == Store::Row && expiry::returns(&target.definition) && due > now
-    });
-    Peeked { now, shards: found.shards, holds_due }
+fn peeked<'t>(
+    target: &Target,
+    now: Micros,
+    KeyShards { mut found, .. }: KeyShards<'t>,
+) -> Peeked<'t> {
+    let may_return = target.store == Store::Row && expiry::returns(&target.definition);
+    if !may_return || found.is_due(now) {
+        found.forget_holds();
+    }
+    Peeked { now, found }
 }
 
 /// Reads the rows of a target as they are; `None`: nothing has expired that counts.
@@ -131,7 +135,7 @@ pub(crate) fn peek_unexpired<'t, H: Host>(
     host: &H,
     rows: &dyn Rows,
     target: &'t Target,
-) -> Result<Option<Peeked<'t>>> {
+) -> Result<Option<Found<'t>>> {
     if target.store != Store::Row || !expiry::returns(&target.definition) {
         return Ok(None);
     }
@@ -142,8 +146,8 @@ pub(crate) fn peek_unexpired<'t, H: Host>(
     if !expiry::is_due(target, &row, now) {
         return Ok(None);
     }
-    let shards = shards::contents::interpret(target, vec![(0, row)], now)?.shards;
-    Ok(Some(Peeked { now, shards, holds_due: None }))
+    let found = shards::contents::interpret(target, vec![(0, row)], now)?.found;
+    Ok(Some(found.shards.into()))
 }
 
 /// Reads a target's stored state, with the instant after the read; with shards, their total; `None`: nothing is stored,

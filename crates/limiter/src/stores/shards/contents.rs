@@ -8,7 +8,7 @@ use ratelimit_core::{Limit, Micros, Shards, State};
 use ratelimit_faults::Fault;
 
 use super::super::delete::{lock_key, lock_or_busy};
-use super::super::expiry;
+use super::super::expiry::{self, Found};
 use crate::error::{LimiterError, Result};
 use crate::ports::{Host, Row, Rows, ShardRow, Stored, TRIES, TupleId};
 use crate::target::Target;
@@ -30,15 +30,13 @@ pub(crate) fn shard_limit_of(limit: &Limit, shard_count: u32) -> Limit {
 
 /// The contents of a key's rows.
 pub(crate) struct KeyShards<'a> {
-    /// A shard for each row.
-    pub(crate) shards: Shards<'a>,
+    /// With a shard for each row.
+    pub(crate) found: Found<'a>,
     /// Whether there is one row for each shard of the limit. If not, the shards are those of the present rows, or new
     /// ones if the limit can't carry over any of their states.
     pub(super) matches_limit: bool,
     /// The versions of the rows, if they match the limit.
     pub(super) tuples: Vec<TupleId>,
-    /// As in [`Row`], of row 0.
-    pub(crate) holds_due: Option<Micros>,
 }
 
 /// Interprets all rows of a key at `now`, an instant after the read.
@@ -49,8 +47,8 @@ pub(crate) fn interpret<'a>(
 ) -> Result<KeyShards<'a>> {
     let limit = target.limit();
     let shard_count = limit.shards();
-    let holds_due = rows.first().filter(|(_, first)| !first.stored.is_marker());
-    let holds_due = holds_due.and_then(|(_, first)| first.holds_due);
+    let root = rows.first().filter(|(_, first)| !first.stored.is_marker());
+    let due = root.and_then(|(_, root)| root.holds_due);
     rows.retain(|(_, found)| !found.stored.is_marker());
     let wanted = (0..shard_count as usize).map(|shard| shard_number(shard_count, shard));
     let matches_limit = rows.iter().map(|&(number, _)| number).eq(wanted);
@@ -77,7 +75,7 @@ pub(crate) fn interpret<'a>(
         });
         Shards::unequal(limit, rows.collect::<Result<_>>()?)
     };
-    Ok(KeyShards { shards, matches_limit, tuples, holds_due })
+    Ok(KeyShards { found: Found::new(shards, due), matches_limit, tuples })
 }
 
 /// Whether a limit uses a row, or would if its value were a state.
@@ -142,7 +140,7 @@ fn peek_expired<'a>(
 
 /// Row 0 as if the rows of a limit that had shards were one again.
 fn joined(target: &Target, root: Row, found: Vec<ShardRow>, now: Micros) -> Result<Row> {
-    let shards = interpret(target, found, now)?.shards;
+    let shards = interpret(target, found, now)?.found.shards;
     match shards.resharded(1, now).pop() {
         Some(state) => Ok(Row { version: root.with(Stored::State(state)), ..root }),
         None => Ok(root),
@@ -180,14 +178,14 @@ pub(super) fn lock_all<'a>(
         false => lock_key(host, rows, name, key, wait)?,
     };
     let now = host.now();
-    let found = interpret(target, locked.clone(), now)?;
-    if found.matches_limit {
-        return Ok(Some(found));
+    let present = interpret(target, locked.clone(), now)?;
+    if present.matches_limit {
+        return Ok(Some(present));
     }
-    reshard(host, rows, target, locked, &found.shards, now)?;
+    reshard(host, rows, target, locked, &present.found.shards, now)?;
     // Only a trigger of the owner can have changed them since.
-    let found = interpret(target, lock_key(host, rows, name, key, wait)?, now)?;
-    if found.matches_limit { Ok(Some(found)) } else { Err(LimiterError::not_written()) }
+    let present = interpret(target, lock_key(host, rows, name, key, wait)?, now)?;
+    if present.matches_limit { Ok(Some(present)) } else { Err(LimiterError::not_written()) }
 }
 
 /// Row 0 of a limit with shards.

@@ -1,16 +1,15 @@
 //! Locked rows of a key, to be written together with those of other limits.
 
-use ratelimit_core::hold::Hold;
 use ratelimit_core::{Micros, Shards, State};
 use ratelimit_faults::Fault;
 
 use super::super::delete::lock_or_busy;
-use super::super::expiry;
+use super::super::expiry::{self, Found};
 use super::choose::{lock_free, own_shard, rows_with_room};
 use super::contents::{KeyShards, lock_all, shard_number};
 use super::{may_wait, room};
 use crate::error::{LimiterError, Result};
-use crate::ports::{Host, Row, Rows, Stored, TupleId, Version};
+use crate::ports::{Host, Row, Rows, Stored, TupleId};
 use crate::target::Target;
 
 /// The index of a shard, and the locked version of its row.
@@ -18,26 +17,24 @@ pub type LockedShard = (usize, TupleId);
 
 /// The contents of a key, with some of its rows locked.
 pub struct LockedRows<'a> {
-    /// A shard for each row, up to date for the locked ones.
-    pub shards: Shards<'a>,
+    /// With a shard for each row, up to date for the locked ones.
+    pub found: Found<'a>,
     /// The locked rows; none if nothing is to change.
     pub locked: Vec<LockedShard>,
-    /// As in [`Row`], of row 0 of a limit without shards.
-    pub holds_due: Option<Micros>,
     /// Whether the row has the state of another kind, with holds that are gone once it begins again.
     pub(crate) begins_anew: bool,
 }
 
 impl<'a> LockedRows<'a> {
     /// All rows of a key, locked.
-    pub(super) fn all(found: KeyShards<'a>) -> LockedRows<'a> {
-        let locked = found.tuples.into_iter().enumerate().collect();
-        LockedRows { shards: found.shards, locked, holds_due: found.holds_due, begins_anew: false }
+    pub(super) fn all(KeyShards { found, tuples, .. }: KeyShards<'a>) -> LockedRows<'a> {
+        let locked = tuples.into_iter().enumerate().collect();
+        LockedRows { found, locked, begins_anew: false }
     }
 
     /// A key without locked rows: this call changes nothing in them.
-    pub fn none(shards: Shards<'a>, holds_due: Option<Micros>) -> LockedRows<'a> {
-        LockedRows { shards, locked: Vec::new(), holds_due, begins_anew: false }
+    pub fn none(found: Found<'a>) -> LockedRows<'a> {
+        LockedRows { found, locked: Vec::new(), begins_anew: false }
     }
 
     /// Applies expired holds to the row of a limit without shards; false if it is not locked, or is another's.
@@ -51,13 +48,15 @@ impl<'a> LockedRows<'a> {
         rows: &dyn Rows,
         target: &Target,
     ) -> Result<bool> {
-        let ([_], [(0, _)]) = (self.shards.states(), &self.locked[..]) else { return Ok(false) };
+        let ([_], [(0, _)]) = (self.found.shards.states(), &self.locked[..]) else {
+            return Ok(false);
+        };
         let id = target.row(0);
         let Some(row) = rows.lock(id, true)? else { return Ok(false) };
         let row = expiry::apply_locked(host, rows, id, Some(target), row)?;
         let state = target.state(target.limit(), Some(&row.stored), host.now())?;
-        self.shards.states_mut()[0] = state.into_owned();
-        (self.locked, self.holds_due) = (vec![(0, row.tuple)], row.holds_due);
+        self.locked = vec![(0, row.tuple)];
+        self.found.set(state.into_owned(), &row);
         Ok(true)
     }
 
@@ -65,28 +64,25 @@ impl<'a> LockedRows<'a> {
     pub(crate) fn begin_anew<H: Host>(&mut self, host: &H, target: &Target) -> Result<()> {
         if self.begins_anew {
             expiry::forget(host, target.row(0))?;
-            (self.begins_anew, self.holds_due) = (false, None);
+            self.found.forget_holds();
+            self.begins_anew = false;
         }
         Ok(())
     }
 
-    /// Notes the expiry of the hold that is written next.
-    pub(crate) fn expires_by(&mut self, hold: &Hold) {
-        self.holds_due = expiry::first_expiry(hold, self.holds_due);
-    }
-
     /// Whether all of its rows are locked, or none.
     pub fn is_whole(&self) -> bool {
-        self.locked.is_empty() || self.locked.len() == self.shards.states().len()
+        self.locked.is_empty() || self.locked.len() == self.found.shards.states().len()
     }
 
     /// Whether the locked rows suffice for a change of the total to this state. Not if none is locked: at first sight
     /// nothing was to change.
     pub(crate) fn suffices(&self, now: Micros, after: Option<&State>) -> bool {
-        let (locked, all) = (self.locked.len(), self.shards.states().len());
+        let (locked, all) = (self.locked.len(), self.found.shards.states().len());
         let has_room = || {
-            let amount = after.map_or(0.0, |after| after.value() - self.shards.total(now).value());
-            let room = |&(shard, _): &LockedShard| room(&self.shards, shard, now, amount);
+            let amount =
+                after.map_or(0.0, |after| after.value() - self.found.shards.total(now).value());
+            let room = |&(shard, _): &LockedShard| room(&self.found.shards, shard, now, amount);
             self.locked.iter().map(room).sum::<f64>() >= amount.abs()
         };
         locked == all || locked > 0 && has_room()
@@ -94,7 +90,7 @@ impl<'a> LockedRows<'a> {
 
     /// The tokens in the locked rows.
     fn available(&self, now: Micros) -> f64 {
-        self.locked.iter().map(|&(shard, _)| self.shards.available(shard, now)).sum()
+        self.locked.iter().map(|&(shard, _)| self.found.shards.available(shard, now)).sum()
     }
 
     /// Writes a change of the total, decided at `now`, to the locked rows.
@@ -105,18 +101,19 @@ impl<'a> LockedRows<'a> {
         now: Micros,
         after: &State,
     ) -> Result<()> {
-        let LockedRows { shards, locked, holds_due, .. } = self;
-        if let ([state], [(_, tuple)]) = (shards.states_mut(), &locked[..]) {
+        let LockedRows { found, locked, .. } = self;
+        if let ([state], [(_, tuple)]) = (found.shards.states_mut(), &locked[..]) {
             state.clone_from(after);
-            let version = Version { stored: Stored::State(after.clone()), holds_due: *holds_due };
-            return rows.update(target.row(0), *tuple, &version);
+            return rows.update(target.row(0), *tuple, &found.version(after.clone()));
         }
+        let shards = &mut found.shards;
         match (locked.len(), shards.states().len()) {
             (0, _) => Err(LimiterError::not_written()), // nothing would be taken
             (some, all) if some < all => {
-                let tokens = self.available(now) + after.value() - self.shards.total(now).value();
+                let tokens =
+                    self.available(now) + after.value() - self.found.shards.total(now).value();
                 let after = State::from_tokens(tokens, after.ts());
-                write(rows, target, &mut self.shards, &self.locked, now, &after)
+                write(rows, target, &mut self.found.shards, &self.locked, now, &after)
             }
             _ => write(rows, target, shards, locked, now, after),
         }
@@ -132,12 +129,8 @@ impl<'a> LockedRows<'a> {
     ) -> Result<LockedRows<'a>> {
         shards.states_mut()[shard] =
             target.state(shards.shard_limit(), Some(&row.stored), now)?.into_owned();
-        Ok(LockedRows {
-            shards,
-            locked: vec![(shard, row.tuple)],
-            holds_due: row.holds_due,
-            begins_anew: false,
-        })
+        let locked = vec![(shard, row.tuple)];
+        Ok(LockedRows { found: shards.into(), locked, begins_anew: false })
     }
 }
 
@@ -219,8 +212,9 @@ fn lock_one<'a>(
     let state = target.state(target.limit(), Some(&row.stored), now)?.into_owned();
     let shards = Shards::new(target.limit(), vec![state]);
     let begins_anew = target.begins_anew(&row.stored, now);
-    let holds_due = row.holds_due.filter(|_| expiry::may_return(target, &row.stored));
-    Ok(Some(LockedRows { shards, locked: vec![(0, row.tuple)], holds_due, begins_anew }))
+    let due = row.holds_due.filter(|_| expiry::may_return(target, &row.stored));
+    let found = Found::new(shards, due);
+    Ok(Some(LockedRows { found, locked: vec![(0, row.tuple)], begins_anew }))
 }
 
 /// Locks one row with room for the whole change, or several unlocked ones. With `wait`, waits for one if all that have
@@ -246,7 +240,7 @@ fn lock_few<'a, H: Host>(
     }
     // `None`: the caller releases them, and then locks all rows.
     let locked = lock_free(host, rows, target, &mut shards, now, amount)?;
-    Ok(locked.map(|locked| LockedRows { shards, locked, holds_due: None, begins_anew: false }))
+    Ok(locked.map(|locked| LockedRows { found: shards.into(), locked, begins_anew: false }))
 }
 
 /// Spreads the tokens of `after`, the new total of the locked rows, over them, and writes the rows that change.

@@ -21,7 +21,7 @@ use crate::ports::{Host, Rows, Stored};
 use crate::target::Target;
 
 pub(crate) use choose::apply_to_one_shard;
-use contents::{lock_all, shard_limit_of, shards_of};
+use contents::{KeyShards, lock_all, shard_limit_of, shards_of};
 pub(crate) use locked::{Extent, LockedRows, lock, lock_whole};
 
 /// Reads a target's contents in its rows, with the instant after the read.
@@ -30,7 +30,7 @@ pub(super) fn peek<'t>(
     rows: &dyn Rows,
     target: &'t Target,
 ) -> Result<(Micros, Shards<'t>)> {
-    let (now, found) = contents::peek(host, rows, target)?;
+    let (now, KeyShards { found, .. }) = contents::peek(host, rows, target)?;
     Ok((now, found.shards))
 }
 
