@@ -46,7 +46,8 @@ look_at_postgres() {
 look_at_postgres
 case $PG/$BUILD in
     1[5-8]/dev | 1[5-8]/release) ;;
-    *) die "PostgreSQL $PG, build $BUILD: there is no such." "Use 15, 16, 17 or 18 (make … PG_CONFIG=/path/to/pg_config), and BUILD=dev or release." ;;
+    *) die "PostgreSQL $PG, build $BUILD: there is no such." \
+        "Use 15, 16, 17 or 18 (make … PG_CONFIG=/path/to/pg_config), and BUILD=dev or release." ;;
 esac
 # 15 is the default feature: naming it would split cargo's cache.
 features=()

@@ -281,7 +281,8 @@ pub fn plan(json: &str, bytes: impl FnOnce(&str) -> usize) -> Result<Option<Stri
 ///
 /// let definition = config::definition(r#"{"kind": "fixed window", "rate": 5, "period": "1 s", "enforce": true}"#)?;
 /// let json = config::resolved(&definition, Micros(7_250_000));
-/// assert_eq!(json.to_string(), r#"{"capacity":5,"kind":"fixed window","period":1000,"rate":5,"shards":1,"start":250}"#);
+/// let expected = r#"{"capacity":5,"kind":"fixed window","period":1000,"rate":5,"shards":1,"start":250}"#;
+/// assert_eq!(json.to_string(), expected);
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
 pub fn resolved(definition: &Definition, phase: Micros) -> serde_json::Value {

@@ -401,9 +401,9 @@ impl Expiries {
         Ok(Expiries { next })
     }
 
-    /// How long from `now` until a call passes that is denied on this state, or by a block; `None` also for a limit in
-    /// several rows. `denied`: its wait on this state, without expiries. `decide` returns whether the call passes on a state at an instant, and its wait if not.
-    /// Reads no holds for a call that even a full limit denies.
+    /// How long from `now` until a call passes that is denied on these contents, or by a block. `denied`: its wait
+    /// without expiries, which is the answer for several rows, too. `decide` returns whether the call passes on a state
+    /// at an instant, and its wait if not. Reads no holds for a call that even a full limit denies.
     ///
     /// # Errors
     /// Errors of the host.
