@@ -27,10 +27,7 @@ CREATE FUNCTION blog.poke(person text) RETURNS double precision LANGUAGE sql VOL
     $$ SELECT remaining FROM public.rl_limit('sendMessage', person, throws => true) $$;
 
 CREATE ROLE client LOGIN;
-GRANT EXECUTE ON FUNCTION rl_limit, rl_limit_all, rl_check, rl_credit, rl_stats, rl_memory TO client;
--- For monitoring.py.
-GRANT EXECUTE ON FUNCTION rl_hold, rl_settle_all TO client;
-GRANT SELECT (name, count, spent, expires_at, charge) ON rl_holds TO client;
+GRANT EXECUTE ON FUNCTION rl_limit, rl_limit_all, rl_check, rl_credit TO client;
 GRANT SELECT, INSERT ON users, messages TO client;
 GRANT SELECT, INSERT, DELETE ON jobs TO client;
 GRANT USAGE ON SCHEMA blog TO client;

@@ -33,6 +33,12 @@ const SAMPLED: &str = "
     INSERT INTO limit_samples (at, since, dropped) VALUES
         (now() - interval '16 minutes', now() - interval '1 day', former), (now(), since, latter);
     INSERT INTO memory VALUES (latter, since)
+    $$;
+    CREATE FUNCTION holds(the_name text, how_many bigint, ago interval DEFAULT '1 minute', charge boolean DEFAULT false)
+    RETURNS void LANGUAGE sql AS $$
+    INSERT INTO rl_holds (id, name, count, taken_at, expires_at, charge)
+        SELECT n || ago::text, the_name, 1, now() - interval '2 days', now() - ago, charge
+        FROM generate_series(1, how_many) AS n
     $$;";
 
 /// Returns the alerts, as "alert name detail", after SQL that fills the counters, all at one time and rolled back.
@@ -60,7 +66,7 @@ fn the_view_has_a_row_for_each_alert_and_none_otherwise() {
     client.batch_execute(SAMPLED).unwrap();
 
     let any = "SELECT calls('any', 0, 0, 10);";
-    let cases: [(&str, &[&str]); 21] = [
+    let cases: [(&str, &[&str]); 25] = [
         ("", &[]),
         // 20 and 21 % of 15 minutes' calls; 99 denials; 95 and 96 %.
         ("SELECT calls('a', 50, 50, 200)", &[]),
@@ -118,6 +124,11 @@ fn the_view_has_a_row_for_each_alert_and_none_otherwise() {
         ("SELECT dropped(7, 7)", &[]),
         ("SELECT dropped(7, 9)", &["RatelimitKeysDropped 2 keys since …"]),
         ("SELECT dropped(7, 9, since => now() - interval '1 minute')", &[]),
+        // 19 and 20 holds that expired; 20 of which most are open, are charged, or expired long ago.
+        ("SELECT holds('h', 19)", &[]),
+        ("SELECT holds('h', 20)", &["RatelimitHoldsExpired h 20 holds expired in the last day"]),
+        ("SELECT holds('h', 20, ago => '-1 minute'), holds('h', 20, ago => '25 hours')", &[]),
+        ("SELECT holds('h', 20, charge => true)", &[]),
     ];
     for (counters, expected) in cases {
         assert_eq!(alerts(&mut client, &format!("{any} {counters}")), expected, "{counters}");
