@@ -20,6 +20,9 @@ SELECT ratelimit.rl_define('allowed', ratelimit.rl_token_bucket(rate => 1000000,
 SELECT format('CREATE TABLE %I (LIKE rateLimits INCLUDING ALL) WITH (%s)', competitor, array_to_string(reloptions, ', '))
 FROM pg_class, unnest(ARRAY['bare', 'plpgsql', 'upsert']) competitor
 WHERE pg_class.oid = 'rateLimits'::regclass \gexec
+-- Their statements leave out the kind, which is the same in every row.
+SELECT format('ALTER TABLE %I ALTER kind SET DEFAULT ''t''', competitor)
+FROM unnest(ARRAY['bare', 'plpgsql', 'upsert']) competitor \gexec
 
 -- The rows of a limit, keys '1' to 'n', in all tables: full, or empty.
 CREATE PROCEDURE fill(name text, n int, tokens double precision,
@@ -29,8 +32,8 @@ DECLARE
     tab text;
 BEGIN
     FOREACH tab IN ARRAY tables LOOP
-        EXECUTE format('INSERT INTO %s (name, key, value, ts)
-                        SELECT $1, n::text, $3, clock_timestamp() FROM generate_series(1, $2) n', tab)
+        EXECUTE format('INSERT INTO %s (name, key, kind, value, ts)
+                        SELECT $1, n::text, ''t'', $3, clock_timestamp() FROM generate_series(1, $2) n', tab)
             USING name, n, tokens;
     END LOOP;
 END $$;
