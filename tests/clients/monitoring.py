@@ -1,6 +1,6 @@
 """Prometheus and Grafana, as docs/monitoring.md sets them up: prometheus-postgres-exporter with the queries
-of monitoring/, scraped, and each metric of the dashboard and of the alerts found in its output. On the SQL file no query
-fails, and what has no metric there says so.
+of monitoring/, scraped, and each metric of the dashboard and of the alerts found in its output. On the SQL file no
+query fails, and what has no metric there says so.
 
 Connects with libpq's variables, as the role of monitored.sql.
 The argument is the exporter's program.
