@@ -4,7 +4,7 @@ use std::io;
 
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgDatabaseError;
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool, Postgres, Transaction};
+use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, Row, Transaction};
 
 use crate::{Connection, Error, Pool};
 
@@ -21,27 +21,74 @@ impl From<sqlx::Error> for Error {
     }
 }
 
-/// Runs it prepared, or in a transaction unprepared: outside of one, sqlx would send Parse and Bind in parts between
-/// which a pooler may change the connection.
-async fn text(
+/// Runs it prepared.
+async fn prepared(
     db: &mut PgConnection,
     sql: &str,
     values: &[Option<&str>],
 ) -> Result<Option<String>, Error> {
-    let prepares = !db.is_in_transaction();
-    // Another text than those that the connection has prepared, which sqlx finds by it.
-    let sql = if prepares { sql.to_owned() } else { format!("{sql} -- unprepared") };
     // Made of constants and a quoted schema.
-    let mut query = sqlx::query_scalar(AssertSqlSafe(sql)).persistent(prepares);
+    let mut query = sqlx::query_scalar(AssertSqlSafe(sql));
     for value in values {
         query = query.bind(value);
     }
     Ok(query.fetch_optional(db).await?)
 }
 
+/// Runs it unprepared, with its values in the text. sqlx sends values only to a statement that it has prepared, at best
+/// the unnamed one, and in a message of its own, before which a pooler may change the connection. A transaction around
+/// both could end that of the caller, since sqlx doesn't know of one begun by SQL.
+async fn unprepared(
+    db: &mut PgConnection,
+    sql: &str,
+    values: &[Option<&str>],
+) -> Result<Option<String>, Error> {
+    let row = sqlx::raw_sql(AssertSqlSafe(with_values(sql, values))).fetch_optional(db).await?;
+    Ok(row.map(|row| row.try_get(0)).transpose()?)
+}
+
+/// The statement with these values in place of its parameters, but not in what is quoted, such as the name of a schema.
+fn with_values(sql: &str, values: &[Option<&str>]) -> String {
+    let (mut text, mut quote) = (String::new(), None);
+    let mut chars = sql.chars().peekable();
+    while let Some(c) = chars.next() {
+        match (quote, c) {
+            (None, '$') => {
+                let mut number = String::new();
+                while let Some(digit) = chars.next_if(char::is_ascii_digit) {
+                    number.push(digit);
+                }
+                match number.parse().ok().and_then(|n: usize| values.get(n.checked_sub(1)?)) {
+                    Some(Some(value)) => text += &constant(value),
+                    Some(None) => text += "NULL",
+                    None => text += &format!("${number}"),
+                }
+                continue;
+            }
+            (None, '\'' | '"') => quote = Some(c),
+            (Some(open), c) if c == open => quote = None,
+            _ => {}
+        }
+        text.push(c);
+    }
+    text
+}
+
+/// A text, in hex: nothing in it is SQL, whatever the settings of the session.
+fn constant(value: &str) -> String {
+    let mut hex = String::with_capacity(2 * value.len() + 64);
+    hex += "pg_catalog.convert_from(pg_catalog.decode('";
+    for byte in value.bytes() {
+        for digit in [byte >> 4, byte & 15] {
+            hex.extend(char::from_digit(digit.into(), 16));
+        }
+    }
+    hex + "', 'hex'), 'UTF8')"
+}
+
 impl Connection for PgConnection {
     async fn text(&mut self, sql: &str, values: &[Option<&str>]) -> Result<String, Error> {
-        text(self, sql, values).await?.ok_or_else(Error::another_statement)
+        unprepared(self, sql, values).await?.ok_or_else(Error::another_statement)
     }
 }
 
@@ -79,12 +126,10 @@ impl Pool for PgPool {
         prepares: bool,
     ) -> Result<Option<String>, Error> {
         if prepares {
-            return text(connection, sql, values).await;
+            prepared(connection, sql, values).await
+        } else {
+            unprepared(connection, sql, values).await
         }
-        let mut transaction = connection.begin().await?;
-        let result = text(&mut transaction, sql, values).await?;
-        transaction.commit().await?;
-        Ok(result)
     }
 
     fn discard(connection: PoolConnection<Postgres>) {

@@ -47,4 +47,25 @@ async fn unprepared_statements_count<D: Driver>() {
     assert_eq!(status(app, "a").await, 429);
 }
 
-on_each_driver!(unprepared_statements_count, exactly_the_limit_passes);
+/// Each alone, outside of a transaction.
+async fn takes_on_a_connection_count<D: Driver>() {
+    let (pool, limit) = (D::pool(To { most: 8, ..To::default() }), limit(30));
+    let takes = (0..8).map(|_| {
+        let (pool, limit) = (pool.clone(), limit.clone());
+        tokio::spawn(async move {
+            let mut db = pool.get().await.unwrap();
+            let mut taken = 0;
+            for _ in 0..10 {
+                taken += u32::from(limit.take(&mut db, "a").await.unwrap().ok);
+            }
+            taken
+        })
+    });
+    let mut taken = 0;
+    for take in takes.collect::<Vec<_>>() {
+        taken += take.await.unwrap();
+    }
+    assert_eq!(taken, 30);
+}
+
+on_each_driver!(unprepared_statements_count, exactly_the_limit_passes, takes_on_a_connection_count);

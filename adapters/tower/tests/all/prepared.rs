@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use postgres_rate_limit::{Connection, Limit, Pool};
 use serde_json::json;
+use sqlx::{AssertSqlSafe, Connection as _};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
@@ -46,23 +47,69 @@ async fn a_layer_prepares_its_statement_once<D: Driver>() {
 }
 
 #[tokio::test]
-async fn nothing_is_prepared_in_a_transaction() {
+async fn nothing_is_prepared_on_a_connection_of_the_application() {
     let pool = Sqlx::pool(one());
     let app = limited(layer(pool.clone(), limit(9))).await;
     assert_eq!(status(app, "a").await, 200);
     let prepared = names(&pool).await;
+    assert_ne!(prepared, "");
     let limit = limit(9);
-    let mut transaction = pool.begin().await.unwrap();
+    let mut connection = pool.acquire().await.unwrap();
+    assert!(limit.take(&mut connection, "a").await.unwrap().ok);
+    assert!(limit.take(&mut *connection, "a").await.unwrap().ok);
+    let mut transaction = connection.begin().await.unwrap();
     assert!(limit.take(&mut transaction, "a").await.unwrap().ok);
     assert!(limit.take(&mut *transaction, "a").await.unwrap().ok);
     assert_eq!(transaction.text(NAMES, &[]).await.unwrap(), prepared);
-    drop(transaction);
+    transaction.commit().await.unwrap();
 
     let mut client = TokioPostgres::pool(one()).get().await.unwrap();
     assert!(limit.take(&mut client, "a").await.unwrap().ok);
+    assert!(limit.take(&mut **client, "a").await.unwrap().ok);
     let mut transaction = client.transaction().await.unwrap();
     assert!(limit.take(&mut transaction, "a").await.unwrap().ok);
     assert_eq!(transaction.text(NAMES, &[]).await.unwrap(), "");
+    transaction.commit().await.unwrap();
+    assert_eq!(limit.take(&mut admin().await, "a").await.unwrap().remaining, Some(1.0));
+}
+
+async fn values_of_unprepared_statements_are_texts_whatever_they_are<D: Driver>() {
+    let schema = "it's \"$1\" \\";
+    let quoted = schema.replace('"', "\"\"");
+    let place = "SELECT pronamespace::regnamespace::text FROM pg_proc WHERE proname = 'rl_limit'
+        AND pronamespace::regnamespace::text IN ('public', 'ratelimit')";
+    let place = sql(place, &[]).await;
+    let makes = format!(
+        "DROP SCHEMA IF EXISTS \"{quoted}\" CASCADE; CREATE SCHEMA \"{quoted}\";
+        CREATE FUNCTION \"{quoted}\".rl_limit(name text, key text, count float8, config jsonb) RETURNS {place}.rl_result
+            LANGUAGE sql AS 'SELECT * FROM {place}.rl_limit($1, $2, $3, config => $4)';
+        GRANT USAGE ON SCHEMA \"{quoted}\" TO PUBLIC"
+    );
+    static SCHEMA: tokio::sync::OnceCell<()> = tokio::sync::OnceCell::const_new();
+    let made = async || {
+        sqlx::raw_sql(AssertSqlSafe(makes)).execute(&mut admin().await).await.unwrap();
+    };
+    SCHEMA.get_or_init(made).await;
+    let to = To { most: 1, ..To::with("standard_conforming_strings", "off") };
+    let mut db = D::pool(to).get().await.unwrap();
+    let name = unique("'$2\\' \"");
+    let limit = Limit::new(&name).config(an_hour(9)).schema(schema);
+    for key in ["'; SELECT $1", "\\'", "\"", "$2", "é\u{1f600}", ""] {
+        assert!(limit.take(&mut db, key).await.unwrap().ok, "{key}");
+        let stored = "SELECT count(*)::text FROM rateLimits WHERE name = $1 AND key = $2";
+        assert_eq!(sql(stored, &[&name, key]).await, "1", "{key}");
+    }
+    assert_eq!(limit.take(&mut db, "nul \0").await.unwrap_err().code(), Some("22021"));
+}
+
+/// sqlx doesn't know of it.
+#[tokio::test]
+async fn a_transaction_that_is_begun_by_sql_stays_open() {
+    let (mut db, limit) = (Sqlx::pool(one()).acquire().await.unwrap(), limit(9));
+    Sqlx::execute(&mut db, "BEGIN").await;
+    assert!(limit.take(&mut db, "a").await.unwrap().ok);
+    Sqlx::execute(&mut db, "ROLLBACK").await;
+    assert_eq!(limit.take(&mut db, "a").await.unwrap().remaining, Some(8.0));
 }
 
 /// Counts our warnings on each thread.
@@ -177,4 +224,5 @@ on_one_thread!(
     after_three_refusals_in_a_minute_none_is_prepared_for_ten,
     another_statement_of_that_name_does_nothing,
     other_errors_are_not_sent_again,
+    values_of_unprepared_statements_are_texts_whatever_they_are,
 );
