@@ -30,6 +30,7 @@ mod denials;
 mod example;
 mod failing;
 mod options;
+mod oracle;
 mod page;
 mod pooled;
 mod prepared;

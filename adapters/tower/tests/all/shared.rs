@@ -26,7 +26,7 @@ const TRANSACTIONS: &str =
 const UNDER_WAY: &str = "SELECT count(*)::text FROM pg_stat_activity
     WHERE application_name = $1 AND state = 'active'";
 
-fn routes<P: Pool>(layer: RateLimitLayer<P>) -> Router {
+pub fn routes<P: Pool>(layer: RateLimitLayer<P>) -> Router {
     let count = |request: &axum::http::request::Parts| {
         request.headers.get("count").map_or(1.0, |count| count.to_str().unwrap().parse().unwrap())
     };
