@@ -232,3 +232,10 @@ pub async fn sql(text: &str, values: &[&str]) -> String {
     }
     query.fetch_optional(&mut admin().await).await.unwrap().unwrap_or_default()
 }
+
+/// The schema of the limiter.
+pub async fn place() -> String {
+    let place = "SELECT pronamespace::regnamespace::text FROM pg_proc WHERE proname = 'rl_limit'
+        AND pronamespace::regnamespace::text IN ('public', 'ratelimit')";
+    sql(place, &[]).await
+}

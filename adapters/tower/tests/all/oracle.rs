@@ -207,7 +207,7 @@ fn start(found: &Arc<Mutex<Found>>, given: &Value) -> Running {
                     settles.lock().unwrap().settle(key, &count, answer);
                 }
                 ["end"] => ended = true,
-                _ => {} // of the program of tests
+                _ => {} // a line of the program of tests
             }
         }
         (open, ended)

@@ -2,8 +2,9 @@
 //! before the first is answered: it goes alone, and the others wait for it, since no time passes.
 
 use std::io;
-use std::sync::Arc;
+use std::mem;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
@@ -11,12 +12,13 @@ use axum::body::Body;
 use axum::http::Request;
 use axum::response::Response;
 use axum::routing::get;
-use postgres_rate_limit::{Error, Limit, OnError, Pool, RateLimitLayer};
+use postgres_rate_limit::{Error, Headers, Limit, OnError, Pool, RateLimitLayer};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Postgres};
 use tokio::task::JoinHandle;
 use tower_service::Service;
 
 use crate::application::*;
+use crate::prepared::warnings;
 
 /// How many transactions have written the rows of a limit.
 const TRANSACTIONS: &str =
@@ -113,6 +115,193 @@ async fn a_statement_has_at_most_64_calls<D: Driver>() {
     let counts = "SELECT string_agg(count::text, ' ' ORDER BY count) FROM (
         SELECT count(*) FROM rateLimits WHERE name = $1 GROUP BY xmin::text) AS t";
     assert_eq!(sql(counts, &[&name]).await, "1 12 64 64");
+}
+
+/// A pool that writes down how often it is asked for a connection, and how many requests each statement has: 0 is
+/// rl_limit.
+#[derive(Clone)]
+struct Recorded<P> {
+    pool: P,
+    asked: Arc<AtomicUsize>,
+    sent: Arc<Mutex<Vec<usize>>>,
+}
+
+impl<P> Recorded<P> {
+    fn of(pool: P) -> Self {
+        Self { pool, asked: Arc::default(), sent: Arc::default() }
+    }
+    /// The statements since the last look.
+    fn sent(&self) -> Vec<usize> {
+        mem::take(&mut self.sent.lock().unwrap())
+    }
+}
+
+struct RecordedConnection<C> {
+    connection: C,
+    sent: Arc<Mutex<Vec<usize>>>,
+}
+
+impl<C: postgres_rate_limit::Connection> postgres_rate_limit::Connection for RecordedConnection<C> {
+    async fn text(&mut self, sql: &str, values: &[Option<&str>]) -> Result<String, Error> {
+        self.connection.text(sql, values).await
+    }
+}
+
+impl<P: Pool> Pool for Recorded<P> {
+    type Connection = RecordedConnection<P::Connection>;
+
+    async fn get(&self) -> Result<Self::Connection, Error> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        tokio::task::yield_now().await; // a driver may have an answer at once: first come the other calls
+        Ok(RecordedConnection { connection: self.pool.get().await?, sent: self.sent.clone() })
+    }
+
+    async fn run(
+        connection: &mut Self::Connection,
+        sql: &str,
+        values: &[Option<&str>],
+        prepares: bool,
+    ) -> Result<Option<String>, Error> {
+        let requests = sql.contains("rl_limit_each").then(|| values[3].unwrap());
+        let requests = requests.map_or(0, |requests| {
+            serde_json::from_str::<Vec<serde_json::Value>>(requests).unwrap().len()
+        });
+        connection.sent.lock().unwrap().push(requests);
+        P::run(&mut connection.connection, sql, values, prepares).await
+    }
+
+    fn discard(connection: Self::Connection) {
+        P::discard(connection.connection);
+    }
+}
+
+async fn a_statement_has_at_most_a_megabyte<D: Driver>() {
+    let _clock = stop_clock();
+    let pool = Recorded::of(D::pool(To::default()));
+    let limit = Limit::new("x".repeat(400_000)).config(an_hour(9));
+    let app = routes(layer(pool.clone(), limit));
+    let keys = keys(6);
+    assert_eq!(statuses(begin(&app, each_one(&keys)).await).await, [500; 6], "too long a name");
+    assert_eq!(pool.sent(), [0, 2, 2, 0]);
+}
+
+/// As long as the statements are under way by the clock.
+async fn a_statement_counts_for_4_times_the_median<D: Driver>() {
+    let _clock = stop_clock();
+    let (name, _, application) = elsewhere_named::<D>(vec![]).await;
+    let to = To { database: elsewhere(), ..To::with("application_name", &application) };
+    let pool = Recorded::of(D::pool(to));
+    let limit = Limit::new(&name).config(an_hour(1000)).schema("limits");
+    let app = routes(layer(pool.clone(), limit));
+    let mut holder = owner().await;
+    let under_way = async |most: &str| {
+        until("they wait", async || sql(UNDER_WAY, &[&application]).await == most).await;
+    };
+    for (key, milliseconds) in [("a", 100), ("b", 2000), ("c", 100)] {
+        let transaction = lock(&mut holder, &name).await;
+        let begun = begin(&app, [(key, "1")]).await;
+        under_way("1").await;
+        tokio::time::advance(Duration::from_millis(milliseconds)).await;
+        transaction.rollback().await.unwrap();
+        assert_eq!(statuses(begun).await, [200]);
+    }
+    let transaction = lock(&mut holder, &name).await;
+    let begun = begin(&app, [("d", "1"), ("e", "1"), ("f", "1")]).await;
+    under_way("1").await;
+    for (milliseconds, asked) in [(390, 4), (20, 5)] {
+        tokio::time::advance(Duration::from_millis(milliseconds)).await;
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(pool.asked.load(Ordering::Relaxed), asked);
+    }
+    under_way("2").await;
+    transaction.rollback().await.unwrap();
+    assert_eq!(statuses(begun).await, [200; 3]);
+    assert_eq!(pool.sent(), [0, 0, 0, 0, 2]);
+}
+
+/// A schema of its own with rl_limit and rl_limit_each, which says how long it may wait for rows, and fails if it is set
+/// to.
+async fn own_schema() -> String {
+    let (schema, place) = (unique("own"), place().await);
+    let makes = format!(
+        "CREATE SCHEMA \"{schema}\"; GRANT USAGE ON SCHEMA \"{schema}\" TO PUBLIC;
+        CREATE FUNCTION \"{schema}\".rl_limit(name text, key text, count float8, config jsonb)
+            RETURNS {place}.rl_result LANGUAGE sql AS 'SELECT * FROM {place}.rl_limit($1, $2, $3, config => $4)';
+        CREATE FUNCTION \"{schema}\".rl_limit_each(requests jsonb, lock_wait interval)
+            RETURNS SETOF {place}.rl_limit_all_result LANGUAGE plpgsql AS $$ BEGIN
+                PERFORM set_config('tower.wait', lock_wait::text, false);
+                IF current_setting('tower.fails', true) <> '' THEN
+                    RAISE 'as it is set' USING ERRCODE = current_setting('tower.fails');
+                END IF;
+                RETURN QUERY SELECT * FROM {place}.rl_limit_each($1, $2);
+            END $$;"
+    );
+    sqlx::raw_sql(AssertSqlSafe(makes)).execute(&mut admin().await).await.unwrap();
+    schema
+}
+
+async fn locked_rows_are_waited_for_5_ms_or_a_tenth_of_deadlock_timeout<D: Driver>() {
+    let _clock = stop_clock();
+    let schema = own_schema().await;
+    for (deadlock, expected) in
+        [("1s", "00:00:00.005"), ("20ms", "00:00:00.002"), ("1ms", "00:00:00.0001")]
+    {
+        let to = To { user: "postgres".into(), most: 1, ..To::with("deadlock_timeout", deadlock) };
+        let pool = D::pool(to);
+        let layer = layer(pool.clone(), limit(9).schema(&schema)).headers(Headers::Off);
+        let calls = ["a", "b", "c"].map(|key| (key, "1"));
+        assert_eq!(statuses(begin(&routes(layer), calls).await).await, [200; 3]);
+        let mut connection = pool.get().await.unwrap();
+        let wait =
+            postgres_rate_limit::Connection::text(&mut connection, "SHOW tower.wait", &[]).await;
+        assert_eq!(wait.unwrap(), expected, "{deadlock}");
+    }
+}
+
+async fn where_calls_can_not_go_together_they_go_alone_quietly_for_ten_minutes<D: Driver>() {
+    let _clock = stop_clock();
+    assert_eq!(warnings(), 0);
+    for (code, ends, begins) in [
+        (
+            "42883",
+            "ALTER FUNCTION rl_limit_each RENAME TO gone",
+            "ALTER FUNCTION gone RENAME TO rl_limit_each",
+        ),
+        (
+            "42501",
+            "REVOKE EXECUTE ON FUNCTION rl_limit_each FROM PUBLIC",
+            "GRANT EXECUTE ON FUNCTION rl_limit_each TO PUBLIC",
+        ),
+        (
+            "0A000",
+            "ALTER FUNCTION rl_limit_each SET tower.fails = '0A000'",
+            "ALTER FUNCTION rl_limit_each RESET tower.fails",
+        ),
+    ] {
+        let schema = own_schema().await;
+        let runs = async |text: &str| {
+            let text = format!("SET search_path = \"{schema}\"; {text}");
+            sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut admin().await).await.unwrap();
+        };
+        runs(ends).await;
+        let pool = Recorded::of(D::pool(To::default()));
+        let layer = layer(pool.clone(), limit(9).schema(&schema)).headers(Headers::Off);
+        let app = routes(layer);
+        let keys = keys(4);
+        let together = async || {
+            assert_eq!(statuses(begin(&app, each_one(&keys)).await).await, [200; 4], "{code}");
+            pool.sent()
+        };
+        assert_eq!(together().await, [0, 3, 0, 0, 0], "{code}");
+        runs(begins).await;
+        tokio::time::advance(Duration::from_secs(590)).await;
+        assert_eq!(together().await, [0; 4], "{code}");
+        tokio::time::advance(Duration::from_secs(11)).await;
+        assert_eq!(together().await, [0, 3], "{code}");
+    }
+    assert_eq!(warnings(), 0);
 }
 
 async fn each_call_has_its_own_answer<D: Driver>() {
@@ -386,6 +575,10 @@ async fn statements_that_fail<D: Driver>() {
         (vec![], "53200", [200, 503, 503, 503], "1"),
         (vec![], "53000", [200, 500, 500, 500], "1"),
         (vec![], "08P01", [200, 500, 500, 500], "1"),
+        (vec![], "08006", [200, 503, 503, 503], "1"),
+        (vec![], "25006", [200, 503, 503, 503], "1"),
+        (vec![], "53300", [200, 503, 503, 503], "1"),
+        (vec![], "57P01", [200, 503, 503, 503], "1"),
         (vec![isolation], "40001", [200, 500, 500, 500], "1"),
         // Twice, the second time alone.
         (vec![], "P0001", [200, 500, 200, 200], "2"),
@@ -404,31 +597,6 @@ async fn statements_that_fail<D: Driver>() {
     }
 }
 
-async fn without_a_grant_calls_go_alone_for_ten_minutes<D: Driver>() {
-    let _clock = stop_clock();
-    let role = unique("no each");
-    let schema = "SELECT pronamespace::regnamespace::text FROM pg_proc WHERE proname = 'rl_limit'";
-    let schema = sql(schema, &[]).await;
-    sql(&format!("CREATE ROLE \"{role}\" LOGIN"), &[]).await;
-    sql(&format!("GRANT USAGE ON SCHEMA {schema} TO \"{role}\""), &[]).await;
-    sql(&format!("GRANT EXECUTE ON FUNCTION rl_limit, rl_headers TO \"{role}\""), &[]).await;
-    let name = unique("alone");
-    let limit = Limit::new(&name).config(an_hour(9));
-    let app = routes(layer(D::pool(To { user: role.clone(), ..To::default() }), limit));
-    let together = async |key: &str| {
-        sql("SELECT rl_reset_keys($1)::text", &[&name]).await;
-        let keys = ["1", "2", "3", "4"].map(|n| format!("{key} {n}"));
-        assert_eq!(statuses(begin(&app, each_one(&keys)).await).await, [200; 4]);
-        sql(TRANSACTIONS, &[&name]).await
-    };
-    assert_eq!(together("a").await, "4");
-    sql(&format!("GRANT EXECUTE ON FUNCTION rl_limit_each TO \"{role}\""), &[]).await;
-    tokio::time::advance(Duration::from_secs(590)).await;
-    assert_eq!(together("b").await, "4");
-    tokio::time::advance(Duration::from_secs(11)).await;
-    assert_eq!(together("c").await, "2");
-}
-
 on_one_thread!(
     a_call_that_is_given_up_ends_alone,
     a_first_call_that_is_given_up_holds_none_up,
@@ -441,5 +609,8 @@ on_one_thread!(
     each_call_has_its_own_answer,
     exactly_the_limit_passes,
     statements_that_fail,
-    without_a_grant_calls_go_alone_for_ten_minutes,
+    where_calls_can_not_go_together_they_go_alone_quietly_for_ten_minutes,
+    a_statement_has_at_most_a_megabyte,
+    a_statement_counts_for_4_times_the_median,
+    locked_rows_are_waited_for_5_ms_or_a_tenth_of_deadlock_timeout,
 );
