@@ -34,6 +34,11 @@ impl Denials {
         Self { most, at_most, known: Mutex::default() }
     }
 
+    /// Denials of another limit, by the same options.
+    pub fn empty(&self) -> Self {
+        Self::new(self.most, self.at_most)
+    }
+
     /// The denial that a call of this key would get, too, with the rest of its waits.
     pub fn known(&self, key: &str) -> Option<Answer> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);

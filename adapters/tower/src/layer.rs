@@ -87,6 +87,19 @@ impl<P: Pool> RateLimitLayer<P> {
         }
     }
 
+    /// A layer of another limit, on the same pool and with the options of this one, but without its [`and`](Self::and) and
+    /// [`count`](Self::count). Their calls share statements, so that one is under way at a time; those of layers that
+    /// are made by `new` don't. Each remembers denials of its own.
+    pub fn another(
+        &self,
+        limit: Limit,
+        key: impl Fn(&Parts) -> String + Send + Sync + 'static,
+    ) -> Self {
+        let takes = vec![Take { limit, key: Arc::new(key), count: None }];
+        let denials = self.denials.as_ref().map(|denials| Arc::new(denials.empty()));
+        Self { takes, denials, ..self.clone() }
+    }
+
     /// Takes the tokens of one more limit, all or nothing: if one of them denies a request, none has taken anything.
     /// The [`Decision`](crate::Decision) is that of the limit that denies with the longest wait, or, if none denies, of
     /// that with the smallest share of its capacity left. The functions are those of the first limit's schema.
@@ -139,12 +152,14 @@ impl<P: Pool> RateLimitLayer<P> {
     /// statements, is sent again unprepared, on another connection; after three in a minute none is prepared for ten.
     pub fn prepare(mut self, prepares: bool) -> Self {
         self.database.prepared = prepares.then(Arc::default);
-        self
+        let shares = self.shared.is_some();
+        self.batch(shares)
     }
 
     /// Whether calls share statements. Default: true. Calls that come while one is under way go together in the next,
     /// by `rl_limit_each`; where the role has no EXECUTE on it, and those for several limits, go alone. Pass false if
-    /// the pool sets a role or other settings for each request.
+    /// the pool sets a role or other settings for each request. The calls of layers that are made
+    /// [from one another](Self::another) share, too, unless this or [`prepare`](Self::prepare) is set for one of them.
     pub fn batch(self, shares: bool) -> Self {
         Self { shared: shares.then(Arc::default), ..self }
     }

@@ -13,6 +13,7 @@ use tower_service::Service;
 use crate::answer::Answer;
 use crate::layer::{RateLimitLayer, Take};
 use crate::limit::{Decision, parsed};
+use crate::shared;
 use crate::statement::{Statement, request, stored_key};
 use crate::{Error, OnError, Pool};
 
@@ -124,16 +125,21 @@ impl<P: Pool> Limiter<P> {
 
     /// Asks the database.
     async fn ask(&self, asked: &[(String, f64)]) -> Result<Answer, Error> {
-        let RateLimitLayer { database, takes, shared, .. } = &self.layer;
+        let RateLimitLayer { database, takes, shared: together, .. } = &self.layer;
         let deadline = database.deadline();
         let ask = async |values| parsed(&database.run(deadline, &self.statement, values).await?);
         let result = if let ([Take { limit, .. }], [(key, count)]) = (&**takes, asked) {
             let text = count.to_string();
             let alone = ask([Some(&*limit.name), Some(key), Some(&text), limit.config.as_deref()]);
-            match shared {
-                Some(shared) => {
-                    let request = request(limit, key, *count);
-                    shared.call(database, deadline, &self.each, request, alone).await?
+            match together {
+                Some(together) => {
+                    let request = shared::Request {
+                        each: self.each.clone(),
+                        row: format!("{} {} {key}", limit.name.len(), limit.name),
+                        config: limit.config.clone(),
+                        json: request(limit, key, *count),
+                    };
+                    together.call(database, deadline, request, alone).await?
                 }
                 None => alone.await?,
             }

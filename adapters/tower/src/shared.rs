@@ -1,7 +1,7 @@
 //! Statements that calls share: those that come while one is under way go together in the next, by rl_limit_each. A
 //! call that comes alone goes at once, by rl_limit.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,30 +27,43 @@ const LATE: Duration = Duration::from_millis(20);
 /// How long calls go alone where rl_limit_each can't be called.
 const ALONE: Duration = Duration::from_secs(600);
 
-/// The calls of a layer.
+/// A call, as a request of rl_limit_each.
+pub(crate) struct Request {
+    /// The statement of its layer.
+    pub each: Arc<Statement>,
+    /// Names the row that it locks. Requests for one row go together only with one config.
+    pub row: String,
+    pub config: Option<String>,
+    pub json: String,
+}
+
+/// The calls of layers that share statements.
 pub(crate) struct Shared<P: Pool>(Mutex<State<P>>);
 
 struct State<P: Pool> {
     /// A statement is under way, and counts.
     is_busy: bool,
     waiting: VecDeque<Waiting<P>>,
+    /// Rows that another transaction has locked: one call waits for each, and these calls for that one.
+    locked: HashMap<String, Vec<Waiting<P>>>,
     alone_until: Option<Instant>,
     /// How long the last statements took.
     took: VecDeque<Duration>,
 }
 
 struct Waiting<P: Pool> {
-    /// The statement of the layer, and the request in it.
-    each: Arc<Statement>,
-    request: String,
+    request: Request,
+    deadline: Instant,
     answer: Sender<Answer<P>>,
 }
 
+/// An answer to a call. If it is none of the database, the call has taken nothing, and is to be sent alone.
 enum Answer<P: Pool> {
     Decided(Value),
     Failed(Error),
-    /// It has taken nothing, and is to be sent alone; with the turn, if it is the only one.
-    Alone(Option<Turn<P>>),
+    Alone,
+    Turn(Turn<P>),
+    Row(Row<P>),
 }
 
 /// How a call goes on.
@@ -62,8 +75,43 @@ enum Place<P: Pool> {
 
 impl<P: Pool> Default for Shared<P> {
     fn default() -> Self {
-        let (waiting, took) = (VecDeque::new(), VecDeque::new());
-        Self(Mutex::new(State { is_busy: false, waiting, alone_until: None, took }))
+        Self(Mutex::new(State {
+            is_busy: false,
+            waiting: VecDeque::new(),
+            locked: HashMap::new(),
+            alone_until: None,
+            took: VecDeque::new(),
+        }))
+    }
+}
+
+impl<P: Pool> State<P> {
+    fn goes_alone(&self) -> bool {
+        self.alone_until.is_some_and(|end| Instant::now() < end)
+    }
+
+    /// Takes the calls of the next statement: none that is given up, nor for a locked row, which waits.
+    fn take(&mut self) -> Vec<Waiting<P>> {
+        self.waiting.retain(|call| !call.answer.is_closed());
+        let mut calls: Vec<Waiting<P>> = Vec::new();
+        let mut bytes = 0;
+        for call in mem::take(&mut self.waiting) {
+            let Request { each, row, config, json } = &call.request;
+            let goes_with = |other: &Waiting<P>| {
+                let other = &other.request;
+                other.each.sql == each.sql && (other.row != *row || other.config == *config)
+            };
+            let fits = calls.len() < MOST_CALLS && bytes + json.len() < MOST_BYTES;
+            if let Some(line) = self.locked.get_mut(row) {
+                line.push(call);
+            } else if calls.is_empty() || fits && calls.iter().all(goes_with) {
+                bytes += json.len() + 1;
+                calls.push(call);
+            } else {
+                self.waiting.push_back(call);
+            }
+        }
+        calls
     }
 }
 
@@ -72,25 +120,26 @@ impl<P: Pool> Shared<P> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a call: sends a `request` in the statement `each`, or itself `alone`.
+    /// Makes a call: sends its request with others, or itself `alone`.
     pub async fn call(
         self: &Arc<Self>,
         database: &Database<P>,
         deadline: Instant,
-        each: &Arc<Statement>,
-        request: String,
+        request: Request,
         alone: impl Future<Output = Result<Value, Error>>,
     ) -> Result<Value, Error> {
-        let waits = match self.place(database, each, request) {
+        let row = request.row.clone();
+        let waits = match self.place(database, deadline, request) {
             Place::Waiting(waits) => waits,
-            Place::Turn(turn) => return turn.run(alone).await,
+            Place::Turn(turn) => return turn.run(Some(row), alone).await.0,
             Place::Alone => return alone.await,
         };
         match timeout_at(deadline, waits).await {
             Ok(Ok(Answer::Decided(result))) => Ok(result),
             Ok(Ok(Answer::Failed(error))) => Err(error),
-            Ok(Ok(Answer::Alone(Some(turn)))) => turn.run(alone).await,
-            Ok(Ok(Answer::Alone(None))) => alone.await,
+            Ok(Ok(Answer::Turn(turn))) => turn.run(Some(row), alone).await.0,
+            Ok(Ok(Answer::Row(_row))) => alone.await,
+            Ok(Ok(Answer::Alone)) => alone.await,
             Ok(Err(_)) => Err(Error::unavailable("the runtime is shutting down")),
             Err(_) => Err(database.late("there was no answer of the database")),
         }
@@ -99,19 +148,24 @@ impl<P: Pool> Shared<P> {
     fn place(
         self: &Arc<Self>,
         database: &Database<P>,
-        each: &Arc<Statement>,
-        request: String,
+        deadline: Instant,
+        request: Request,
     ) -> Place<P> {
         let mut state = self.state();
-        if state.alone_until.is_some_and(|end| Instant::now() < end) {
-            Place::Alone
-        } else if mem::replace(&mut state.is_busy, true) {
-            let (answer, waits) = oneshot::channel();
-            state.waiting.push_back(Waiting { each: each.clone(), request, answer });
-            Place::Waiting(waits)
-        } else {
-            Place::Turn(Turn { shared: self.clone(), database: database.clone() })
+        if state.goes_alone() {
+            return Place::Alone;
         }
+        let is_locked = state.locked.contains_key(&request.row);
+        if !is_locked && !mem::replace(&mut state.is_busy, true) {
+            return Place::Turn(Turn { shared: self.clone(), database: database.clone() });
+        }
+        let (answer, waits) = oneshot::channel();
+        let call = Waiting { request, deadline, answer };
+        match state.locked.get_mut(&call.request.row) {
+            Some(line) => line.push(call),
+            None => state.waiting.push_back(call),
+        }
+        Place::Waiting(waits)
     }
 
     /// How long a statement counts.
@@ -130,31 +184,52 @@ impl<P: Pool> Shared<P> {
     /// Sends the calls that wait, at the end of a statement.
     fn next(self: &Arc<Self>, database: &Database<P>) {
         let mut state = self.state();
-        // Calls that are given up are not sent.
-        state.waiting.retain(|call| !call.answer.is_closed());
-        let (Some(first), Ok(runtime)) = (state.waiting.front(), Handle::try_current()) else {
-            state.is_busy = false;
-            let waiting = mem::take(&mut state.waiting);
-            drop(state);
-            return drop(waiting);
+        let runtime = Handle::try_current().ok().filter(|_| !state.goes_alone());
+        let mut calls = match runtime {
+            Some(_) => state.take(),
+            None => mem::take(&mut state.waiting).into(),
         };
-        let each = first.each.clone();
-        let mut bytes = 0;
-        let mut fits = |call: &Waiting<P>| {
-            bytes += call.request.len() + 1;
-            call.each.sql == each.sql && bytes <= MOST_BYTES
-        };
-        let count = state.waiting.iter().take(MOST_CALLS).take_while(|call| fits(call)).count();
-        let mut calls: Vec<_> = state.waiting.drain(..count.max(1)).collect();
+        state.is_busy = runtime.is_some() && !calls.is_empty();
         drop(state);
+        let Some(runtime) = runtime else {
+            return calls.into_iter().for_each(|call| drop(call.answer.send(Answer::Alone)));
+        };
+        let Some(last) = calls.pop() else { return };
         let turn = Turn { shared: self.clone(), database: database.clone() };
-        match calls.pop() {
-            Some(only) if calls.is_empty() => drop(only.answer.send(Answer::Alone(Some(turn)))),
-            last => {
-                calls.extend(last);
-                runtime.spawn(turn.send(each, calls));
-            }
+        if calls.is_empty() {
+            drop(last.answer.send(Answer::Turn(turn)));
+        } else {
+            let each = last.request.each.clone();
+            calls.push(last);
+            runtime.spawn(turn.send(each, calls));
         }
+    }
+
+    /// Lets a call wait for its row, alone; None: it waits for the one that does.
+    fn wait_for_row(
+        self: &Arc<Self>,
+        database: &Database<P>,
+        call: Waiting<P>,
+    ) -> Option<(Sender<Answer<P>>, Answer<P>)> {
+        let row = call.request.row.clone();
+        let mut state = self.state();
+        if let Some(line) = state.locked.get_mut(&row) {
+            line.push(call);
+            return None;
+        }
+        state.locked.insert(row.clone(), Vec::new());
+        let row = Row { shared: self.clone(), database: database.clone(), row };
+        Some((call.answer, Answer::Row(row)))
+    }
+
+    /// Lets the others for a row wait for a call that may wait for it.
+    fn lock(self: &Arc<Self>, database: &Database<P>, row: String) -> Option<Row<P>> {
+        let mut state = self.state();
+        if state.locked.contains_key(&row) {
+            return None;
+        }
+        state.locked.insert(row.clone(), Vec::new());
+        Some(Row { shared: self.clone(), database: database.clone(), row })
     }
 }
 
@@ -170,53 +245,88 @@ impl<P: Pool> Drop for Turn<P> {
     }
 }
 
+/// A row that another transaction has locked. Held by the call that waits for it; those that wait for this call are
+/// sent next.
+struct Row<P: Pool> {
+    shared: Arc<Shared<P>>,
+    database: Database<P>,
+    row: String,
+}
+
+impl<P: Pool> Drop for Row<P> {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        for call in state.locked.remove(&self.row).into_iter().flatten().rev() {
+            state.waiting.push_front(call);
+        }
+        let is_free = !state.waiting.is_empty() && !mem::replace(&mut state.is_busy, true);
+        drop(state);
+        if is_free {
+            self.shared.next(&self.database);
+        }
+    }
+}
+
 impl<P: Pool> Turn<P> {
-    /// Runs a statement.
-    async fn run<T>(self, statement: impl Future<Output = T>) -> T {
+    /// Runs a statement, of the call for a `row` or of several, and returns the turn unless it was late: then the others
+    /// for the row wait for this call.
+    async fn run<T>(
+        self,
+        row: Option<String>,
+        statement: impl Future<Output = T>,
+    ) -> (T, Option<Self>) {
         let (shared, began) = (self.shared.clone(), Instant::now());
         let mut statement = pin!(statement);
-        let result = timeout(shared.late(), &mut statement).await;
-        let turn = result.is_ok().then_some(self);
-        let result = match result {
-            Ok(result) => result,
-            Err(_) => statement.await,
+        let result = match timeout(shared.late(), &mut statement).await {
+            Ok(result) => (result, Some(self)),
+            Err(_) => {
+                let _row = row.and_then(|row| shared.lock(&self.database, row));
+                drop(self);
+                (statement.await, None)
+            }
         };
         shared.took(began.elapsed());
-        drop(turn);
         result
     }
 
     /// Sends several calls, and answers each.
     async fn send(self, each: Arc<Statement>, calls: Vec<Waiting<P>>) {
         let (shared, database) = (self.shared.clone(), self.database.clone());
-        let requests: Vec<_> = calls.iter().map(|call| &*call.request).collect();
+        let requests: Vec<_> = calls.iter().map(|call| &*call.request.json).collect();
         let requests = format!("[{}]", requests.join(","));
+        let deadlines = calls.iter().map(|call| call.deadline);
+        let deadline = deadlines.max().unwrap_or_else(|| database.deadline());
         let values = [None, None, None, Some(&*requests)];
-        let text = self.run(database.run(database.deadline(), &each, values)).await;
-        match text.and_then(|text| parsed(&text)) {
+        let (text, turn) = self.run(None, database.run(deadline, &each, values)).await;
+        let answers: Vec<_> = match text.and_then(|text| parsed(&text)) {
             Ok(Value::Array(results)) => {
-                for (call, result) in calls.into_iter().zip(results) {
+                let answers = calls.into_iter().zip(results).filter_map(|(call, result)| {
                     let error = &result["error"];
                     let message = error["message"].as_str().unwrap_or_default();
                     let answer = match error["code"].as_str() {
                         None => Answer::Decided(result),
-                        Some("55P03") => Answer::Alone(None),
+                        Some("55P03") => return shared.wait_for_row(&database, call),
                         Some(code) => Answer::Failed(Error::new(message, Some(code))),
                     };
-                    let _ = call.answer.send(answer);
-                }
+                    Some((call.answer, answer))
+                });
+                let answers = answers.collect();
+                drop(turn); // the next calls know which rows are locked
+                answers
             }
-            Ok(_) => {}
+            Ok(_) => return,
             Err(error) => {
                 if matches!(error.code(), Some("42501" | "42883" | "0A000")) {
                     shared.state().alone_until = Some(Instant::now() + ALONE);
                 }
+                drop(turn);
                 let fails = fails_each(&error, &database).await;
-                for call in calls {
-                    let error = fails.then(|| Answer::Failed(error.clone()));
-                    let _ = call.answer.send(error.unwrap_or(Answer::Alone(None)));
-                }
+                let answer = || if fails { Answer::Failed(error.clone()) } else { Answer::Alone };
+                calls.into_iter().map(|call| (call.answer, answer())).collect()
             }
+        };
+        for (call, answer) in answers {
+            let _ = call.send(answer);
         }
     }
 }

@@ -138,9 +138,7 @@ async fn headers_are_of_a_style_or_renamed_or_off<D: Driver>() {
 
 async fn without_headers_the_role_needs_no_grant_for_them<D: Driver>() {
     let role = unique("no headers");
-    let schema =
-        sql("SELECT pronamespace::regnamespace::text FROM pg_proc WHERE proname = 'rl_limit'", &[])
-            .await;
+    let schema = place().await;
     sql(&format!("CREATE ROLE \"{role}\" LOGIN"), &[]).await;
     sql(&format!("GRANT USAGE ON SCHEMA {schema} TO \"{role}\""), &[]).await;
     sql(&format!("GRANT EXECUTE ON FUNCTION rl_limit TO \"{role}\""), &[]).await;

@@ -74,13 +74,14 @@ async fn application<D: Driver>(given: &Value) {
     }
     let pool = D::pool(to);
     let keys = keys();
+    let name = text("name").unwrap();
+    let mut first = layer(pool, Limit::new(&name)).prepare(given["prepare"] != false);
+    if let Some(milliseconds) = given["timeout"].as_u64() {
+        first = first.timeout(Duration::from_millis(milliseconds));
+    }
     let mut apps: HashMap<(u32, &str), Router> = HashMap::new();
     for (_, rate, store) in &keys {
-        let limit = limit_of(given["name"].as_str().unwrap(), *rate, store);
-        let mut layer = layer(pool.clone(), limit).prepare(given["prepare"] != false);
-        if let Some(milliseconds) = given["timeout"].as_u64() {
-            layer = layer.timeout(Duration::from_millis(milliseconds));
-        }
+        let layer = first.another(limit_of(&name, *rate, store), header_key);
         apps.entry((*rate, store)).or_insert_with(|| routes(layer));
     }
     let random = Random(AtomicU32::new(given["seed"].as_u64().unwrap() as u32));

@@ -74,30 +74,28 @@ async fn nothing_is_prepared_on_a_connection_of_the_application() {
 }
 
 async fn values_of_unprepared_statements_are_texts_whatever_they_are<D: Driver>() {
-    let schema = "it's \"$1\" \\";
+    let schema = unique("it's \"$1\" \\");
     let quoted = schema.replace('"', "\"\"");
     let place = place().await;
     let makes = format!(
-        "DROP SCHEMA IF EXISTS \"{quoted}\" CASCADE; CREATE SCHEMA \"{quoted}\";
+        "CREATE SCHEMA \"{quoted}\";
         CREATE FUNCTION \"{quoted}\".rl_limit(name text, key text, count float8, config jsonb) RETURNS {place}.rl_result
             LANGUAGE sql AS 'SELECT * FROM {place}.rl_limit($1, $2, $3, config => $4)';
         GRANT USAGE ON SCHEMA \"{quoted}\" TO PUBLIC"
     );
-    static SCHEMA: tokio::sync::OnceCell<()> = tokio::sync::OnceCell::const_new();
-    let made = async || {
-        sqlx::raw_sql(AssertSqlSafe(makes)).execute(&mut admin().await).await.unwrap();
-    };
-    SCHEMA.get_or_init(made).await;
+    sqlx::raw_sql(AssertSqlSafe(makes)).execute(&mut admin().await).await.unwrap();
     let to = To { most: 1, ..To::with("standard_conforming_strings", "off") };
     let mut db = D::pool(to).get().await.unwrap();
     let name = unique("'$2\\' \"");
-    let limit = Limit::new(&name).config(an_hour(9)).schema(schema);
+    let limit = Limit::new(&name).config(an_hour(9)).schema(&schema);
     for key in ["'; SELECT $1", "\\'", "\"", "$2", "é\u{1f600}", ""] {
         assert!(limit.take(&mut db, key).await.unwrap().ok, "{key}");
         let stored = "SELECT count(*)::text FROM rateLimits WHERE name = $1 AND key = $2";
         assert_eq!(sql(stored, &[&name, key]).await, "1", "{key}");
     }
     assert_eq!(limit.take(&mut db, "nul \0").await.unwrap_err().code(), Some("22021"));
+    let drops = format!("DROP SCHEMA \"{quoted}\" CASCADE");
+    sqlx::raw_sql(AssertSqlSafe(drops)).execute(&mut admin().await).await.unwrap();
 }
 
 /// sqlx doesn't know of it.

@@ -40,7 +40,14 @@ async fn begin<'a>(
     app: &Router,
     calls: impl IntoIterator<Item = (&'a str, &'a str)>,
 ) -> Vec<JoinHandle<Response>> {
-    let begins = |(key, count)| {
+    begin_each(calls.into_iter().map(|(key, count)| (app, key, count))).await
+}
+
+/// The same, of applications, too.
+async fn begin_each<'a>(
+    calls: impl IntoIterator<Item = (&'a Router, &'a str, &'a str)>,
+) -> Vec<JoinHandle<Response>> {
+    let begins = |(app, key, count): (&Router, _, _)| {
         let request = Request::get("/").header("key", key).header("count", count);
         let answer = app.clone().call(request.body(Body::empty()).unwrap());
         tokio::spawn(async { answer.await.unwrap() })
@@ -242,6 +249,11 @@ async fn own_schema() -> String {
     schema
 }
 
+async fn drop_schema(schema: &str) {
+    let drops = format!("DROP SCHEMA \"{schema}\" CASCADE");
+    sqlx::raw_sql(AssertSqlSafe(drops)).execute(&mut admin().await).await.unwrap();
+}
+
 async fn locked_rows_are_waited_for_5_ms_or_a_tenth_of_deadlock_timeout<D: Driver>() {
     let _clock = stop_clock();
     let schema = own_schema().await;
@@ -258,6 +270,7 @@ async fn locked_rows_are_waited_for_5_ms_or_a_tenth_of_deadlock_timeout<D: Drive
             postgres_rate_limit::Connection::text(&mut connection, "SHOW tower.wait", &[]).await;
         assert_eq!(wait.unwrap(), expected, "{deadlock}");
     }
+    drop_schema(&schema).await;
 }
 
 async fn where_calls_can_not_go_together_they_go_alone_quietly_for_ten_minutes<D: Driver>() {
@@ -300,6 +313,7 @@ async fn where_calls_can_not_go_together_they_go_alone_quietly_for_ten_minutes<D
         assert_eq!(together().await, [0; 4], "{code}");
         tokio::time::advance(Duration::from_secs(11)).await;
         assert_eq!(together().await, [0, 3], "{code}");
+        drop_schema(&schema).await;
     }
     assert_eq!(warnings(), 0);
 }
@@ -354,7 +368,9 @@ async fn a_locked_row_delays_only_its_own_calls<D: Driver>() {
     let (name, limit, layer, application) = named::<D>(9);
     let mut holder = admin().await;
     let mut transaction = holder.begin().await.unwrap();
-    assert!(limit.take(&mut transaction, "held").await.unwrap().ok);
+    for key in ["held", "held, too"] {
+        assert!(limit.take(&mut transaction, key).await.unwrap().ok);
+    }
     let app = routes(layer);
     // The last one comes in the same statement as others, and is then sent alone.
     let mut begun = begin(&app, [("a", "1"), ("b", "1"), ("c", "1"), ("held", "1")]).await;
@@ -364,7 +380,7 @@ async fn a_locked_row_delays_only_its_own_calls<D: Driver>() {
     until("it waits", async || sql(UNDER_WAY, &[&application]).await == "1").await;
     assert_eq!(statuses(begin(&app, [("d", "1"), ("e", "1")]).await).await, [200; 2]);
     // One that goes alone holds the others up until it is late.
-    let mut begun = begin(&app, [("held", "1"), ("f", "1"), ("g", "1")]).await;
+    let mut begun = begin(&app, [("held, too", "1"), ("f", "1"), ("g", "1")]).await;
     let first = begun.remove(0);
     until("both wait", async || sql(UNDER_WAY, &[&application]).await == "2").await;
     assert!(!begun[0].is_finished());
@@ -373,7 +389,112 @@ async fn a_locked_row_delays_only_its_own_calls<D: Driver>() {
     assert!(!held.is_finished() && !first.is_finished());
     transaction.rollback().await.unwrap();
     assert_eq!(statuses(vec![held, first]).await, [200; 2]);
-    assert_eq!(limit.take(&mut admin().await, "held").await.unwrap().remaining, Some(6.0));
+    for key in ["held", "held, too"] {
+        assert_eq!(limit.take(&mut admin().await, key).await.unwrap().remaining, Some(7.0));
+    }
+}
+
+/// However many calls there are for a locked row, one of them waits on a connection.
+async fn a_locked_row_holds_up_no_others<D: Driver>() {
+    let _clock = stop_clock();
+    let (name, application) = (unique("locked"), unique("locked"));
+    let limit = Limit::new(&name).config(an_hour(1000));
+    let pool = D::pool(To { most: 2, ..To::with("application_name", &application) });
+    let app = routes(layer(pool, limit.clone()));
+    let others = keys(20);
+    let mut holder = admin().await;
+    for first in ["busy", "another"] {
+        let mut transaction = holder.begin().await.unwrap();
+        assert!(limit.take(&mut transaction, "busy").await.unwrap().ok);
+        let mut begun = begin(&app, [(first, "1")]).await;
+        begun.extend(begin(&app, ["busy"; 20].map(|key| (key, "1"))).await);
+        late().await;
+        for _ in 0..2 {
+            assert_eq!(statuses(begin(&app, each_one(&others)).await).await, [200; 20]);
+        }
+        until("one waits", async || sql(UNDER_WAY, &[&application]).await == "1").await;
+        assert!(begun.iter().skip(1).all(|call| !call.is_finished()));
+        transaction.rollback().await.unwrap();
+        assert_eq!(statuses(begun).await, [200; 21]);
+    }
+    let left = limit.take(&mut admin().await, "busy").await.unwrap().remaining;
+    assert_eq!(left, Some(1000.0 - 41.0 - 1.0));
+}
+
+/// Of calls that wait for one for a locked row, one that is given up holds up none, nor does that one.
+async fn a_call_for_a_locked_row_may_be_given_up<D: Driver>() {
+    let _clock = stop_clock();
+    let (name, limit, layer, application) = named::<D>(9);
+    let app = routes(layer);
+    let mut holder = admin().await;
+    let mut transaction = holder.begin().await.unwrap();
+    assert!(limit.take(&mut transaction, "busy").await.unwrap().ok);
+    let mut begun = begin(&app, ["busy"; 4].map(|key| (key, "1"))).await;
+    until("one waits", async || sql(UNDER_WAY, &[&application]).await == "1").await;
+    late().await;
+    begun.remove(1).abort();
+    begun.remove(0).abort();
+    let waits = "SELECT count(*)::text FROM pg_stat_activity
+        WHERE application_name = $1 AND state = 'active' AND query LIKE '%rl_limit(%'";
+    until("another one waits", async || sql(waits, &[&application]).await == "2").await;
+    transaction.rollback().await.unwrap();
+    assert_eq!(statuses(begun).await, [200; 2]);
+    let taken = "SELECT (9 - value)::text FROM rateLimits WHERE name = $1";
+    until("none waits", async || sql(UNDER_WAY, &[&application]).await == "0").await;
+    assert!(["2", "3"].contains(&&*sql(taken, &[&name]).await), "the first may have been taken");
+}
+
+async fn layers_made_from_one_another_share_statements<D: Driver>() {
+    let _clock = stop_clock();
+    let pool = Recorded::of(D::pool(To::default()));
+    let first = layer(pool.clone(), limit(2)).remember_denials(100, LONG);
+    let other = first.another(limit(1), header_key);
+    let apart = first.clone().prepare(false);
+    let apps = [&first, &other, &apart].map(|layer| routes(layer.clone()));
+    let of = |app: usize| (&apps[app], "a", "1");
+    assert_eq!(
+        statuses(begin_each([0, 1, 0, 1, 1].map(of)).await).await,
+        [200, 200, 200, 429, 429]
+    );
+    assert_eq!(pool.sent(), [0, 4]);
+    // The other knows nothing of a denial of the one.
+    assert_eq!(statuses(begin_each([0, 1, 1, 0].map(of)).await).await, [429; 4]);
+    assert_eq!(pool.sent(), [0, 0]);
+    assert_eq!(statuses(begin_each([2, 0].map(of)).await).await, [429; 2]);
+    assert_eq!(pool.sent(), [0; 0]);
+}
+
+async fn requests_for_one_row_with_two_configs_go_apart<D: Driver>() {
+    let _clock = stop_clock();
+    let (pool, name) = (Recorded::of(D::pool(To::default())), unique("two"));
+    let limit = |rate| Limit::new(&name).config(an_hour(rate));
+    let first = layer(pool.clone(), limit(20));
+    let other = routes(first.another(limit(10), header_key));
+    let apps = [routes(first), other];
+    let calls = (0..6).map(|n| (&apps[n % 2], "a", "1"));
+    assert_eq!(statuses(begin_each(calls).await).await, [200; 6]);
+    assert_eq!(pool.sent(), [0, 3, 2]);
+    let calls = (0..6).map(|n| (&apps[n % 2], ["b", "c"][n % 2], "1"));
+    assert_eq!(statuses(begin_each(calls).await).await, [200; 6]);
+    assert_eq!(pool.sent(), [0, 5]);
+}
+
+async fn a_statement_lasts_as_long_as_its_calls_may<D: Driver>() {
+    let _clock = stop_clock();
+    let (name, long, application) = elsewhere_named::<D>(vec![]).await;
+    let short = long.clone().timeout(LONG / 2);
+    let apps = [routes(long), routes(short)];
+    let mut holder = owner().await;
+    let transaction = lock(&mut holder, &name).await;
+    let calls = [(&apps[1], "a", "1"), (&apps[1], "b", "1"), (&apps[0], "c", "1")];
+    let mut begun = begin_each(calls).await;
+    late().await;
+    until("both statements wait", async || sql(UNDER_WAY, &[&application]).await == "2").await;
+    tokio::time::advance(LONG / 2).await;
+    let last = begun.pop().unwrap();
+    assert_eq!(statuses(begun).await, [503; 2]);
+    transaction.rollback().await.unwrap();
+    assert_eq!(statuses(vec![last]).await, [200]);
 }
 
 fn elsewhere() -> String {
@@ -603,6 +724,11 @@ on_one_thread!(
     a_locked_row_delays_only_its_own_calls,
     a_lost_connection_fails_its_calls_once,
     a_statement_has_at_most_64_calls,
+    a_locked_row_holds_up_no_others,
+    a_call_for_a_locked_row_may_be_given_up,
+    layers_made_from_one_another_share_statements,
+    requests_for_one_row_with_two_configs_go_apart,
+    a_statement_lasts_as_long_as_its_calls_may,
     a_timeout_ends_its_calls,
     calls_that_come_meanwhile_go_together,
     denials_are_remembered_by_each_call,
