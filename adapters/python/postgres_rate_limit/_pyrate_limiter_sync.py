@@ -53,15 +53,13 @@ class RateLimitBucket(AbstractBucket):
         now: Any = self.now()  # type: ignore[no-untyped-call]
         return int(now)
 
-    def _requests(self, count: int) -> list[Request]:
-        return [{"name": name, "key": self._key, "count": count} for name in self._names]
-
-    def _put(self, item: RateItem, results: AllResult | None) -> bool:
-        if results is None or results.ok:
+    def _put(self, item: RateItem, result: Result | AllResult) -> bool:
+        if result.ok:
             return self._record(item, Decision())
-        denying = results.denied_by
-        rate = next(rate for rate, limit in zip(self.rates, results) if limit is denying)
-        wait = None if results.retry_after is None else ceil(results.retry_after * 1000)
+        limits = result.results if isinstance(result, AllResult) else [result]
+        denying = result.denied_by if isinstance(result, AllResult) else result
+        rate = next(rate for rate, limit in zip(self.rates, limits) if limit is denying)
+        wait = None if result.retry_after is None else ceil(result.retry_after * 1000)
         return self._record(item, Decision(rate, wait))
 
     def _flushed(self) -> None:
@@ -82,7 +80,12 @@ class RateLimitBucket(AbstractBucket):
         return RateItem(self._key, round(self.here() - (now - times[-1 - index])))
 
     def put(self, item: RateItem) -> bool:
-        return self._put(item, self._limiter.limit_all(self._requests(item.weight)) if item.weight else None)
+        if not item.weight:
+            return self._record(item, Decision())
+        if len(self._names) == 1:  # a call that may share its round trip
+            return self._put(item, self._limiter.limit(self._names[0], self._key, count=item.weight))
+        requests: list[Request] = [{"name": name, "key": self._key, "count": item.weight} for name in self._names]
+        return self._put(item, self._limiter.limit_all(requests))
 
     def leak(self, current_timestamp: int | None = None) -> int:
         """Nothing to do."""

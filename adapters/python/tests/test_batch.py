@@ -23,11 +23,13 @@ from conftest import ON_FILE
 from limits import parse
 from limits.storage import storage_from_string
 from psycopg_pool import AsyncConnectionPool
+from pyrate_limiter import Duration, Limiter, Rate
 from sqlalchemy.ext.asyncio import create_async_engine
 from test_failing import ELSEWHERE, locked, once
 
 from postgres_rate_limit import HOUR, AsyncRateLimiter, RateLimitExceeded, SetupError, _batch, fixed_window
 from postgres_rate_limit._results import innermost, sqlstate
+from postgres_rate_limit.pyrate_limiter import AsyncRateLimitBucket, KeyedBuckets
 
 MANY = fixed_window(1000, HOUR, start="first request")
 FIVE = fixed_window(5, HOUR, start="first request")
@@ -417,6 +419,20 @@ async def test_the_storage_of_limits_shares(name):
     finally:
         await storage.pool.close()
     assert passed.count(True) == 5 and seen == ["limit", 9]
+
+
+async def test_a_bucket_of_pyrate_limiter_shares_if_it_has_one_rate(name):
+    """By try_acquire, which doesn't wait for the calls before it."""
+    seen = Seen()
+    async with of_psycopg(seen) as pool:
+        for rates in ([Rate(5, Duration.DAY)], [Rate(5, Duration.DAY), Rate(9, Duration.WEEK)]):
+            bucket = AsyncRateLimitBucket(rates, pool, name=f"{name}-{len(rates)}")
+            limiter = Limiter(KeyedBuckets(bucket))
+            await limiter.try_acquire("other", blocking=False)
+            seen.clear()
+            calls = (limiter.try_acquire("a", blocking=False) for _ in range(10))
+            assert (await asyncio.gather(*calls)).count(True) == 5
+            assert seen == (["limit", 9] if len(rates) == 1 else [])
 
 
 # A statement that fails as a whole: in a schema in which rl_limit_each fails.
