@@ -3,21 +3,26 @@ import { AsyncResource } from 'node:async_hooks';
 
 import { late } from './failing';
 
-/** A call, which gets its answer alone or with others. */
-export interface Shareable {
+/** What a call asks for. */
+export interface Request {
     /** What it counts for: its row is locked. */
     id: string;
     /** Calls with one id go together only if they have one config. */
     config: string | null;
     /** The request, as JSON. */
     request: string;
+    /** The style of the HTTP headers that it asks for. */
+    headers: string | undefined;
+}
+/** A call, which gets its answer alone or with others. */
+export interface Shareable extends Request {
     alone(timeout: number | undefined): Promise<any>;
 }
 /** The answer to one of several requests: a row, or an error; or its row is locked, and nothing was taken. */
 export type Answer = { row: any } | { error: Error } | 'locked';
-/** Sends requests, a list as JSON, in one statement. */
+/** Sends requests in one statement. */
 export interface Together {
-    send(requests: string, timeout: number | undefined): Promise<Answer[]>;
+    send(requests: Request[], timeout: number | undefined): Promise<Answer[]>;
     /**
      * What to do with the calls of a statement that failed: they end with it, or each is sent again, alone; "apart": and
      * so are those after them, since none can go together.
@@ -222,8 +227,8 @@ export class Batch {
         const timeout = Math.max(...left);
         let answers: Answer[];
         try {
-            const requests = calls.map(({ call }) => call.request).join();
-            answers = await this.#together.send(`[${requests}]`, timeout === Infinity ? undefined : timeout);
+            const requests = calls.map(({ call }) => call);
+            answers = await this.#together.send(requests, timeout === Infinity ? undefined : timeout);
             if (answers.length !== calls.length) throw new TypeError('not all requests were answered');
         } catch (error) {
             const fate = this.#together.fate(error);

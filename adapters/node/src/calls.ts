@@ -1,5 +1,5 @@
 // The statements, in the limiter's schema, and their errors, explained for users of the package.
-import type { Answer } from './batch';
+import type { Answer, Request } from './batch';
 import { databaseError } from './errors';
 import { fateOf } from './failing';
 import { rowsOf, type How } from './query';
@@ -64,14 +64,21 @@ const ofOne = (call: string) => `SELECT ok, ${DECIDED},
     FROM $rl_${call}${OF_ONE} AS r`;
 const ofAll = (call: string) => `WITH r AS MATERIALIZED (SELECT * FROM $rl_${call}($1::text::jsonb))
     SELECT ${MANY}, ${DECIDED}, $rl_headers_all((${ROWS}), $2::text)::text AS headers FROM r ORDER BY n`;
+const STYLE = `(string_to_array($3::text, ','))[n]`;
 /** Statements with HTTP headers. Their style is the last value. */
 const WITH_HEADERS: { [C in Call]?: string } = {
     limit: ofOne('limit'),
     check: ofOne('check'),
     limitAll: ofAll('limit_all'),
     checkAll: ofAll('check_all'),
+    // A style for each request, or none. In a SELECT of its own the list is parsed once, not for each row.
+    each: `SELECT n, ok, ${TIMED}, error::text AS error,
+        CASE WHEN error IS NULL AND ${STYLE} <> '' THEN $rl_headers(name, r, key => key, style => ${STYLE},
+            config => (SELECT $1::text::jsonb) -> (n - 1) -> 'config')::text END AS headers
+        FROM $rl_limit_each($1::text::jsonb, lock_wait => $2::text::interval) AS r`,
 };
-export type HeaderStyle = 'ietf' | 'github';
+const STYLES = ['ietf', 'github'] as const;
+export type HeaderStyle = (typeof STYLES)[number];
 
 /**
  * The schema of rl_limit: found by the search_path, or else that of the extension, or by default of the SQL file. And
@@ -106,8 +113,8 @@ export class Calls {
         if (schema !== undefined) this.#prefix = prefix(schema);
     }
 
-    /** Runs a statement; with headers if the call has them. */
-    async rows(db: any, call: Call, values: unknown[], how?: How, headers?: HeaderStyle): Promise<any[]> {
+    /** Runs a statement; with headers if the call has them, in this style, or these: "ietf,,github". */
+    async rows(db: any, call: Call, values: unknown[], how?: How, headers?: string): Promise<any[]> {
         const place = (this.#prefix ??= placeOf(await this.#find(db, how)));
         const told = headers === undefined ? undefined : WITH_HEADERS[call];
         const text = this.#placed(told ?? SQL[call], place);
@@ -123,11 +130,14 @@ export class Calls {
         }
     }
 
-    /** Makes requests, a list as JSON, each on its own. */
-    async each(db: any, requests: string, how: How): Promise<Answer[]> {
+    /** Makes requests, each on its own. */
+    async each(db: any, requests: Request[], how: How): Promise<Answer[]> {
         const { wait } = await this.#find(db, how);
         const answers: Answer[] = [];
-        for (const row of await this.rows(db, 'each', [requests, wait], how)) answers[row.n - 1] = answerOf(row);
+        const values = [`[${requests.map(({ request }) => request).join()}]`, wait];
+        const styles = requests.map(({ headers }) => headers);
+        const told = styles.some(Boolean) ? styles.join() : undefined;
+        for (const row of await this.rows(db, 'each', values, how, told)) answers[row.n - 1] = answerOf(row);
         return answers;
     }
     /** What to do with such requests after an error of their statement, as of Together. */
@@ -168,18 +178,14 @@ function answerOf(row: any): Answer {
 }
 
 /** A call of rl_limit with these values as a request of rl_limit_each, and what it counts for. */
-export function requestOf([name, key, count, reserve, config]: any[]): Request | undefined {
+export function requestOf([name, key, count, reserve, config]: any[], headers?: HeaderStyle): Request | undefined {
+    if (headers !== undefined && !STYLES.includes(headers)) return undefined;
     const isPlain = [name, key].every((text) => typeof text === 'string') && Number.isFinite(count);
     if (!isPlain || typeof reserve !== 'boolean' || (config !== null && typeof config !== 'string')) return undefined;
     const id = `"name":${JSON.stringify(name)},"key":${JSON.stringify(key)}`;
     const rest = `${reserve ? ',"reserve":true' : ''}${config === null ? '' : `,"config":${config}`}`;
     const request = `{${id},"count":${count}${rest}}`;
-    return NO_TEXT.test(request) ? undefined : { id, config, request };
-}
-interface Request {
-    id: string;
-    config: string | null;
-    request: string;
+    return NO_TEXT.test(request) ? undefined : { id, config, request, headers };
 }
 /** What JSON can write, and no text of PostgreSQL can be: a NUL, half a surrogate. */
 const NO_TEXT = /\\u(0000|d[89a-f])/;

@@ -1,7 +1,7 @@
 // The client: limits by name, known to the compiler, in the caller's own transaction.
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { Batch } from './batch';
+import { Batch, type Request } from './batch';
 import type { Value } from './calculate';
 import { Calls, prefix, requestOf, type Call, type HeaderStyle } from './calls';
 import type { Checked, ConfigOf, Definitions, Duration, HoldKind, Kind, LeaseKind, NameOf, TokenKind } from './config';
@@ -87,7 +87,7 @@ export interface RateLimiterOptions {
     prepare?: boolean | undefined;
     /**
      * On a Pool of pg or postgres.js, calls of limit that come while a statement is under way go together in the next
-     * one, by rl_limit_each. Not with the `db` or the headers of a call. Default: true.
+     * one, by rl_limit_each. Not with the `db` of a call. Default: true.
      */
     batch?: boolean | undefined;
     /**
@@ -269,7 +269,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         const batches = BATCHES.get(db) ?? new Map<string, Batch>();
         BATCHES.set(db, batches);
         const [calls, prepare] = [this.#calls, this.#prepare];
-        const send = (requests: string, timeout?: number) => calls.each(db, requests, { timeout, prepare });
+        const send = (requests: Request[], timeout?: number) => calls.each(db, requests, { timeout, prepare });
         const batch = batches.get(like) ?? new Batch({ send, fate: (error) => calls.fate(error) }, db.options?.max ?? 10);
         batches.set(like, batch);
         return batch;
@@ -543,8 +543,8 @@ export class RateLimiter<const D extends Definitions = {}> {
         const timeout = this.#timeout ?? (onError === 'open' ? 5000 : undefined);
         const prepare = this.#prepare && options.db === undefined;
         const send = (timeout?: number) => this.#calls.rows(db, call, values, { timeout, prepare }, options.headers);
-        if (this.#batch && call === 'limit' && options.db === undefined && options.headers === undefined) {
-            const request = requestOf(values);
+        if (this.#batch && call === 'limit' && options.db === undefined) {
+            const request = requestOf(values, options.headers);
             const alone = async (timeout?: number) => (await send(timeout))[0];
             if (request) return [await this.#batch.join({ ...request, alone }, timeout, options.signal)];
         }

@@ -94,9 +94,9 @@ export function resultOf(row: any): Result {
     const decided = decidedOf(row);
     return { ok: row.ok, ...decided, headers: headersOf(row, row.ok ? null : decided.retryAfter), ...errorOf(row) };
 }
-/** The headers of a row; of a remembered denial with fewer seconds, by the time that has passed. */
+/** The headers that a row has, or else Retry-After; of a remembered denial with fewer seconds, by the time passed. */
 function headersOf({ headers, passed }: any, retryAfter: number | null): Record<string, string> {
-    if (headers === undefined) return retryHeader(retryAfter);
+    if (!headers) return retryHeader(retryAfter);
     const told = Object.entries<string>(JSON.parse(headers));
     if (passed === undefined) return Object.fromEntries(told);
     const less = (text: string) =>

@@ -43,7 +43,10 @@ const SQL = `
         PERFORM set_config('counted.wait', $2::text, false); ${BEGINS('each')}
         RETURN QUERY SELECT n, name, key, ${TOKENS}, error FROM ${place}.rl_limit_each($1, $2);
     END $$;
+    CREATE FUNCTION ${SCHEMA}.rl_headers(name text, result record, key text, style text, config jsonb) RETURNS jsonb
+    LANGUAGE plpgsql AS $$ BEGIN RETURN ${place}.rl_headers($1, $2, $3, $4, $5); END $$;
     GRANT USAGE ON SCHEMA ${SCHEMA} TO PUBLIC;
+    GRANT EXECUTE ON FUNCTION ${SCHEMA}.rl_headers TO PUBLIC;
     GRANT EXECUTE ON FUNCTION ${SCHEMA}.rl_limit_each TO PUBLIC;
     GRANT ALL ON ALL SEQUENCES IN SCHEMA ${SCHEMA} TO PUBLIC;
     GRANT ALL ON ALL TABLES IN SCHEMA ${SCHEMA} TO PUBLIC;`;

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, Union
 from weakref import WeakKeyDictionary, proxy
 
-from postgres_rate_limit._calls import FIND, Call, Calls, request_of
+from postgres_rate_limit._calls import FIND, Call, Calls, HeaderStyle, request_of
 from postgres_rate_limit._databases import Database, Deadline, left
 from postgres_rate_limit._databases_async import shared_size
 from postgres_rate_limit._results import Result, chain, sqlstate
@@ -46,8 +46,10 @@ Answer = Union[Result, _Alone, _Statement]
 class _Waiting:
     """A call that waits for the next statement. answer: its result, or the statement in which it is alone."""
 
-    def __init__(self, request: str, deadline: Deadline, loop: AbstractEventLoop) -> None:
-        self.request, self.deadline = request, deadline
+    def __init__(
+        self, request: str, headers: HeaderStyle | None, deadline: Deadline, loop: AbstractEventLoop
+    ) -> None:
+        self.request, self.headers, self.deadline = request, headers, deadline
         self.size = len(request.encode())
         self.answer: Future[Answer] = loop.create_future()
 
@@ -89,7 +91,7 @@ class Batch:
         place = self.calls.place()
         if place is None or self.calls.lock_wait is None:
             place = self.calls.found(await self.on.run(FIND, (), deadline))
-        call = self.calls.each([each.request for each in waiting])
+        call = self.calls.each([(each.request, each.headers) for each in waiting])
         return call.read(await self.on.run(call.sql.replace("@", place), call.values, deadline))
 
     def is_sent_again(self, error: BaseException) -> bool:
@@ -123,7 +125,7 @@ class _Line:
         request = request_of(call)
         if request is None:
             return await self._batch.alone(call, place, deadline)
-        waiting = _Waiting(request, deadline, self._loop)
+        waiting = _Waiting(request, call.headers, deadline, self._loop)
         self._waiting.append(waiting)
         self._watch()
         end = None if deadline is None else self._loop.call_later(left(deadline) or 0, waiting.late)

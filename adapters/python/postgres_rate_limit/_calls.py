@@ -77,6 +77,8 @@ class Call(Generic[T]):
     """The names and keys for which the call makes denials obsolete; empty: for all."""
     shares: bool = False
     """Whether the call may go in a statement of rl_limit_each."""
+    headers: HeaderStyle | None = None
+    """The style of the headers that it asks for, if it shares."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,11 @@ _SPAN = "make_interval(secs => CAST(? AS float8))"
 _LIMIT = f"r.retry_after, {_time('r.retry_at')}, r.remaining, r.capacity, {_time('r.reset_at')}"
 _DECIDED = f"{_LIMIT}, r.limited_by"
 _RESULT = f"r.ok, {_DECIDED}"
+_STYLES = ("ietf", "github")
+
+
+def _headers(name: str, key: str, style: str, config: str) -> str:
+    return f"CAST(@rl_headers({name}, r, key => {key}, style => {style}, config => {config}) AS text)"
 
 
 def _result(
@@ -291,21 +298,33 @@ class Calls:
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), (_FLAG, reserve), _UNTHROWN, (_JSON, own)]
         select, values = _RESULT, []
         if headers is not None:
-            others = f"key => {_TEXT}, style => {_TEXT}, config => {_JSON}"
-            select += f", CAST(@rl_headers({_TEXT}, r, {others}) AS text)"
+            select += f", {_headers(_TEXT, _TEXT, _TEXT, _JSON)}"
             values = [name, key, headers, own]
-        fields: dict[str, Any] = _deciding(name) | {"shares": headers is None} if function == "rl_limit" else {}
+        fields: dict[str, Any] = {}
+        if function == "rl_limit":
+            fields = _deciding(name) | {"shares": headers is None or headers in _STYLES, "headers": headers}
         fields |= {"opened": _result_of, "id": ((name, key), "limit", own, reserve, headers), "count": float(count)}
         return self._make(select, function, arguments, _read_result, before=values, **fields)
 
-    def each(self, requests: Iterable[str]) -> Call[list[Result | None]]:
-        """Requests as request_of makes them, each on its own. None: the request has an error, and has taken nothing."""
+    def each(self, requests: Sequence[tuple[str, HeaderStyle | None]]) -> Call[list[Result | None]]:
+        """Requests as request_of makes them, each on its own, and the style of the headers that it asks for. None: the
+        request has an error, and has taken nothing."""
 
         def read(rows: Rows) -> list[Result | None]:
             return [None if row[-1] else _result(*row[:-1]) for row in rows]
 
-        arguments = [(_JSON, f"[{', '.join(requests)}]"), (_SPAN, self.lock_wait)]
-        return self._make(f"{_RESULT}, r.error IS NOT NULL", "rl_limit_each", arguments, read, " ORDER BY r.n")
+        text = f"[{', '.join(request for request, _ in requests)}]"
+        select, values = _RESULT, []
+        if any(style for _, style in requests):
+            style = f"(string_to_array({_TEXT}, ','))[r.n]"
+            # In a SELECT of its own the list is parsed once, not for each row.
+            headers = _headers("r.name", "r.key", style, f"(SELECT {_JSON}) -> (r.n - 1) -> 'config'")
+            select += f", CASE WHEN r.error IS NULL AND {style} <> '' THEN {headers} END"
+            styles = ",".join(style or "" for _, style in requests)
+            values = [styles, styles, text]
+        arguments = [(_JSON, text), (_SPAN, self.lock_wait)]
+        select += ", r.error IS NOT NULL"
+        return self._make(select, "rl_limit_each", arguments, read, " ORDER BY r.n", before=values)
 
     def take(self, name: str, key: Key, at_least: float, at_most: float, config: Config | None) -> Call[Taken]:
         name, key, own = self._target(name, key, config)
@@ -509,7 +528,7 @@ Target = tuple[str, str, float]
 
 def request_of(call: Call[Result]) -> str | None:
     """The request of a call that shares, in JSON; None if that can't say it, or the database can't read it."""
-    name, key, count, reserve, own = call.values
+    name, key, count, reserve, own = call.values[-5:]
     if not isfinite(count):
         return None
     text = json.dumps({"name": name, "key": key, "count": count, "reserve": reserve})

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -189,7 +190,6 @@ async def test_what_does_not_share(name):
             assert await flood(AsyncRateLimiter(limits, db=pool), seen) == ["limit", 4]
             assert await flood(AsyncRateLimiter(limits, db=pool, batch=False), seen) == alone
             assert await flood(AsyncRateLimiter(limits), seen, db=pool) == alone, "a db of the call"
-            assert await flood(AsyncRateLimiter(limits, db=pool), seen, headers="ietf") == alone
             hooked = AsyncRateLimiter(limits, db=pool)
             if made is of_sqlalchemy:
                 sa.event.listen(pool.sync_engine, "checkout", lambda *arguments: None)
@@ -207,6 +207,56 @@ def with_seen(seen):
         connection.seen = seen
 
     return configure
+
+
+@each_pool
+async def test_calls_with_headers_share_and_each_has_its_own(made, name):
+    def untimed(headers):
+        times = ("x-ratelimit-reset", "Retry-After")
+        return {each: "" if each in times else re.sub(r";t=\d+", "", text) for each, text in headers.items()}
+
+    def ietf(limit, left, of, **more):
+        return {"RateLimit": f'"{limit}";r={left}', "RateLimit-Policy": f'"{limit}";q={of};w=3600', **more}
+
+    other, wait = f"{name}-other", {"Retry-After": ""}
+    github = {"limit": "5", "remaining": "4", "used": "1", "resource": name, "reset": ""}
+    told = [
+        ({"key": "a", "headers": "ietf"}, ietf(name, 4, 5)),
+        ({"key": "b", "headers": "github"}, {f"x-ratelimit-{each}": text for each, text in github.items()}),
+        ({"key": "c", "count": 4}, {}),
+        ({"name": other, "key": "a", "config": {**FIVE, "rate": 9}, "headers": "ietf"}, ietf(other, 8, 9)),
+        ({"key": "a", "count": 5, "headers": "ietf"}, ietf(name, 4, 5, **wait)),
+        ({"key": "c", "count": 2}, wait),
+    ]
+    async with warm(made, name, FIVE) as (limiter, seen):
+        calls = [limiter.limit(**{"name": name, **asked}) for asked, _ in told]
+        calls.append(limiter.limit("bad", config={"kind": "bad"}, headers="ietf"))
+        first, *answers, bad = await asyncio.gather(limiter.limit(name), *calls, return_exceptions=True)
+        assert seen == ["limit", 7, "limit"] and isinstance(bad, Exception), "what has an error goes alone"
+        for (asked, headers), answer in zip(told, answers):
+            assert untimed(answer.headers) == headers
+            alone = await limiter.check(**{"name": name, **asked, "count": 0 if answer.ok else asked["count"]})
+            assert untimed(alone.headers) == headers
+
+
+async def test_headers_that_may_not_be_made_cost_the_others_nothing(name):
+    """They are refused before anything is taken, of limits in memory, too, which a rollback doesn't give back."""
+    config = FIVE if ON_FILE else {**FIVE, "store": "memory"}
+    role = f"no_headers_{uuid4().hex[:8]}"
+    with psycopg.connect(user="postgres", autocommit=True) as admin:
+        admin.execute(f"CREATE ROLE {role} LOGIN")
+        try:
+            admin.execute(f"GRANT USAGE ON SCHEMA {SCHEMA} TO {role}")
+            for function in ("limit", "limit_each", "check"):
+                admin.execute(f"GRANT EXECUTE ON FUNCTION {SCHEMA}.rl_{function} TO {role}")
+            async with warm(of_asyncpg, name, config, pool={"user": role}) as (limiter, seen):
+                calls = [limiter.limit(name, key) for key in "abc"] + [limiter.limit(name, "d", headers="ietf")]
+                *good, bad = await asyncio.gather(*calls, return_exceptions=True)
+                assert seen == ["limit", 3, "limit", "limit", "limit"]
+                assert isinstance(bad, asyncpg.InsufficientPrivilegeError)
+                assert [result.remaining for result in good] == [4, 4, 4]
+        finally:
+            admin.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 async def test_requests_that_json_or_a_list_can_not_say_go_alone(name):
