@@ -26,7 +26,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from starlette.middleware.sessions import SessionMiddleware
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from postgres_rate_limit import AsyncRateLimiter, RateLimitExceeded, address_key, too_many_requests
+from postgres_rate_limit import AsyncRateLimiter, RateLimitExceeded, address_key, too_many_requests, try_again
 
 engine = create_async_engine("postgresql+asyncpg://")
 sessions = async_sessionmaker(engine, expire_on_commit=False)
@@ -76,7 +76,7 @@ app.add_middleware(SessionMiddleware, secret_key=os.environ["SECRET"], https_onl
 
 @app.exception_handler(RateLimitExceeded)
 async def denied(request: Request, error: RateLimitExceeded) -> Response:
-    return PlainTextResponse("Too many requests\n", **too_many_requests(error))
+    return PlainTextResponse(f"Too many requests: {try_again(error)}\n", **too_many_requests(error))
 
 
 def address_of(request: Request) -> str:

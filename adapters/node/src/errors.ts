@@ -56,10 +56,41 @@ export const isRateLimitError = (error: unknown): boolean => RateLimitError.from
 export const retryHeader = (retryAfter: number | null): Record<string, string> =>
     retryAfter === null ? {} : { 'Retry-After': String(Math.ceil(retryAfter / 1000)) };
 
-/** The response to a denial: 429, with its headers. undefined: another error. */
-export function denialResponse(error: unknown): Response | undefined {
-    const denial = RateLimitError.from(error);
-    return denial && new Response(denial.message, { status: 429, headers: denial.headers });
+/**
+ * The response to a denial, an error or the answer of a call: 429, with its headers. undefined: it is none.
+ * `message`: its text, of the words of tryAgain.
+ */
+export function denialResponse(
+    denial: unknown,
+    message: (again: string) => string = (again) => `Too many requests: ${again}`,
+): Response | undefined {
+    const found = denialOf(denial);
+    return found && new Response(message(inWords(found.retryAfter)), { status: 429, headers: found.headers });
+}
+
+/**
+ * The wait of a denial, an error or the answer of a call, in words: "try again in 5 minutes", or "this can never pass".
+ * undefined: it is none. Rounded up, to whole seconds, or from 2 minutes, hours and days on to these.
+ */
+export function tryAgain(denial: unknown): string | undefined {
+    const found = denialOf(denial);
+    return found && inWords(found.retryAfter);
+}
+
+const SPANS = [[86_400, 'day'], [3600, 'hour'], [60, 'minute'], [1, 'second']] as const;
+
+function inWords(retryAfter: number | null): string {
+    if (retryAfter === null) return 'this can never pass';
+    const seconds = Math.max(1, Math.ceil(retryAfter / 1000));
+    const [span, name] = SPANS.find(([span]) => seconds % span === 0 || seconds >= 2 * span)!;
+    const number = Math.ceil(seconds / span);
+    return `try again in ${number} ${name}${number === 1 ? '' : 's'}`;
+}
+
+function denialOf(denial: any): Pick<RateLimitError, 'retryAfter' | 'headers'> | undefined {
+    const { ok, retryAfter, headers } = denial ?? {};
+    const isAnswer = ok === false && retryAfter !== undefined;
+    return isAnswer ? { retryAfter, headers: headers ?? retryHeader(retryAfter) } : RateLimitError.from(denial);
 }
 
 /** PT429, or the same in the form of PostgREST (ratelimit.error_style); its DETAIL is `detail` or `details`. */

@@ -24,7 +24,7 @@ export type {
     TokenBucket,
     Unlimited,
 } from './config';
-export { denialResponse, isRateLimitError, RateLimitError } from './errors';
+export { denialResponse, isRateLimitError, RateLimitError, tryAgain } from './errors';
 export type { Borrowed, BorrowOptions, BorrowResult } from './borrowed';
 export type { RememberDenials } from './denials';
 export type { OnError } from './failing';

@@ -1,5 +1,5 @@
-// What the packages for all languages share is as adapters/facts.json says: errors that say "not now", kinds that can be
-// lent, keys that become a hash.
+// What the packages for all languages share is as adapters/facts.json says: errors that say "not now", waits in words,
+// kinds that can be lent, keys that become a hash.
 import assert from 'node:assert/strict';
 import { existsSync, readFileSync } from 'node:fs';
 import { test } from 'node:test';
@@ -9,9 +9,11 @@ import {
     fixedWindow,
     HOUR,
     RateLimiter,
+    RateLimitError,
     slidingLog,
     slidingWindow,
     tokenBucket,
+    tryAgain,
     unlimited,
 } from 'postgres-rate-limit';
 import { RateLimitStore } from 'postgres-rate-limit/express-rate-limit';
@@ -34,6 +36,14 @@ test('the SQLSTATEs that fail open are those of the file', async () => {
     }
     const expected = codes.filter((code) => code.startsWith(ofConnections) && !except.includes(code));
     assert.deepEqual([...open].sort(), [...new Set([...sqlstates, ...expected])].sort());
+});
+
+test('the words of a wait are those of the file', () => {
+    for (const [wait, words] of facts['try again']) {
+        const retryAfter = wait && wait * 1000;
+        assert.equal(tryAgain(new RateLimitError('a', retryAfter, null)), words);
+        assert.equal(tryAgain({ ok: false, retryAfter }), words);
+    }
 });
 
 test('the kinds that can be borrowed are those of the file', () => {

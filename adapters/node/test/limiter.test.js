@@ -19,6 +19,7 @@ import {
     slidingLog,
     slidingWindow,
     tokenBucket,
+    tryAgain,
     unlimited,
     WEEK,
 } from 'postgres-rate-limit';
@@ -168,7 +169,13 @@ test('the response to a denial', async () => {
         assert.equal(response.headers.get('ratelimit'), rateLimit);
         assert.equal(response.headers.get('retry-after'), retryAfter);
     }
-    assert.equal(denialResponse(new Error('mine')), undefined);
+    const response = new Response('', { status: 429 });
+    for (const other of [new Error('mine'), { ok: true, retryAfter: null }, undefined, null, response]) {
+        assert.deepEqual([denialResponse(other), tryAgain(other)], [undefined, undefined]);
+    }
+    const [soon, never] = [300_000, null].map((retryAfter) => ({ ok: false, retryAfter }));
+    assert.equal(await denialResponse(soon).text(), 'Too many requests: try again in 5 minutes');
+    assert.equal(await denialResponse(never, (again) => `no: ${again}`).text(), 'no: this can never pass');
     const limiter = make();
     const key = newKey();
     await limiter.limit('send', { key, count: 2 });
@@ -182,9 +189,11 @@ test('the response to a denial', async () => {
         assert.match(headers.RateLimit, /^"send";r=1;t=\d+$/);
         assert.equal((await of({ headers: 'github' })).headers['x-ratelimit-remaining'], '1');
         assert.deepEqual(Object.keys((await of()).headers), ['Retry-After']);
-        const response = denialResponse(await thrown(of({ headers: 'ietf', throws: true })));
-        assert.equal(response.headers.get('ratelimit-policy'), headers['RateLimit-Policy']);
-        assert.ok(Math.abs(response.headers.get('retry-after') - headers['Retry-After']) <= 1);
+        for (const denial of [await thrown(of({ headers: 'ietf', throws: true })), await of({ headers: 'ietf' })]) {
+            const response = denialResponse(denial);
+            assert.equal(response.headers.get('ratelimit-policy'), headers['RateLimit-Policy']);
+            assert.ok(Math.abs(response.headers.get('retry-after') - headers['Retry-After']) <= 1);
+        }
     }
     assert.deepEqual((await limiter.limit('send', { key })).headers, {});
     await assert.rejects(limiter.limit('send', { key, headers: 'http' }), { code: '22023' });

@@ -113,7 +113,7 @@ test('messages within the limit are sent, a denial is answered, and a rollback r
     const response = await answer(denial);
     assert.equal(response.status, 429);
     assert.ok(['1', '2', '3', '4', '5', '6'].includes(response.headers.get('retry-after')));
-    assert.match(await response.text(), /^rate limit "sendMessage" exceeded/);
+    assert.match(await response.text(), /^Too many requests: try again in \d+ /);
     const other = new Error('another');
     await assert.rejects(answer(other), other);
     assert.equal((await db.select().from(messages)).length, sent - 1);

@@ -28,7 +28,7 @@ from postgres_rate_limit._configs import (
     token_bucket,
     unlimited,
 )
-from postgres_rate_limit._http import TooManyRequests, too_many_requests
+from postgres_rate_limit._http import TooManyRequests, too_many_requests, try_again
 from postgres_rate_limit._leases_async import AsyncHold, AsyncHoldAll, AsyncLease
 from postgres_rate_limit._leases_sync import Hold, HoldAll, Lease
 from postgres_rate_limit._results import (
@@ -91,5 +91,6 @@ __all__ = [
     "sliding_window",
     "token_bucket",
     "too_many_requests",
+    "try_again",
     "unlimited",
 ]

@@ -7,6 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from postgres_rate_limit import RateLimitExceeded, try_again
 from postgres_rate_limit._borrowed import LENDS
 from postgres_rate_limit._failing import not_now
 from postgres_rate_limit._stores import stored_key
@@ -24,6 +25,11 @@ def test_the_errors_that_say_not_now():
         state = error.sqlstate
         of_class = state.startswith(facts["class"]) and state not in facts["except"]
         assert not_now(error("late")) is (state in facts["sqlstates"] or of_class), state
+
+
+@pytest.mark.parametrize("wait, words", FACTS["try again"])
+def test_the_words_of_a_wait(wait, words):
+    assert try_again(RateLimitExceeded("a", wait)) == words
 
 
 def test_the_kinds_that_can_be_lent():

@@ -22,6 +22,7 @@ from postgres_rate_limit import (
     address_key,
     fixed_window,
     too_many_requests,
+    try_again,
 )
 
 pytestmark = pytest.mark.edition("extension")  # it is made in the client
@@ -80,6 +81,15 @@ def test_of_several_the_longest_wait_counts():
             too_many_requests(ExceptionGroup("", [RateLimitExceeded("a", 3), OSError()]))
 
 
+def test_of_several_the_longest_wait_is_in_the_text():
+    assert try_again(DENIED, RateLimitExceeded("a", 300)) == "try again in 5 minutes"
+    assert try_again(AllResult(False, [denied("a", 3), denied("b", 7.5)])) == "try again in 8 seconds"
+    assert try_again(DENIED, NEVER) == "this can never pass"
+    for wrong in ([], [Result(True, None, None, 1, 1, None)]):
+        with pytest.raises(ValueError, match="allowed: denials"):
+            try_again(*wrong)
+
+
 def test_what_is_no_denial():
     with pytest.raises(ValueError, match="allowed: denials"):
         too_many_requests(Result(True, None, None, 1, 1, None))
@@ -109,7 +119,7 @@ def test_frameworks_answer_it(name):
 
     @app.exception_handler(RateLimitExceeded)
     async def denied(request, error):
-        return PlainTextResponse("too many", **too_many_requests(error))
+        return PlainTextResponse(f"too many: {try_again(error)}", **too_many_requests(error))
 
     @app.get("/raises")
     def raises():
@@ -117,7 +127,7 @@ def test_frameworks_answer_it(name):
 
     @app.get("/looks")
     def looks():
-        raise fastapi.HTTPException(**too_many_requests(DENIED))
+        raise fastapi.HTTPException(**too_many_requests(DENIED), detail=try_again(DENIED))
 
     @app.get("/host")
     def host(request: fastapi.Request):
@@ -130,7 +140,7 @@ def test_frameworks_answer_it(name):
     with TestClient(app, client=("192.0.2.1", 50000)) as client:
         assert address_key(client.get("/host").json()) == "192.0.2.1"
     assert [(each.status_code, each.headers["retry-after"], each.text) for each in answers] == [
-        (429, "2", "too many"), (429, "13", '{"detail":"Too Many Requests"}'),
+        (429, "2", "too many: try again in 2 seconds"), (429, "13", '{"detail":"try again in 13 seconds"}'),
     ]  # fmt: skip
 
     small = flask.Flask("app")

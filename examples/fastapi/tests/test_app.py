@@ -32,6 +32,7 @@ async def test_an_account_has_five_attempts_from_wherever_they_come(ada, visit, 
         assert await statuses(visit(f"198.51.100.{n}"), 1) == [401]
     denied = await ada.post("/login", json=ADA)
     assert (denied.status_code, denied.headers["Retry-After"]) == (429, "180")
+    assert denied.text == "Too many requests: try again in 3 minutes\n"
     assert '"loginByAccount";r=0' in denied.headers["RateLimit"] and '"loginByAddress"' in denied.headers["RateLimit"]
     assert await statuses(ada, 1, {**ADA, "email": " ADA@example.com"}) == [429]
     await ratelimit_async_clock.advance(minutes=3)
