@@ -45,6 +45,12 @@ export interface Unreported {
     error: unknown;
 }
 
+/** The end of a call: its hold (null: exempt, or unchecked), what to settle, and the text of the answer so far. */
+export interface Settlement extends Pick<Unsettled, 'used'> {
+    hold: string | null;
+    text: string;
+}
+
 export interface BudgetOptions<D> {
     /** The limits of every call, or of this one. The same name may be repeated only with the same count. */
     limits: BudgetLimit<D>[] | ((call: ModelCall) => BudgetLimit<D>[] | PromiseLike<BudgetLimit<D>[]>);
@@ -63,6 +69,11 @@ export interface BudgetOptions<D> {
     onExpiry?: 'refund' | 'charge' | undefined;
     /** The usage to settle if the model reported none. Default: everything held. */
     unreported?: ((call: Unreported) => Usage) | undefined;
+    /**
+     * Settles a call, however it ended, by settleAll(hold, used) in the transaction that stores the answer. If it
+     * throws, onUnsettled is called. Default: settleAll alone.
+     */
+    settle?: ((settlement: Settlement) => PromiseLike<unknown>) | undefined;
     /**
      * Called with a hold that could not be settled: settleAll(hold, used) can be sent again. Also called if a function
      * of `count` or `unreported` throws: everything held is settled then. Default: a warning.
@@ -87,6 +98,7 @@ export function budget<D extends Definitions>(
             const held = await hold(limiter, options, { params, model });
             try {
                 const result = await held.sent(doGenerate, params.abortSignal);
+                for (const part of result.content) if (part.type === 'text') held.said(part.text);
                 await held.reported(result.usage);
                 return result;
             } catch (error) {
@@ -175,8 +187,9 @@ class Held {
     /** The model's API has begun to answer. */
     #answers = false;
     #active = true;
-    /** The bytes of the answer received so far. */
+    /** The bytes of the answer received so far, and its text. */
     #streamed = 0;
+    #text = '';
 
     constructor(
         hold: HoldAll,
@@ -228,6 +241,9 @@ class Held {
 
     came(bytes: number) {
         this.#streamed += bytes;
+    }
+    said(text: string) {
+        this.#text += text;
     }
 
     /** Settles the reported usage, and everything held for kinds of tokens not reported. */
@@ -283,7 +299,10 @@ class Held {
             hear(error);
         }
         await this.#extending;
-        const settled = await this.#hold.settle(used).catch(hear);
+        const { settle } = this.#options;
+        const end = async () =>
+            settle ? void (await settle({ hold, used, text: this.#text })) : this.#hold.settle(used);
+        const settled = await end().catch(hear);
         const isGone = hold !== null && settled?.length === 0;
         if (isGone) hear(new Error('it is gone: another call has settled it, or a reset'));
     }
@@ -313,6 +332,7 @@ function metered(stream: Stream, held: Held): Stream {
                     }
                     if (value.type === 'error') failure = value.error;
                     if ('delta' in value) held.came(Buffer.byteLength(value.delta));
+                    if (value.type === 'text-delta') held.said(value.delta);
                     if (value.type === 'finish') await held.reported(value.usage);
                     controller.enqueue(value);
                 } catch (error) {

@@ -698,6 +698,50 @@ const drained = async (stream) => {
     return found;
 };
 
+test('a call settles in the transaction that stores its answer, however it ends', async () => {
+    const { key, list, used } = axes();
+    await owner.query(`CREATE TABLE answers (id text, body text CHECK (body <> ''));
+        GRANT INSERT ON answers TO PUBLIC`);
+    const [settlements, heard] = [[], []];
+    const settle = async ({ hold, used, text }) => {
+        settlements.push([hold, used, text]);
+        const client = await pool.connect();
+        try {
+            await client.query('BEGIN');
+            await limiter.settleAll(hold, used, { db: client });
+            await client.query('INSERT INTO answers VALUES ($1, $2)', [hold, text]);
+            await client.query('COMMIT');
+        } catch (error) {
+            await client.query('ROLLBACK');
+            throw error;
+        } finally {
+            client.release();
+        }
+    };
+    const options = { id: key, settle, unreported: ({ streamed }) => streamed, onUnsettled: (it) => heard.push(it) };
+    const content = ['Par', 'is.'].map((text) => ({ type: 'text', text }));
+    const thought = answer(12, 30, [{ type: 'reasoning', text: 'Which?' }, ...content]);
+    await generateText({ model: modelOf({ doGenerate: thought }, list, options), ...ask });
+    await read(streamText({ model: modelOf({ doStream: streaming(parts()) }, list, options), ...ask }));
+    // It breaks off.
+    const part = streaming([...parts(null).slice(0, 3), { type: 'error', error: new Error('broken') }]);
+    await read(streamText({ model: modelOf({ doStream: part }, list, options), ...ask, onError() {} }));
+    const stored = await owner.query('SELECT body FROM answers WHERE id = $1', [key]);
+    assert.deepEqual(stored.rows.map(({ body }) => body), ['Paris.', 'Paris.', 'Par']);
+    const all = [12 + 12 + 50, 30 + 30 + 1, 3];
+    assert.deepEqual([await used(), heard], [cost(...all), []]);
+
+    // It can't be stored: then it isn't settled either, and the call ends as it would.
+    const empty = modelOf({ doGenerate: answer(12, 30, []) }, list, options);
+    await generateText({ model: empty, ...ask });
+    const [hold, counts, text] = settlements.at(-1);
+    assert.deepEqual([heard.length, heard[0].hold, heard[0].used, text], [1, hold, counts, '']);
+    assert.match(heard[0].error.message, /violates check/);
+    assert.equal((await used())[0], 1, 'it is held');
+    await limiter.settleAll(hold, counts);
+    assert.deepEqual(await used(), cost(all[0] + 12, all[1] + 30, 4));
+});
+
 test('what was reported is not unreported', async () => {
     const { list, used } = axes();
     const unreported = () => assert.fail('it was reported');

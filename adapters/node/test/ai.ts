@@ -23,6 +23,7 @@ const middleware: LanguageModelMiddleware = budget(limiter, {
     maxOutputTokens: 100,
     estimate: async ({ params }) => params.prompt.length,
     unreported: ({ held, streamed, error }): Usage => (error ? held : streamed),
+    settle: ({ hold, used, text }) => limiter.settleAll(hold, used).then(() => text),
     onUnsettled: ({ hold, used, error }) => console.log(hold, used, error.message),
 });
 export const model = wrapLanguageModel({ model: new MockLanguageModelV4(), middleware });
@@ -35,6 +36,8 @@ budget(limiter, {
 });
 
 budget(limiter, { limits: [{ name: 'slots' }], id: ({ params }) => params.headers?.id });
+// @ts-expect-error: no promise
+budget(limiter, { limits, maxOutputTokens: 1, settle: () => {} });
 // @ts-expect-error: a text
 budget(limiter, { limits, maxOutputTokens: 1, id: 7 });
 // @ts-expect-error: there is no such limit
