@@ -1,14 +1,45 @@
-// No language model: it repeats a sentence, a word at a time, and reports what it has used, as those that stream do.
+// A provider for the AI SDK, but no language model: it repeats a sentence, a word at a time, and reports what it has
+// used. For a real one: import { openai } from '@ai-sdk/openai'; export const model = openai('gpt-5-mini');
 import { setTimeout as sleep } from 'node:timers/promises';
 
-const WORDS = 'I am no language model. I repeat this, a word at a time, so that you see what it costs.'.split(' ');
+import type { LanguageModelV4, LanguageModelV4CallOptions, LanguageModelV4StreamPart } from '@ai-sdk/provider';
 
-/** The words of an answer, each with the tokens used so far: those of the question, and one for each word. */
-export async function* model(question: string): AsyncGenerator<{ text: string; usage: number }> {
-    const asked = Math.ceil(question.length / 4);
-    yield { text: `“${question}”`, usage: asked };
-    for (let n = 0; n < 60; n++) {
-        await sleep(25);
-        yield { text: ` ${WORDS[n % WORDS.length]}`, usage: asked + n + 1 };
+const WORDS = 'I am no language model. I repeat this, a word at a time, so that you see what it costs.'.split(' ');
+/** Milliseconds a word. */
+const PACE = Number(process.env.PACE ?? 25);
+
+export const model: LanguageModelV4 = {
+    specificationVersion: 'v4',
+    provider: 'example',
+    modelId: 'no-model',
+    supportedUrls: {},
+    doGenerate: () => Promise.reject(new Error('it only streams')),
+    async doStream(options) {
+        const parts = answer(options);
+        const pull = async (stream: ReadableStreamDefaultController) => {
+            const { done, value } = await parts.next();
+            done ? stream.close() : stream.enqueue(value);
+        };
+        return { stream: new ReadableStream({ pull }) };
+    },
+};
+
+async function* answer(options: LanguageModelV4CallOptions): AsyncGenerator<LanguageModelV4StreamPart> {
+    const { prompt, maxOutputTokens = 60, abortSignal } = options;
+    const parts = prompt.flatMap(({ role, content }) => (role === 'user' ? content : []));
+    const question = parts.map((part) => (part.type === 'text' ? part.text : '')).join('');
+    const part = (delta: string) => ({ type: 'text-delta', id: '1', delta }) as const;
+    yield { type: 'text-start', id: '1' };
+    yield part(`“${question}”`);
+    for (let n = 0; n < maxOutputTokens; n++) {
+        await sleep(PACE, undefined, { signal: abortSignal });
+        yield part(` ${WORDS[n % WORDS.length]}`);
     }
+    yield { type: 'text-end', id: '1' };
+    const total = Math.ceil(question.length / 4);
+    const usage = {
+        inputTokens: { total, noCache: undefined, cacheRead: undefined, cacheWrite: undefined },
+        outputTokens: { total: maxOutputTokens, text: undefined, reasoning: undefined },
+    };
+    yield { type: 'finish', finishReason: { unified: 'length', raw: undefined }, usage };
 }

@@ -1,11 +1,13 @@
 // The page. A comment "Limit:" precedes what it takes from the package.
+import { useChat } from '@ai-sdk/react';
+import { DefaultChatTransport, type UIMessage } from 'ai';
 import { useEffect, useState } from 'react';
 import { createRoot } from 'react-dom/client';
 import { useCountdown, useRateLimit, type WatchOptions } from 'postgres-rate-limit/react';
 
 async function call(path: string, body?: object) {
     const response = await fetch(path, body && { method: 'POST', body: JSON.stringify(body) });
-    if (!response.ok) throw new Error(await response.text());
+    if (!response.ok) throw new Error((await response.json()).error);
     return response;
 }
 const get = async (path: string) => (await call(path)).json();
@@ -49,9 +51,22 @@ function SignUp({ done }: { done: (name: string) => void }) {
 
 type Message = { id: number; author: string; body: string };
 
+// Limit: a question that waits for a slot is sent again, with the same id, until it begins.
+const inTurn = (show: (place?: number) => void): typeof fetch => async (path, init) => {
+    for (;;) {
+        const response = await fetch(path, init);
+        const { place, error } = response.ok ? {} : await response.json();
+        show(place);
+        if (response.ok) return response;
+        if (place === undefined) throw new Error(error);
+        await new Promise((resolve) => setTimeout(resolve, 1000));
+    }
+};
+const textOf = ({ parts }: UIMessage) => parts.map((part) => (part.type === 'text' ? part.text : '')).join('');
+
 function Chat() {
     const [messages, setMessages] = useState<Message[]>([]);
-    const [answer, setAnswer] = useState('');
+    const [place, setPlace] = useState<number>();
     const [text, setText] = useState('');
     const [error, setError] = useState('');
     const show = () => get('/my/messages').then(setMessages, (error) => setError(error.message));
@@ -60,31 +75,54 @@ function Chat() {
         return () => clearInterval(timer);
     }, []);
 
-    const send = () => call('/my/messages', { body: text });
-    const ask = async () => {
-        const { body } = await call('/my/questions', { question: text });
-        const parts = body!.pipeThrough(new TextDecoderStream()) as unknown as AsyncIterable<string>;
-        for await (const part of parts) setAnswer((answer) => answer + part);
+    const failed = (text: string) => (error: Error) => {
+        setError(error.message);
+        setText(text);
     };
-    const press = (work: () => Promise<unknown>) => async () => {
+    const send = async () => {
         setError('');
         setText('');
-        await work().catch((error) => {
-            setError(error.message);
-            setText(text);
-        });
+        await call('/my/messages', { body: text }).catch(failed(text));
         await show();
-        setAnswer('');
     };
+
+    const [transport] = useState(
+        () =>
+            new DefaultChatTransport({
+                api: '/my/questions',
+                fetch: inTurn(setPlace),
+                prepareSendMessagesRequest: ({ messages }) => {
+                    const question = messages.at(-1)!;
+                    return { body: { id: question.id, question: textOf(question) } };
+                },
+            }),
+    );
+    const model = useChat({ transport, generateId: () => crypto.randomUUID() });
+    const [question, answer] = model.messages;
+    const isAsked = question && model.error && textOf(question) === text; // its answer was lost
+    useEffect(() => { if (model.error) failed(textOf(question))(model.error) }, [model.error]);
+    const ask = async () => {
+        setError('');
+        setText('');
+        if (!isAsked) model.setMessages([]);
+        await (isAsked ? model.regenerate() : model.sendMessage({ text }));
+        await show();
+    };
+    const answers = model.status === 'submitted' || model.status === 'streaming';
     return (
         <form onSubmit={(event) => event.preventDefault()}>
             <ol>
-                {answer && <li><b>the model</b> {answer}</li>}
+                {answers && !!place && <li>Your question is number {place} in line</li>}
+                {answers && answer && <li><b>the model</b> {textOf(answer)}</li>}
                 {messages.map(({ id, author, body }) => <li key={id}><b>{author}</b> {body}</li>)}
             </ol>
             <Input label="Text" value={text} set={setText} />
-            <LimitedButton label="Send" press={press(send)} limit="/my/limits/sendMessage" />
-            <LimitedButton label="Ask the model" press={press(ask)} limit="/my/limits/llmTokens" count={40} />
+            <LimitedButton label="Send" press={send} limit="/my/limits/sendMessage" />
+            {answers ? (
+                <button onClick={model.stop}>Stop</button>
+            ) : (
+                <LimitedButton label="Ask the model" press={ask} limit="/my/limits/llmTokens" count={100} />
+            )}
             <p role="alert">{error}</p>
         </form>
     );

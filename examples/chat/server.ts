@@ -1,13 +1,21 @@
-// A chat with limits: sign-ups of all together, messages of each user, and tokens that a language model uses for each.
-// A comment "Limit:" precedes each line about them. PGHOST, PGUSER and PGDATABASE name the database, which has
-// setup.sql.
+// A chat with limits: sign-ups of all together; messages of each user; and for each the tokens that a language model
+// uses, and the answers at once. A comment "Limit:" precedes each line about them. PGHOST, PGUSER and PGDATABASE name
+// the database, which has setup.sql.
 import { serve } from '@hono/node-server';
 import { serveStatic } from '@hono/node-server/serve-static';
-import { Hono } from 'hono';
+import {
+    createUIMessageStream,
+    createUIMessageStreamResponse,
+    streamText,
+    toUIMessageStream,
+    wrapLanguageModel,
+} from 'ai';
+import { type Context, Hono } from 'hono';
 import { getCookie, setCookie } from 'hono/cookie';
-import { streamText } from 'hono/streaming';
+import { HTTPException } from 'hono/http-exception';
 import postgres from 'postgres';
-import { MINUTE, RateLimiter, RateLimitError, tokenBucket } from 'postgres-rate-limit';
+import { concurrency, MINUTE, RateLimiter, RateLimitError, tokenBucket } from 'postgres-rate-limit';
+import { budget, opened } from 'postgres-rate-limit/ai';
 
 import { model } from './model';
 
@@ -18,26 +26,27 @@ const limiter = new RateLimiter(
     {
         signUp: tokenBucket({ rate: 30, period: MINUTE, capacity: 5 }),
         sendMessage: tokenBucket({ rate: 10, period: MINUTE, capacity: 3, keyed: true }),
-        llmTokens: tokenBucket({ rate: 300, period: MINUTE, capacity: 120, keyed: true }),
+        llmTokens: tokenBucket({ rate: 300, period: MINUTE, keyed: true }),
+        answers: concurrency({ slots: 2, ttl: 2 * MINUTE, keyed: true }),
     },
     { db: sql },
 );
 
 type User = { id: string; name: string };
-const app = new Hono<{ Variables: { user: User } }>();
+type Env = { Variables: { user: User } };
+type Asked = Context<Env>;
+const app = new Hono<Env>();
 
 app.onError((error, c) => {
-    // Limit: a denial is status 429.
+    // Limit: a denial is status 429, with Retry-After.
     const denial = RateLimitError.from(error);
-    if (denial) {
-        if (denial.retryAfter !== null) c.header('Retry-After', String(Math.ceil(denial.retryAfter / 1000)));
-        return c.text(`Too many calls of ${denial.name}`, 429);
-    }
-    if (error instanceof postgres.PostgresError && error.code.startsWith('23')) {
-        return c.text('The name is taken, or the text is empty or too long', 400);
+    if (denial) return c.json({ ...denial.data, error: `Too many calls of ${denial.name}` }, 429, denial.headers);
+    if (error instanceof HTTPException) return c.json({ error: error.message }, error.status);
+    if (error instanceof postgres.PostgresError && /^2[23]/.test(error.code)) {
+        return c.json({ error: 'The name is taken, or the text is empty or too long' }, 400);
     }
     console.error(error);
-    return c.text('Something went wrong', 500); // without an answer of the limiter nothing is admitted
+    return c.json({ error: 'Something went wrong' }, 500); // without an answer of the limiter nothing is admitted
 });
 
 app.post('/users', async (c) => {
@@ -55,7 +64,7 @@ app.post('/users', async (c) => {
 // What follows is for users.
 app.use('/my/*', async (c, next) => {
     const [user] = await sql<User[]>`SELECT id, name FROM users WHERE id = ${getCookie(c, 'user') ?? ''}`;
-    if (!user) return c.text('Sign up first', 401);
+    if (!user) throw new HTTPException(401, { message: 'Sign up first' });
     c.set('user', user);
     await next();
 });
@@ -75,37 +84,103 @@ app.post('/my/messages', async (c) => {
     return c.body(null, 204);
 });
 
-/** The tokens that are held for a question of up to 100 characters, and again whenever its answer has used them. */
-const STEP = 40;
+/** The model, for one question of a user. */
+const budgeted = (user: string, question: string) =>
+    wrapLanguageModel({
+        model,
+        middleware: budget(limiter, {
+            // Limit: both are held, or none. If this process dies, they are back after two minutes.
+            limits: [
+                { name: 'answers', key: user },
+                { name: 'llmTokens', key: user, count: 'totalTokens' },
+            ],
+            maxOutputTokens: 60,
+            // Limit: the same question is the same hold.
+            id: question,
+            // Limit: what is stopped costs what has come.
+            unreported: ({ streamed }) => streamed,
+            // Limit: the answer is stored and its tokens are settled, or neither.
+            settle: ({ hold, used, text }) =>
+                sql.begin(async (tx) => {
+                    await store(tx, question, text);
+                    await limiter.settleAll(hold, used, { db: tx });
+                }),
+        }),
+    });
+
+/** Stores an answer. Without a word of it the question counts as not asked. */
+async function store(tx: postgres.TransactionSql, question: string, text: string) {
+    if (text) await tx`INSERT INTO messages (author, body, question) VALUES ('the model', ${text}, ${question})`;
+    else await tx`DELETE FROM questions WHERE id = ${question}`;
+}
 
 app.post('/my/questions', async (c) => {
-    const { question } = await c.req.json();
-    if (question.length > 100) return c.text('The question is too long', 400);
-    // Limit: an estimate is held before the model is called. If this process dies, it is back after two minutes.
-    const options = { key: c.get('user').id, count: STEP, ttl: 2 * MINUTE };
-    const hold = await limiter.hold('llmTokens', { ...options, throws: true });
-    return streamText(c, async (stream) => {
-        // Limit: whatever happens here, what was used is settled at the end, once.
-        await using _ = hold;
-        let answer = '';
-        let held = STEP;
-        for await (const { text, usage } of model(question)) {
-            hold.used = usage;
-            answer += text;
-            await stream.write(text);
-            if (stream.aborted) break;
-            if (usage < held) continue;
-            // Limit: the hold gets more tokens. If that is denied, the answer ends here.
-            held += STEP;
-            if (!(await hold.extend(held))) break;
-        }
-        await sql.begin(async (tx) => {
-            await tx`INSERT INTO messages (author, body) VALUES ('the model', ${answer})`;
-            // Limit: the answer is stored and its tokens are settled, or neither.
-            await limiter.settle(hold.id, hold.used, { db: tx });
+    const { id, question } = await c.req.json();
+    const earlier = await turn(c, id, question);
+    if (earlier) return earlier;
+    try {
+        const result = streamText({
+            model: budgeted(c.get('user').id, id),
+            prompt: question,
+            abortSignal: AbortSignal.any([c.req.raw.signal, AbortSignal.timeout(MINUTE)]),
+            maxRetries: 0,
+            onError: ({ error }) => RateLimitError.from(error) ?? console.error(error),
         });
-    });
+        // Limit: a denial is thrown here, before the response begins.
+        const { stream } = await opened(result);
+        return createUIMessageStreamResponse({ stream: toUIMessageStream({ stream }) });
+    } catch (error) {
+        return unanswered(c, id, error);
+    }
 });
+
+/** Begins a question, once. Otherwise returns its answer, or 429 with its place in the user's line. */
+async function turn(c: Asked, id: string, question: string) {
+    if (question.length > 100) throw new HTTPException(400, { message: 'The question is too long' });
+    const user = c.get('user').id;
+    const [asked] = await sql`
+        INSERT INTO questions (id, asker) VALUES (${id}, ${user})
+        ON CONFLICT (id) DO UPDATE SET asked_at = now() WHERE questions.asker = ${user}
+        RETURNING number, (SELECT body FROM messages WHERE question = ${id}) AS answer`;
+    if (!asked) throw new HTTPException(400, { message: 'The question is somebody else’s' });
+    if (asked.answer !== null) return stored(asked.answer);
+    // What began two minutes ago was ended, or its process has died.
+    const [{ ahead, begins }] = await sql`
+        WITH line AS (
+            SELECT count(*)::int AS ahead FROM questions
+            WHERE asker = ${user} AND begun_at IS NULL AND number < ${asked.number} AND asked_at > now() - interval '5 s'),
+        begun AS (
+            UPDATE questions SET begun_at = now() FROM line
+            WHERE id = ${id} AND ahead = 0 AND (begun_at IS NULL OR begun_at < now() - interval '2 min') RETURNING id)
+        SELECT ahead, EXISTS (SELECT FROM begun) AS begins FROM line`;
+    if (!begins) return inLine(c, ahead && ahead + 1);
+}
+
+/** Ends a question without an answer. Limit: while no slot is free, it stays the first in line. */
+async function unanswered(c: Asked, id: string, error: unknown) {
+    if (RateLimitError.from(error)?.name !== 'answers') {
+        await sql`DELETE FROM questions WHERE id = ${id}`;
+        throw error;
+    }
+    await sql`UPDATE questions SET begun_at = NULL WHERE id = ${id}`;
+    return inLine(c, 1);
+}
+
+/** Has the page send its question again in a second. Place 0: it is being answered. */
+const inLine = (c: Asked, place: number) =>
+    c.json({ place, error: 'The question waits in line' }, 429, { 'Retry-After': '1' });
+
+/** An answer that was stored, as a stream. */
+const stored = (answer: string) =>
+    createUIMessageStreamResponse({
+        stream: createUIMessageStream({
+            execute({ writer }) {
+                writer.write({ type: 'text-start', id: '1' });
+                writer.write({ type: 'text-delta', id: '1', delta: answer });
+                writer.write({ type: 'text-end', id: '1' });
+            },
+        }),
+    });
 
 // Limit: what the page's buttons are computed from. The key is the session's, never the request's.
 const NOW = { 'Cache-Control': 'no-store' };
