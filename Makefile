@@ -1,6 +1,6 @@
 # The commands of a developer; scripts/ does the work. CONTRIBUTING.md lists the variables.
 
-export PG PG_CONFIG BUILD DESTDIR ONLY TESTS ACCESS TIMES SEED VERSION PORT SCHEMA
+export PG PG_CONFIG BUILD DESTDIR ONLY TESTS ACCESS TIMES SEED VERSION PORT SCHEMA APP
 
 .PHONY: all install uninstall help run plain playground example pictures test test-all test-citus test-asserts accept soak prove bench lint docs package test-packages release clean
 all:
@@ -15,7 +15,8 @@ help:
 	@echo 'make run       build, start a throw-away PostgreSQL, give a tour; with a terminal, then psql'
 	@echo 'make plain     leave dist/ratelimit.sql, the limiter as one SQL file; SCHEMA=limits for another schema'
 	@echo 'make playground  build, start a throw-away PostgreSQL, and a web page that shows the limits; PORT=8080'
-	@echo 'make example   the same, and a chat with limits, in Hono and React, that is there to be copied'
+	@echo 'make example   the same for an application to copy from: a chat on the AI SDK, in Hono and React, or, with'
+	@echo '               APP=fastapi, a shop in FastAPI'
 	@echo 'make test      the tests of a change, in some minutes; ONLY=rust|pgrx|regress|isolation|server|storms|clients|'
 	@echo '               adapters|playground|example|pictures|soak|plain for a part, ONLY=all for all,'
 	@echo '               TESTS="a b" for these files of a part (without ONLY: regress)'
