@@ -15,8 +15,10 @@ export interface Request {
     headers: string | undefined;
 }
 /** A call, which gets its answer alone or with others. */
-export interface Shareable extends Request {
-    alone(timeout: number | undefined): Promise<any>;
+export interface Shareable {
+    /** Makes its request; undefined: it can only go alone. */
+    request(): Request | undefined;
+    alone(timeout: number | undefined): Promise<any[]>;
 }
 /** The answer to one of several requests: a row, or an error; or its row is locked, and nothing was taken. */
 export type Answer = { row: any } | { error: Error } | 'locked';
@@ -42,7 +44,13 @@ const APART = 600_000;
 /** The context of no caller: what is sent for many shows in the traces of none. */
 const NOWHERE = new AsyncResource('postgres-rate-limit');
 
-/** A call, from the time when it comes to its answer. */
+/** A statement under way; `only`: its call, if it has one. */
+interface Statement {
+    began: number;
+    only: Shareable | undefined;
+}
+
+/** A call that may wait, from the time when it comes to its answer. */
 class Waiting {
     isSent = false;
     isEnded = false;
@@ -50,14 +58,15 @@ class Waiting {
     #timer: ReturnType<typeof setTimeout> | undefined;
     #aborts = () => this.reject(aborted(this.#signal!));
     #signal: AbortSignal | undefined;
-    #resolve: (row: any) => void;
+    #resolve: (rows: any[]) => void;
     #reject: (error: unknown) => void;
 
     constructor(
         readonly call: Shareable,
+        readonly request: Request,
         timeout: number | undefined,
         signal: AbortSignal | undefined,
-        resolve: (row: any) => void,
+        resolve: (rows: any[]) => void,
         reject: (error: unknown) => void,
     ) {
         this.#resolve = resolve;
@@ -82,8 +91,8 @@ class Waiting {
         return this.#until && Math.max(this.#until - performance.now(), 1);
     }
 
-    resolve(row: any): void {
-        if (this.#ends()) this.#resolve(row);
+    resolve(rows: any[]): void {
+        if (this.#ends()) this.#resolve(rows);
     }
     reject(error: unknown): void {
         if (this.#ends()) this.#reject(error);
@@ -108,7 +117,7 @@ export class Batch {
     /** Calls that wait to be sent. */
     #queue: Waiting[] = [];
     /** The statement that the queue waits for, and its time-out; the number of those under way. */
-    #current: { began: number; calls: Waiting[] } | undefined;
+    #current: Statement | undefined;
     #timer: ReturnType<typeof setTimeout> | undefined;
     #running = 0;
     /** How long the last statements took, in milliseconds. */
@@ -124,11 +133,15 @@ export class Batch {
         this.#most = most;
     }
 
-    /** The row of a call. TIMEOUT, in milliseconds, and SIGNAL end the call, but no statement that others share. */
-    join(call: Shareable, timeout?: number, signal?: AbortSignal): Promise<any> {
+    /** The rows of a call. TIMEOUT, in milliseconds, and SIGNAL end the call, but no statement that others share. */
+    join(call: Shareable, timeout?: number, signal?: AbortSignal): Promise<any[]> {
+        const goesAtOnce = this.#isFree && this.#busy.size === 0 && performance.now() >= this.#apart;
+        if (goesAtOnce && !signal) return this.#first(call, timeout); // the short way of most that come alone
+        const request = call.request();
+        if (!request) return call.alone(timeout);
         return new Promise((resolve, reject) => {
-            const waiting = new Waiting(call, timeout, signal, resolve, reject);
-            const line = this.#busy.get(call.id);
+            const waiting = new Waiting(call, request, timeout, signal, resolve, reject);
+            const line = this.#busy.get(request.id);
             if (waiting.isEnded) return;
             if (performance.now() < this.#apart) this.#alone(waiting);
             else if (line) waiting.joins(line);
@@ -153,7 +166,7 @@ export class Batch {
         const [calls, rest, configs] = [[] as Waiting[], [] as Waiting[], new Map<string, string | null>()];
         let bytes = 0;
         for (const waiting of this.#queue) {
-            const { id, config, request } = waiting.call;
+            const { id, config, request } = waiting.request;
             const line = this.#busy.get(id);
             if (waiting.isEnded) continue;
             if (line) waiting.joins(line);
@@ -170,18 +183,31 @@ export class Batch {
     }
 
     #send(calls: Waiting[]): void {
-        const statement = { began: performance.now(), calls };
-        this.#current = statement;
-        this.#running++;
-        const ended = () => {
-            this.#running--;
-            this.#spans = [...this.#spans.slice(1 - SEEN), performance.now() - statement.began];
-            if (this.#current === statement) this.#waitNoMore();
-            else if (calls.length === 1) this.#free(calls[0].call.id);
-            this.#next();
-        };
-        if (calls.length === 1) this.#alone(calls[0], ended);
+        const statement = this.#begins(calls.length === 1 ? calls[0].call : undefined);
+        const ended = () => this.#ended(statement);
+        if (statement.only) this.#alone(calls[0], ended);
         else void this.#share(calls, ended);
+    }
+
+    #begins(only: Shareable | undefined): Statement {
+        this.#running++;
+        return (this.#current = { began: performance.now(), only });
+    }
+    #ended(statement: Statement): void {
+        this.#running--;
+        if (this.#spans.push(performance.now() - statement.began) > SEEN) this.#spans.shift();
+        if (this.#current === statement) this.#waitNoMore();
+        else if (statement.only) this.#free(statement.only.request()?.id);
+        this.#next();
+    }
+
+    async #first(call: Shareable, timeout: number | undefined): Promise<any[]> {
+        const statement = this.#begins(call);
+        try {
+            return await call.alone(timeout);
+        } finally {
+            this.#ended(statement);
+        }
     }
 
     /** Sets the time after which the queue doesn't wait for the statement that is under way. */
@@ -193,7 +219,8 @@ export class Batch {
         this.#timer = setTimeout(() => {
             this.#waitNoMore();
             // A call that waits for its row: the others for it wait, too.
-            if (statement.calls.length === 1) this.#busy.set(statement.calls[0].call.id, []);
+            const id = statement.only?.request()?.id;
+            if (id !== undefined) this.#busy.set(id, []);
             this.#next();
         }, left);
         this.#timer.unref?.();
@@ -209,9 +236,9 @@ export class Batch {
         if (waiting.isEnded) return ended?.();
         waiting.isSent = true;
         waiting.call.alone(waiting.left).then(
-            (row) => {
+            (rows) => {
                 ended?.();
-                waiting.resolve(row);
+                waiting.resolve(rows);
             },
             (error) => {
                 ended?.();
@@ -227,7 +254,7 @@ export class Batch {
         const timeout = Math.max(...left);
         let answers: Answer[];
         try {
-            const requests = calls.map(({ call }) => call);
+            const requests = calls.map(({ request }) => request);
             answers = await this.#together.send(requests, timeout === Infinity ? undefined : timeout);
             if (answers.length !== calls.length) throw new TypeError('not all requests were answered');
         } catch (error) {
@@ -245,13 +272,13 @@ export class Batch {
         calls.forEach((waiting, n) => {
             const answer = answers[n];
             if (answer === 'locked') return;
-            if ('row' in answer) waiting.resolve(answer.row);
+            if ('row' in answer) waiting.resolve([answer.row]);
             else waiting.reject(answer.error);
         });
     }
 
     #waitForRow(waiting: Waiting): void {
-        const { id } = waiting.call;
+        const { id } = waiting.request;
         const line = this.#busy.get(id);
         if (line) waiting.joins(line);
         else {
@@ -263,7 +290,8 @@ export class Batch {
         }
     }
     /** The calls that waited for one that had to wait for its row are the next ones. */
-    #free(id: string): void {
+    #free(id: string | undefined): void {
+        if (id === undefined) return;
         this.#queue.unshift(...(this.#busy.get(id) ?? []));
         this.#busy.delete(id);
     }

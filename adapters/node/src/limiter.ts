@@ -544,9 +544,8 @@ export class RateLimiter<const D extends Definitions = {}> {
         const prepare = this.#prepare && options.db === undefined;
         const send = (timeout?: number) => this.#calls.rows(db, call, values, { timeout, prepare }, options.headers);
         if (this.#batch && call === 'limit' && options.db === undefined) {
-            const request = requestOf(values, options.headers);
-            const alone = async (timeout?: number) => (await send(timeout))[0];
-            if (request) return [await this.#batch.join({ ...request, alone }, timeout, options.signal)];
+            const request = () => requestOf(values, options.headers);
+            return this.#batch.join({ request, alone: send }, timeout, options.signal);
         }
         const run = () => send(isOwn ? timeout : undefined);
         if (!this.#denials || !FORGETS.includes(call)) return run();

@@ -7,7 +7,7 @@ import asyncio
 import time
 from asyncio import AbstractEventLoop, Future, Task
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import Context
 from statistics import median
 from typing import Any, Union
@@ -27,7 +27,9 @@ _REFUSED = 600.0
 
 
 class _Statement:
-    """A statement under way, of one call or several."""
+    """A statement under way, of one call or several. began: by the monotonic clock."""
+
+    __slots__ = ("began", "watch")
 
     def __init__(self, began: float) -> None:
         self.began = began
@@ -72,14 +74,16 @@ class Batch:
         self.refused_until = 0.0
         self._lines: WeakKeyDictionary[AbstractEventLoop, _Line] = WeakKeyDictionary()
 
-    async def limit(self, call: Call[Result], place: str, deadline: Deadline) -> Result:
-        if time.monotonic() < self.refused_until or self.size() == 0:
-            return await self.alone(call, place, deadline)
+    def limit(self, call: Call[Result], place: str, deadline: Deadline) -> Awaitable[Result]:
+        if time.monotonic() < self.refused_until or (size := self.size()) == 0:
+            return self.alone(call, place, deadline)
         loop = asyncio.get_running_loop()
         line = self._lines.get(loop)
         if line is None:
             line = self._lines[loop] = _Line(self, loop)
-        return await line.limit(call, place, deadline)
+        if line.is_free(size):
+            return line.run(line.begins(), call, place, deadline)
+        return line.limit(call, place, deadline)
 
     async def alone(self, call: Call[Result], place: str, deadline: Deadline) -> Result:
         return call.read(await self.on.run(call.sql.replace("@", place), call.values, deadline))
@@ -120,8 +124,6 @@ class _Line:
         self._tasks: set[Task[None]] = set()
 
     async def limit(self, call: Call[Result], place: str, deadline: Deadline) -> Result:
-        if self._is_free():
-            return await self._run(self._begins(), call, place, deadline)
         request = request_of(call)
         if request is None:
             return await self._batch.alone(call, place, deadline)
@@ -140,28 +142,30 @@ class _Line:
             if end is not None:
                 end.cancel()
         if isinstance(answer, _Statement):
-            return await self._run(answer, call, place, deadline)
+            return await self.run(answer, call, place, deadline)
         if isinstance(answer, _Alone):
             return await self._batch.alone(call, place, deadline)
         return answer
 
-    async def _run(self, statement: _Statement, call: Call[Result], place: str, deadline: Deadline) -> Result:
+    async def run(self, statement: _Statement, call: Call[Result], place: str, deadline: Deadline) -> Result:
+        """Runs a call alone, in this statement."""
         try:
-            return await self._batch.alone(call, place, deadline)
+            return call.read(await self._batch.on.run(call.sql.replace("@", place), call.values, deadline))
         finally:
             self._ended(statement)
 
-    def _is_free(self) -> bool:
-        return self._under_way is None and self._out < self._batch.size()
+    def is_free(self, size: int) -> bool:
+        """Whether a statement may begin, on a pool of this size."""
+        return self._under_way is None and self._out < size
 
-    def _begins(self) -> _Statement:
-        self._under_way = statement = _Statement(self._loop.time())
+    def begins(self) -> _Statement:
+        self._under_way = statement = _Statement(time.monotonic())
         self._out += 1
         return statement
 
     def _ended(self, statement: _Statement) -> None:
         self._out -= 1
-        self._lasted.append(self._loop.time() - statement.began)
+        self._lasted.append(time.monotonic() - statement.began)
         self._passes(statement)
 
     def _passes(self, statement: _Statement) -> None:
@@ -170,14 +174,15 @@ class _Line:
             statement.watch.cancel()
         if self._under_way is statement:
             self._under_way = None
-        if self._is_free():
+        if self._waiting and self.is_free(self._batch.size()):
             self._next()
 
     def _watch(self) -> None:
         statement = self._under_way
         if self._waiting and statement is not None and statement.watch is None:
             late = max(_LATE, _TIMES * median(self._lasted))
-            statement.watch = self._loop.call_at(statement.began + late, self._passes, statement)
+            rest = statement.began + late - time.monotonic()
+            statement.watch = self._loop.call_later(max(rest, 0), self._passes, statement)
 
     def _next(self) -> None:
         together: list[_Waiting] = []
@@ -192,7 +197,7 @@ class _Line:
             self._waiting.popleft()
         if not together:
             return
-        statement = self._begins()
+        statement = self.begins()
         if len(together) == 1:
             together[0].answer.set_result(statement)
         else:
