@@ -6,6 +6,7 @@ from uuid import uuid4
 import pytest
 from conftest import Clock
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from pyrate_limiter import clocks
 
 from postgres_rate_limit.pyrate_limiter import AsyncRateLimitBucket, RateLimitBucket
 
@@ -25,7 +26,8 @@ real_sleep = asyncio.sleep
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The limiter's, which goes on only where a test sleeps: these tests put 50 items within a second."""
+    """The limiter's and the bucket's, which go on only where a test sleeps: these tests put 50 items within a second, and
+    wait for a space to the nearest 40 ms."""
 
     async def sleep(seconds, result=None):
         clock.now += seconds
@@ -34,6 +36,7 @@ def clock(monkeypatch):
 
     with Clock().set(monkeypatch) as clock:
         monkeypatch.setattr(asyncio, "sleep", sleep)
+        monkeypatch.setattr(clocks, "monotonic_ns", lambda: round(clock.now * 1e9))
         yield clock
 
 

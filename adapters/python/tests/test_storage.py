@@ -301,19 +301,23 @@ def test_the_server_is_asked_once_a_call(create, hanging):
 
 def test_a_database_that_hangs_is_an_error_in_time_and_comes_back(create, hanging):
     storage = create(f"//?host={hanging.folder}", max_size=2, timeout=0.3, query_timeout=0.3)
-    assert storage.incr("k", MINUTE) == 1
+
+    def answers():
+        """Asks until it answers in time, which on a busy machine may take several calls."""
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                return storage.incr("k", MINUTE)
+            except psycopg.OperationalError:
+                assert time.monotonic() < deadline
+
+    before = answers()
     hanging.hangs = True
     for _ in range(4):  # the connection that is there, and others that can't be made
         with pytest.raises(psycopg.OperationalError):
             storage.incr("k", MINUTE)
     hanging.hangs = False
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            assert storage.incr("k", MINUTE) == 2
-            break
-        except psycopg.OperationalError:
-            assert time.monotonic() < deadline
+    assert answers() > before
 
 
 def test_nobody_need_ask_for_time_outs(create, monkeypatch):
