@@ -136,7 +136,7 @@ app.post('/my/questions', async (c) => {
 
 /** Begins a question, once. Otherwise returns its answer, or 429 with its place in the user's line. */
 async function turn(c: Asked, id: string, question: string) {
-    if (question.length > 100) throw new HTTPException(400, { message: 'The question is too long' });
+    if (!/^.{1,100}$/.test(question)) throw new HTTPException(400, { message: 'The question is empty or too long' });
     const user = c.get('user').id;
     const [asked] = await sql`
         INSERT INTO questions (id, asker) VALUES (${id}, ${user})
@@ -148,7 +148,8 @@ async function turn(c: Asked, id: string, question: string) {
     const [{ ahead, begins }] = await sql`
         WITH line AS (
             SELECT count(*)::int AS ahead FROM questions
-            WHERE asker = ${user} AND begun_at IS NULL AND number < ${asked.number} AND asked_at > now() - interval '5 s'),
+            WHERE asker = ${user} AND number < ${asked.number}
+              AND begun_at IS NULL AND asked_at > now() - interval '5 s'),
         begun AS (
             UPDATE questions SET begun_at = now() FROM line
             WHERE id = ${id} AND ahead = 0 AND (begun_at IS NULL OR begun_at < now() - interval '2 min') RETURNING id)

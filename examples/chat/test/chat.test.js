@@ -220,6 +220,7 @@ test('an answer that was lost is there when its question is sent again, and is p
     const other = await visit();
     await signUp(other, 'Hans');
     assert.equal((await post(other, id)).status, 400);
+    assert.equal((await post(other, crypto.randomUUID(), '')).status, 400);
     // Another question is another, by the same words.
     await say(page, 'Lost?', 'Ask the model');
     await lines(page, 'Lost?').nth(1).waitFor();
