@@ -51,7 +51,8 @@ class _Waiting:
     def __init__(
         self, request: str, headers: HeaderStyle | None, deadline: Deadline, loop: AbstractEventLoop
     ) -> None:
-        self.request, self.headers, self.deadline = request, headers, deadline
+        self.request, self.deadline = request, deadline
+        self.headers: HeaderStyle | None = headers
         self.size = len(request.encode())
         self.answer: Future[Answer] = loop.create_future()
 
