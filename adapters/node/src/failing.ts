@@ -53,7 +53,8 @@ export function fateOf(error: unknown, isSerializable: boolean): 'ended' | 'alon
     const state = codesOf(causes(error)).find(isState);
     // The function may not be called, is missing, or can't wait for a limited time: on Citus.
     if (state === '42501' || state === '42883' || state === '0A000') return 'apart';
-    const ends = isNotNow(error) || /^(08|28|3D|53|57)/.test(state ?? '08') || (state === '40001' && isSerializable);
+    // 42704: a definition went after the tokens were taken, before rl_headers; those in memory stay taken.
+    const ends = isNotNow(error) || /^(08|28|3D|53|57|42704)/.test(state ?? '08') || (state === '40001' && isSerializable);
     return ends ? 'ended' : 'alone';
 }
 

@@ -348,9 +348,9 @@ test('a statement that a time-out ends is never sent again, and fails open where
     await sent(1, 1, 4);
 });
 
-test('nor is one of which the connection is lost, or that a full server or a standby refuses', async (context) => {
+test('nor is one of which the connection is lost, or that a full server or a standby refuses, or for lost definitions', async (context) => {
     const of = open(context, { pool: { max: 2 } });
-    for (const code of ['57P01', '53300', '53200', '25006', '55P03', '08006', 'lost']) {
+    for (const code of ['57P01', '53300', '53200', '25006', '55P03', '08006', '42704', 'lost']) {
         await warm(of);
         const end = code === 'lost' ? await waits(context, 'each') : await calls.fails('each', code);
         const asked = [of.limit('first'), of.limit('a'), of.limit('b')];

@@ -103,7 +103,8 @@ class Batch:
         """Whether each call of a failed statement is to go alone: the statement has taken nothing, and its error may be
         due to one of them. Not after a time-out or a lost connection, and not for what fails any call."""
         state = next((state for state in map(sqlstate, chain(error)) if state), None)
-        if state is None or state[:2] in ("08", "25", "53", "57") or state == "55P03":
+        # 42704: a definition went after the tokens were taken, before rl_headers; those in memory stay taken.
+        if state is None or state[:2] in ("08", "25", "53", "57") or state in ("55P03", "42704"):
             return False
         if state in ("42501", "42883", "0A000"):  # no EXECUTE, an older version, a distributed table
             self.refused_until = time.monotonic() + _REFUSED

@@ -554,6 +554,16 @@ async def test_after_a_time_out_or_an_outage_nothing_is_sent_again(made, code, o
 
 
 @once
+@each_pool
+async def test_after_a_definition_went_before_the_headers_nothing_is_sent_again(made):
+    async with failing(made, "42704", on_error="open") as (limiter, name, seen, _):
+        calls = (limiter.limit(name, key, config=MANY) for key in ("a", "b", "bad", "c"))
+        first, *others = await asyncio.gather(*calls, return_exceptions=True)
+        assert first.remaining == 999 and seen == ["limit", 3]
+        assert [sqlstate(innermost(other)) for other in others] == ["42704"] * 3
+
+
+@once
 async def test_at_serializable_a_serialization_failure_is_each_calls(name):
     options = {"server_settings": {"default_transaction_isolation": "serializable"}}
     async with failing(lambda seen: of_asyncpg(seen, **options), "40001") as (limiter, name, seen, _):
