@@ -6,7 +6,6 @@ SECRET, which signs the cookies of those who have logged in.
 
 import asyncio
 import hashlib
-import logging
 import os
 import secrets
 from collections.abc import AsyncIterator
@@ -46,24 +45,10 @@ class User(Base):
     admin: Mapped[bool] = mapped_column(default=False)
 
 
-async def prune() -> int:
-    """Deletes the rows of keys that are full again, such as addresses that never came back; returns how many."""
-    async with sessions.begin() as session:
-        return await session.scalar(select(func.rl_prune())) or 0
-
-
-async def prune_every_minute() -> None:
-    while True:
-        await asyncio.sleep(60)
-        try:
-            await prune()
-        except Exception:
-            logging.exception("the limits' rows were not pruned")
-
-
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    pruning = asyncio.create_task(prune_every_minute())
+    # Rows of keys that are full again, such as addresses that never came back.
+    pruning = asyncio.create_task(limiter.prune_every(60, db=engine))
     yield
     pruning.cancel()
     await engine.dispose()

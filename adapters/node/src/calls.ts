@@ -52,6 +52,7 @@ const SQL = {
     look: `SELECT ok, ${TIMED}, (value #>> '{state,ts}')::float8 + $4::float8 - (value ->> 'now')::float8 AS rest
         FROM $rl_check($1::text, $2::text, ${CONFIG(3)}), $rl_value($1::text, $2::text, $3::text::jsonb) AS value`,
     resetKeys: 'SELECT $rl_reset_keys($1::text)',
+    prune: `SELECT $rl_prune($1::int, $2::float8 * interval '1 millisecond')::float8 AS rows`,
     // Milliseconds; 0: without an end.
     block: `SELECT $rl_block($1::text, $2::text, CASE WHEN $3::float8 > 0 THEN $3::float8 * interval '1 millisecond' END,
         CASE WHEN $3::float8 > 0 THEN NULL ELSE timestamptz 'infinity' END)`,

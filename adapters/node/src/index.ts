@@ -36,6 +36,7 @@ export type {
     CheckAllOptions,
     CheckOptions,
     CreditOptions,
+    PruneOptions,
     Decision,
     HoldAllOptions,
     HoldOptions,

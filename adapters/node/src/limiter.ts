@@ -134,6 +134,12 @@ export interface CheckOptions extends CheckAllOptions {
     reserve?: boolean | undefined;
 }
 export interface LimitOptions extends CheckOptions, Throws {}
+export interface PruneOptions extends CallOptions {
+    /** About how many rows to delete. Default: 10,000. */
+    maxRows?: number | undefined;
+    /** Also rows of limits that aren't defined, if unused for this time, in milliseconds. */
+    undefinedIdle?: number | undefined;
+}
 export interface CreditOptions extends CallOptions {
     /** Tokens that come back. Default: 1. */
     count?: number | undefined;
@@ -518,7 +524,14 @@ export class RateLimiter<const D extends Definitions = {}> {
         return (await this.#rows('define', { db }, [JSON.stringify(this.definitions)])).map(({ name }) => name);
     }
 
-    /** The same as SQL, for a migration. */
+    /**
+     * Deletes a batch of rows that no result depends on, and gives back what has expired; resolves to the number of rows.
+     */
+    async prune({ maxRows = 10_000, undefinedIdle, db }: PruneOptions = {}): Promise<number> {
+        return (await this.#rows('prune', { db }, [maxRows, undefinedIdle ?? null]))[0].rows;
+    }
+
+    /** The limits' definitions as SQL, for a migration. */
     sql(): string {
         const place = this.#schema === undefined ? '' : prefix(this.#schema);
         const literal = (text: string) => `'${text.replaceAll("'", "''")}'`;

@@ -297,6 +297,21 @@ test('definitions in the database: by define, or by a migration', async () => {
     await owner.end();
 });
 
+test('idle rows are pruned', async () => {
+    const owner = new pg.Pool(database.owner);
+    const limiter = new RateLimiter({}, { db: owner });
+    const count = async () => (await owner.query("SELECT FROM rateLimits WHERE name = 'pruned'")).rowCount;
+    for (const key of ['a', 'b', 'c']) await limiter.limit('pruned', { key, config: tokenBucket({ rate: 2, period: HOUR }) });
+    await limiter.prune({ maxRows: 1, undefinedIdle: HOUR });
+    assert.equal(await count(), 3, 'none is idle for an hour');
+    await limiter.reset('pruned', { key: 'a', config: tokenBucket({ rate: 2, period: HOUR }) });
+    assert.ok((await limiter.prune()) >= 1);
+    assert.equal(await count(), 2);
+    assert.ok((await limiter.prune({ undefinedIdle: 0 })) >= 2);
+    assert.equal(await count(), 0);
+    await owner.end();
+});
+
 test('each decision is heard, and what hears it harms none', async () => {
     const heard = [];
     const key = newKey();

@@ -362,6 +362,11 @@ class Calls:
         arguments = [(_TEXT, name), (_TEXT, key)]
         return self._make("r", "rl_reset", arguments, lambda rows: bool(rows[0][0]), forgets=((name, key),))
 
+    def prune(self, max_rows: int, undefined_idle: timedelta | float | None) -> Call[int]:
+        idle = None if undefined_idle is None else seconds_of(undefined_idle)
+        arguments = [("CAST(? AS int)", max_rows), (_SPAN, idle)]
+        return self._make("r", "rl_prune", arguments, lambda rows: int(rows[0][0]))
+
     def value(self, name: str, key: Key, config: Config | None) -> Call[Value]:
         name, key, own = self._target(name, key, config)
         arguments = [(_TEXT, name), (_TEXT, key), (_JSON, own)]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 # begin async
 from postgres_rate_limit._batch import sharing
+from postgres_rate_limit._calls import seconds_of
 
 # end async
 from postgres_rate_limit._borrowed_async import AsyncBorrowed
@@ -364,6 +365,29 @@ class AsyncRateLimiter(Generic[N]):
         """Creates missing definitions and replaces those that differ; returns the names of both. Needs defined=True."""
         return await self._run(self._calls.define(), db)
 
+    async def prune(
+        self, max_rows: int = 10_000, *, undefined_idle: timedelta | float | None = None, db: object = None
+    ) -> int:
+        """Deletes a batch of rows that no result depends on, about max_rows, and gives back what has expired, as
+        rl_prune; returns the number of rows.
+
+        undefined_idle: also rows of limits that aren't defined, if unused for this time, in seconds or as a timedelta.
+        """
+        return await self._run(self._calls.prune(max_rows, undefined_idle), db)
+
+    # begin async
+    async def prune_every(
+        self, period: timedelta | float = 60, *, undefined_idle: timedelta | float | None = None, db: object = None
+    ) -> None:
+        """Prunes after each period, in seconds or as a timedelta, until it is cancelled. An error is logged."""
+        while True:
+            await sleep_async(seconds_of(period))
+            try:
+                await self.prune(undefined_idle=undefined_idle, db=db)
+            except Exception:
+                log.exception("the limits' rows were not pruned")
+
+    # end async
     async def _run_apart(self, call: Call[T], on_error: OnError | None) -> T:
         """In no transaction of the caller's."""
         if not _is_alone(database_async(self._where(None))):

@@ -348,6 +348,16 @@ class RateLimiter(Generic[N]):
         """Creates missing definitions and replaces those that differ; returns the names of both. Needs defined=True."""
         return self._run(self._calls.define(), db)
 
+    def prune(
+        self, max_rows: int = 10_000, *, undefined_idle: timedelta | float | None = None, db: object = None
+    ) -> int:
+        """Deletes a batch of rows that no result depends on, about max_rows, and gives back what has expired, as
+        rl_prune; returns the number of rows.
+
+        undefined_idle: also rows of limits that aren't defined, if unused for this time, in seconds or as a timedelta.
+        """
+        return self._run(self._calls.prune(max_rows, undefined_idle), db)
+
     def _run_apart(self, call: Call[T], on_error: OnError | None) -> T:
         """In no transaction of the caller's."""
         if not _is_alone(database(self._where(None))):

@@ -421,6 +421,42 @@ async def test_limits_that_are_defined_with_await(name):
             await admin.execute("SELECT rl_undefine(%s)", [name])
 
 
+def idle_row(name):
+    """Makes a row of a limit that was reset; returns a function that counts it. A test beside this may prune it, too."""
+    with owner() as admin:
+        client = RateLimiter({name: TWO}, db=admin)
+        assert client.limit(name) and client.reset(name)
+
+    def count():
+        with owner() as admin:
+            return admin.execute("SELECT count(*) FROM rateLimits WHERE name = %s", [name]).fetchone()[0]
+
+    return count
+
+
+@each_of(ALONE)
+def test_idle_rows_are_pruned(kind, name):
+    with ALONE[kind]() as db:
+        count = idle_row(name)
+        client = RateLimiter({}, db=db)
+        assert isinstance(client.prune(undefined_idle=timedelta(days=365)), int) and count() == 0
+
+
+@each_of(ASYNC_ALONE)
+async def test_idle_rows_are_pruned_again_and_again(kind, name, caplog):
+    async with ASYNC_ALONE[kind]() as db:
+        client = AsyncRateLimiter({}, db=db)
+        pruning = asyncio.create_task(client.prune_every(0.01))
+        for _ in range(2):
+            count = idle_row(name)
+            while count():
+                await asyncio.sleep(0.01)
+        pruning.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pruning
+    assert not caplog.records
+
+
 def test_limits_that_come_with_the_calls_are_not_defined(limiter):
     for call in (limiter.define, limiter.sql):
         with pytest.raises(ValueError, match="defined=True"):

@@ -133,5 +133,5 @@ async def test_only_an_administrator_may(ada):
 async def test_rows_of_full_keys_are_pruned(visit, ratelimit_async_clock):
     await statuses(visit(), 1)
     await ratelimit_async_clock.advance(days=2)
-    assert await shop.prune() == 2
-    assert await shop.prune() == 0
+    assert await shop.limiter.prune(db=shop.engine) == 2
+    assert await shop.limiter.prune(db=shop.engine) == 0
