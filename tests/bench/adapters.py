@@ -1,8 +1,9 @@
 """Measures what a limiter costs an application: our stores next to those of the same limiter, and to no limiter.
 
-Owns how a store is measured; adapters/apps.* are the applications, report.py draws. Each application runs alone, on a
-port of its own, and is asked by wrk, which takes little of the CPU that all share. A round asks every store once, so
-what disturbs the machine falls on all of them. It reports and never judges. Run by scripts/bench.
+Owns how a store is measured; adapters/apps.* and the crate's benches/application.rs are the applications, report.py
+draws. Each application runs alone, on a port of its own, and is asked by wrk, which takes little of the CPU that all
+share. A round asks every store once, so what disturbs the machine falls on all of them. It reports and never judges. Run
+by scripts/bench.
 """
 
 import argparse
@@ -45,6 +46,7 @@ GUNICORN = ["gunicorn", "--threads", str(THREADS), "--bind", "127.0.0.1:{port}",
 UVICORN = ["uvicorn", "--factory", "--port", "{port}", "--log-level", "warning"]
 # The limiters by the names of their columns: the command of the application, and what it lacks of STORES.
 ALONE = ["alone", "memory_alone"]  # threads share no statements, and pyrate-limiter asks one at a time
+OTHERS = ["own", "redis", "postgres", "blocked"]  # the layer for tower stores for no other limiter
 APPS = {
     "express": (["node", "apps.mjs", "express", "{port}"], ["blocked"]),
     "Fastify": (["node", "apps.mjs", "fastify", "{port}"], ["saved", "postgres", "blocked"]),
@@ -52,6 +54,8 @@ APPS = {
     "Django REST": ([*GUNICORN, "apps:django()"], [*ALONE, "saved", "blocked"]),
     "FastAPI": ([*UVICORN, "apps:fastapi"], [*ALONE, "blocked"]),
     "Flask": ([*GUNICORN, "apps:flask()"], [*ALONE, "saved", "postgres", "blocked"]),
+    "axum sqlx": (["{rust}", "sqlx", "{port}"], ["saved", *OTHERS]),
+    "axum deadpool": (["{rust}", "deadpool", "{port}"], ["saved", *OTHERS]),
 }
 # The tables of docs/performance.md: what a cell shows of a line, for each load, and each number of connections.
 RATES = "requests a second"
@@ -102,7 +106,7 @@ def running(command, environment, log):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [word.format(port=port) for word in command]
+    command = [word.format(port=port, rust=environment["RUST"]) for word in command]
     with log.open("w") as out:
         process = subprocess.Popen(command, cwd=HERE, env=environment, stdout=out, stderr=out)
         try:
@@ -190,6 +194,7 @@ def main():
     parser.add_argument("--package", required=True, help="the folder of our built package for Node")
     parser.add_argument("--peers", required=True, help="the folder of the stores of others for Node")
     parser.add_argument("--python", required=True, help="the folder of the programs of Python")
+    parser.add_argument("--rust", required=True, help="the application in axum, built")
     parser.add_argument("--results", required=True, type=Path, help="the folder for adapters.md and .json")
     parser.add_argument("--page", type=Path, help="docs/performance.md, to put the tables there, too")
     parser.add_argument("--apps", nargs="+", default=list(APPS), choices=list(APPS), help="the applications to run")
@@ -208,7 +213,7 @@ def main():
         redis = Redis(folder)
         environment = os.environ | {
             "PATH": f"{options.python}:{os.environ['PATH']}", "NODE_ENV": "production", "PYTHONDONTWRITEBYTECODE": "1",
-            "PACKAGE": options.package, "PEERS": options.peers, "REDIS": redis.socket,
+            "PACKAGE": options.package, "PEERS": options.peers, "RUST": options.rust, "REDIS": redis.socket,
             "PGHOST": options.socket, "PGUSER": "postgres", "PGDATABASE": "bench",
         }
         works = []
