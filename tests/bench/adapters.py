@@ -2,8 +2,8 @@
 
 Owns how a store is measured; adapters/apps.* and the crate's benches/application.rs are the applications, report.py
 draws. Each application runs alone, on a port of its own, and is asked by wrk, which takes little of the CPU that all
-share. A round asks every store once, so what disturbs the machine falls on all of them. It reports and never judges. Run
-by scripts/bench.
+share. A round asks every store once, so what disturbs the machine falls on all of them. It reports and never judges.
+Run by scripts/bench.
 """
 
 import argparse

@@ -87,9 +87,9 @@ impl<P: Pool> RateLimitLayer<P> {
         }
     }
 
-    /// A layer of another limit, on the same pool and with the options of this one, but without its [`and`](Self::and) and
-    /// [`count`](Self::count). Their calls share statements, so that one is under way at a time; those of layers that
-    /// are made by `new` don't. Each remembers denials of its own.
+    /// A layer of another limit, on the same pool and with the options of this one, but without its [`and`](Self::and)
+    /// and [`count`](Self::count). Their calls share statements, so that one is under way at a time; those of layers
+    /// that are made by `new` don't. Each remembers denials of its own.
     pub fn another(
         &self,
         limit: Limit,

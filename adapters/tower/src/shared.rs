@@ -268,8 +268,8 @@ impl<P: Pool> Drop for Row<P> {
 }
 
 impl<P: Pool> Turn<P> {
-    /// Runs a statement, of the call for a `row` or of several, and returns the turn unless it was late: then the others
-    /// for the row wait for this call.
+    /// Runs a statement, of the call for a `row` or of several, and returns the turn unless it was late: then the
+    /// others for the row wait for this call.
     async fn run<T>(
         self,
         row: Option<String>,
