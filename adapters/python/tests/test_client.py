@@ -422,7 +422,7 @@ async def test_limits_that_are_defined_with_await(name):
 
 
 def idle_row(name):
-    """Makes a row of a limit that was reset; returns a function that counts it. A test beside this may prune it, too."""
+    """Makes a row of a limit that was reset; returns a function that counts it. Other tests may prune it, too."""
     with owner() as admin:
         client = RateLimiter({name: TWO}, db=admin)
         assert client.limit(name) and client.reset(name)
