@@ -1,6 +1,7 @@
 //! An oracle over applications with calls that share statements: several processes, of which some are killed, lose
-//! connections or have timeouts, while transactions hold a key, or take two in the other order. No limit gives more than
-//! it has, no admitted token is lost, and every call is answered. The program of the tests is the application, too.
+//! connections or have timeouts, while transactions hold a key, or take two in the other order. No limit gives more
+//! than it has, no admitted token is lost, and every call is answered. The program of the tests is the application,
+//! too.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -178,7 +179,8 @@ impl Found {
 /// Calls without an answer: their keys and counts.
 type Open = HashMap<String, (usize, String)>;
 
-/// An application that runs, and what writes down what it says: returns those that are open in the end, and whether it has ended.
+/// An application that runs, and what writes down what it says: returns those that are open in the end, and whether it
+/// has ended.
 struct Running {
     process: Child,
     said: JoinHandle<(Open, bool)>,

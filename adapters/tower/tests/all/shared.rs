@@ -228,8 +228,8 @@ async fn a_statement_counts_for_4_times_the_median<D: Driver>() {
     assert_eq!(pool.sent(), [0, 0, 0, 0, 2]);
 }
 
-/// A schema of its own with rl_limit and rl_limit_each, which says how long it may wait for rows, and fails if it is set
-/// to.
+/// A schema of its own with rl_limit and rl_limit_each, which says how long it may wait for rows, and fails if it is
+/// set to.
 async fn own_schema() -> String {
     let (schema, place) = (unique("own"), place().await);
     let makes = format!(
