@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 # begin async
 from postgres_rate_limit._batch import sharing
-from postgres_rate_limit._calls import seconds_of
 
 # end async
 from postgres_rate_limit._borrowed_async import AsyncBorrowed
@@ -27,6 +26,7 @@ from postgres_rate_limit._calls import (
     OnExpiry,
     Request,
     Used,
+    seconds_of,
 )
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._databases import Database, Deadline
@@ -366,7 +366,7 @@ class AsyncRateLimiter(Generic[N]):
         return await self._run(self._calls.define(), db)
 
     async def prune(
-        self, max_rows: int = 10_000, *, undefined_idle: timedelta | float | None = None, db: object = None
+        self, *, max_rows: int = 10_000, undefined_idle: timedelta | float | None = None, db: object = None
     ) -> int:
         """Deletes a batch of rows that no result depends on, about max_rows, and gives back what has expired, as
         rl_prune; returns the number of rows.
@@ -375,11 +375,10 @@ class AsyncRateLimiter(Generic[N]):
         """
         return await self._run(self._calls.prune(max_rows, undefined_idle), db)
 
-    # begin async
     async def prune_every(
         self, period: timedelta | float = 60, *, undefined_idle: timedelta | float | None = None, db: object = None
     ) -> None:
-        """Prunes after each period, in seconds or as a timedelta, until it is cancelled. An error is logged."""
+        """Prunes after each period, in seconds or as a timedelta, and never returns. An error is logged."""
         while True:
             await sleep_async(seconds_of(period))
             try:
@@ -387,7 +386,6 @@ class AsyncRateLimiter(Generic[N]):
             except Exception:
                 log.exception("the limits' rows were not pruned")
 
-    # end async
     async def _run_apart(self, call: Call[T], on_error: OnError | None) -> T:
         """In no transaction of the caller's."""
         if not _is_alone(database_async(self._where(None))):

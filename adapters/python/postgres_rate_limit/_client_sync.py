@@ -23,6 +23,7 @@ from postgres_rate_limit._calls import (
     OnExpiry,
     Request,
     Used,
+    seconds_of,
 )
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._databases import Database, Deadline
@@ -349,7 +350,7 @@ class RateLimiter(Generic[N]):
         return self._run(self._calls.define(), db)
 
     def prune(
-        self, max_rows: int = 10_000, *, undefined_idle: timedelta | float | None = None, db: object = None
+        self, *, max_rows: int = 10_000, undefined_idle: timedelta | float | None = None, db: object = None
     ) -> int:
         """Deletes a batch of rows that no result depends on, about max_rows, and gives back what has expired, as
         rl_prune; returns the number of rows.
@@ -357,6 +358,17 @@ class RateLimiter(Generic[N]):
         undefined_idle: also rows of limits that aren't defined, if unused for this time, in seconds or as a timedelta.
         """
         return self._run(self._calls.prune(max_rows, undefined_idle), db)
+
+    def prune_every(
+        self, period: timedelta | float = 60, *, undefined_idle: timedelta | float | None = None, db: object = None
+    ) -> None:
+        """Prunes after each period, in seconds or as a timedelta, and never returns. An error is logged."""
+        while True:
+            sleep(seconds_of(period))
+            try:
+                self.prune(undefined_idle=undefined_idle, db=db)
+            except Exception:
+                log.exception("the limits' rows were not pruned")
 
     def _run_apart(self, call: Call[T], on_error: OnError | None) -> T:
         """In no transaction of the caller's."""

@@ -442,6 +442,20 @@ def test_idle_rows_are_pruned(kind, name):
         assert isinstance(client.prune(undefined_idle=timedelta(days=365)), int) and count() == 0
 
 
+def test_idle_rows_are_pruned_in_a_thread(name, connection, monkeypatch):
+    count, slept = idle_row(name), []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) > 1:
+            raise GaveUp
+
+    monkeypatch.setattr("postgres_rate_limit._client_sync.sleep", sleep)
+    with pytest.raises(GaveUp):
+        RateLimiter({}, db=connection).prune_every(timedelta(minutes=1))
+    assert slept == [60, 60] and count() == 0
+
+
 @each_of(ASYNC_ALONE)
 async def test_idle_rows_are_pruned_again_and_again(kind, name, caplog):
     async with ASYNC_ALONE[kind]() as db:
