@@ -130,8 +130,8 @@ async def test_only_an_administrator_may(ada):
         assert (await ada.request(method, f"/admin{path}", params={"account": ADA["email"]})).status_code == 403
 
 
-async def test_rows_of_full_keys_are_pruned(visit, ratelimit_async_clock):
+async def test_rows_of_full_keys_are_pruned(visit, ratelimit_async_clock, ratelimit_async_connection):
     await statuses(visit(), 1)
     await ratelimit_async_clock.advance(days=2)
-    assert await shop.limiter.prune(db=shop.engine) == 2
-    assert await shop.limiter.prune(db=shop.engine) == 0
+    assert await shop.limiter.prune(db=ratelimit_async_connection) == 2
+    assert await shop.limiter.prune(db=ratelimit_async_connection) == 0
