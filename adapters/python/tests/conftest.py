@@ -29,7 +29,8 @@ time.time = lambda: real_time() + APART
 
 
 class Clock:
-    """The clocks of the application and of the limiter, which stand still until a test moves them."""
+    """The clocks of the application and of the limiter, which stand still until a test moves them: at first in the
+    middle of a minute, half a second after a window of two began."""
 
     SET = "SELECT set_config('ratelimit.clock', %s, false)"
 
@@ -38,7 +39,7 @@ class Clock:
 
     @contextmanager
     def set(self, monkeypatch):
-        self.now = time.time()
+        self.now = time.time() // 60 * 60 + 30.5
         with monkeypatch.context() as patched:
             patched.setattr(time, "time", lambda: self.now)
             yield self
@@ -59,9 +60,7 @@ class Clock:
 
 @pytest.fixture
 def still(monkeypatch):
-    """In the middle of a minute, and half a second after a window of two began."""
     with Clock().set(monkeypatch) as clock:
-        clock.now += 90.5 - clock.now % 60
         yield clock
 
 

@@ -21,7 +21,9 @@ for storage in (RateLimitStorage, AsyncRateLimitStorage):
 
 
 class Still(Clock):
-    """They go on only where a test sleeps: these tests leave a call 10 to 100 ms, which a busy machine exceeds."""
+    """They go on only where a test sleeps: these tests leave a call 10 to 100 ms, which a busy machine exceeds. And at
+    the end of a minute limits rounds down what the minute before weighs, in its own storages too: of hits before and
+    after it 6 of 5 pass."""
 
     def sleep(self, seconds):
         self.now += max(seconds, 0)
@@ -43,11 +45,7 @@ def still(request, monkeypatch):
         if request.path.name == STRATEGY:
             monkeypatch.setattr(time, "sleep", clock.sleep)
             monkeypatch.setattr(asyncio, "sleep", clock.sleep_async)
-        elif request.path.name == CONCURRENCY:
-            # limits rounds down what the minute before weighs, so of hits before and after its end 6 of 5 pass, in its
-            # own storages too: all are in the middle of one.
-            clock.now += 90 - clock.now % 60
-        else:
+        elif request.path.name != CONCURRENCY:
             monkeypatch.setattr(time, "time", real_time)
         yield
 
