@@ -49,40 +49,7 @@ DECLARE
     path text := pg_catalog.current_setting('search_path');
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    -- The results.
-    PERFORM ratelimit._make_type('rl_result', 'ok boolean, retry_after double precision, retry_at timestamptz,
-        remaining double precision, capacity double precision, reset_at timestamptz, limited_by text');
-    PERFORM ratelimit._make_type('rl_take_result', 'ok boolean, taken double precision, retry_after double precision,
-        retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz,
-        limited_by text');
-    PERFORM ratelimit._make_type('rl_limit_all_result', 'n integer, name text, key text, ok boolean,
-        retry_after double precision, retry_at timestamptz, remaining double precision, capacity double precision,
-        reset_at timestamptz, limited_by text, error jsonb');
-    PERFORM ratelimit._make_type('rl_hold_result', 'ok boolean, hold text, held double precision,
-        expires_at timestamptz, retry_after double precision, retry_at timestamptz, remaining double precision,
-        capacity double precision, reset_at timestamptz, limited_by text');
-    PERFORM ratelimit._make_type('rl_hold_all_result', 'n integer, name text, key text, ok boolean,
-        hold text, held double precision, expires_at timestamptz, retry_after double precision, retry_at timestamptz,
-        remaining double precision, capacity double precision, reset_at timestamptz, limited_by text');
-    PERFORM ratelimit._make_type('rl_settle_all_result', 'name text, key text, retry_after double precision,
-        retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz');
-    PERFORM ratelimit._make_type('rl_acquire_result', 'ok boolean, lease text, expires_at timestamptz,
-        retry_after double precision, retry_at timestamptz, remaining double precision, capacity double precision,
-        reset_at timestamptz, limited_by text');
-    PERFORM ratelimit._make_type('rl_status_result', 'name text, key text, kind text, remaining double precision,
-        capacity double precision, retry_at timestamptz, as_of timestamptz, shards integer, limited boolean,
-        limited_by text, block_reason text, held double precision');
-    PERFORM ratelimit._make_type('rl_stats_result', 'name text, allowed bigint, denied bigint,
-        denied_in_dry_run bigint, tokens double precision, since timestamptz');
-    PERFORM ratelimit._make_type('rl_top_denied_result', 'name text, key text, denied bigint, overcount bigint');
-    PERFORM ratelimit._make_type('rl_memory_result', 'keys bigint, room bigint, inline_keys bigint,
-        inline_room bigint, bytes bigint, dropped_idle bigint, dropped_live bigint, since timestamptz,
-        configured bigint, dropped_calls bigint, saved_keys bigint, saved_room bigint, saved_bytes bigint,
-        unsaved_keys bigint, unsaved_since timestamptz, save_error text, writer_pid integer,
-        writer_since timestamptz');
-    PERFORM ratelimit._make_type('rl_calculate_result', 'ok boolean, retry_after double precision,
-        retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz,
-        state jsonb');
+@results@
     -- A parsed config. Periods and times are in microseconds, since 1970.
     PERFORM ratelimit._make_type('_limit', 'kind text, rate double precision, period bigint,
         capacity double precision, tolerance double precision, max_reserved double precision, enforce boolean,

@@ -17,7 +17,7 @@ fn rows(client: &mut Client, query: &str) -> Vec<String> {
     client.query(query, &[]).unwrap().iter().map(|row| row.get(0)).collect()
 }
 
-/// The schema, its functions, tables and types, in the format of sql/plain/12-grants.sql.
+/// The schema, its functions, tables and types, in the format of the file's own list.
 const THERE: &str = "
     SELECT line FROM (SELECT replace(replace(replace(regexp_replace(line, '^([a-z]+) [a-z]+[.]', '\\1 '),
                'double precision', 'float8'), 'timestamp with time zone', 'timestamptz'), 'integer', 'int')
@@ -38,7 +38,7 @@ fn the_list_is_what_the_file_makes() {
     if there != listed {
         let (a, b): (BTreeSet<_>, BTreeSet<_>) = (there.iter().collect(), listed.iter().collect());
         panic!(
-            "the list in sql/plain/12-grants.sql lacks:\n{:#?}\nand has too much:\n{:#?}",
+            "the list that scripts/plain makes lacks:\n{:#?}\nand has too much:\n{:#?}",
             a.difference(&b).collect::<Vec<_>>(),
             b.difference(&a).collect::<Vec<_>>()
         );
