@@ -5,18 +5,6 @@
 -- extension that wait for the move fail.
 \ir move.sql
 
-CREATE TEMP TABLE rl_kept_config (name text, key text, config jsonb) ON COMMIT DROP;
-CREATE TEMP TABLE rl_kept_block (name text, key text, until timestamptz, reason text) ON COMMIT DROP;
-CREATE TEMP TABLE rl_kept_state (
-    name text, key text, kind "char", value float8, ts timestamptz, added float8, prior float8, log timestamptz[],
-    leases bigint[], holds_due timestamptz
-) ON COMMIT DROP;
-CREATE TEMP TABLE rl_kept_hold (
-    id text, name text, key text, count float8, spent float8, returned float8, taken_at timestamptz,
-    expires_at timestamptz, charge boolean, lease bigint, config jsonb
-) ON COMMIT DROP;
-CREATE TEMP TABLE rl_kept_setting (name text, value text) ON COMMIT DROP;
-
 -- Moves limits with "save" from memory into the table, as a change of their store does. Calls on them until this
 -- commits are lost. Fails if keys can't be saved.
 CREATE FUNCTION pg_temp.rl_leave_memory(home text) RETURNS void LANGUAGE plpgsql AS $$
@@ -46,13 +34,15 @@ BEGIN
 END
 $$;
 
--- Copies what the extension has.
+-- Copies what the extension has, into temporary tables.
 CREATE FUNCTION pg_temp.rl_keep(home text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    EXECUTE format($q$INSERT INTO rl_kept_config SELECT name, key, config - 'shards' FROM ONLY %1$s.rl_config$q$, home);
-    EXECUTE format($q$INSERT INTO rl_kept_block SELECT name, key, until, reason FROM ONLY %1$s.rl_blocks$q$, home);
+    EXECUTE format($q$CREATE TEMP TABLE kept_rl_config ON COMMIT DROP AS
+        SELECT name, key, config - 'shards' AS config FROM ONLY %1$s.rl_config$q$, home);
+    EXECUTE format('CREATE TEMP TABLE kept_rl_blocks ON COMMIT DROP AS SELECT * FROM ONLY %s.rl_blocks', home);
+    EXECUTE format('CREATE TEMP TABLE kept_rl_holds ON COMMIT DROP AS SELECT * FROM ONLY %s.rl_holds', home);
     EXECUTE format($q$
-        INSERT INTO rl_kept_state
+        CREATE TEMP TABLE kept_ratelimits ON COMMIT DROP AS
         SELECT name, key, kind, value, ts, added, prior, log, leases, holds_due FROM ONLY %1$s.ratelimits AS r
         WHERE shard = 0
           AND NOT EXISTS (SELECT FROM ONLY %1$s.ratelimits AS o WHERE o.name = r.name AND o.key = r.key AND o.shard > 0)
@@ -78,14 +68,11 @@ BEGIN
         ) AS s (state)
         WHERE s.state IS NOT NULL OR NOT known.defined
         $q$, home);
-    EXECUTE format($q$INSERT INTO rl_kept_hold
-        SELECT id, name, key, count, spent, returned, taken_at, expires_at, charge, lease, config
-        FROM ONLY %1$s.rl_holds$q$, home);
-    INSERT INTO rl_kept_setting
-    SELECT split_part(split_part(item, '=', 1), '.', 2),
+    CREATE TEMP TABLE kept_rl_settings ON COMMIT DROP AS
+    SELECT split_part(split_part(item, '=', 1), '.', 2) AS name,
            CASE split_part(item, '=', 1) WHEN 'ratelimit.log_denials' -- as a decimal number
                 THEN trim_scale(round(split_part(item, '=', 2)::numeric, 15))::text
-                ELSE substr(item, strpos(item, '=') + 1) END
+                ELSE substr(item, strpos(item, '=') + 1) END AS value
     FROM pg_db_role_setting AS s CROSS JOIN unnest(s.setconfig) AS item
     WHERE s.setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database()) AND s.setrole = 0
       AND split_part(item, '=', 1) IN ('ratelimit.error_style', 'ratelimit.log_denials');
@@ -134,7 +121,7 @@ BEGIN
     -- The file belongs to the schema's owner: make that the owner of the tables.
     IF owner <> current_user::regrole THEN
         EXECUTE format('ALTER SCHEMA %s OWNER TO %s', home, owner::regrole);
-        GRANT ALL ON rl_kept_config, rl_kept_block, rl_kept_state, rl_kept_hold, rl_kept_setting, rl_grant, rl_plan
+        GRANT ALL ON kept_rl_config, kept_rl_blocks, kept_ratelimits, kept_rl_holds, kept_rl_settings, rl_grant, rl_plan
             TO PUBLIC;
         PERFORM set_config('role', pg_get_userbyid(owner), true);
     END IF;
@@ -146,21 +133,18 @@ $do$;
 DO LANGUAGE plpgsql $do$
 DECLARE
     home text := quote_ident(current_setting('rl_move.home'));
+    name text;
+    copied bigint[];
 BEGIN
     SET LOCAL search_path = pg_catalog, pg_temp;
     PERFORM pg_temp.rl_made(home); -- or ratelimit.sql is of another version
-    EXECUTE format('INSERT INTO %s.rl_config (name, key, config) SELECT * FROM rl_kept_config', home);
-    EXECUTE format('INSERT INTO %s.rl_blocks (name, key, until, reason) SELECT * FROM rl_kept_block', home);
-    EXECUTE format('INSERT INTO %s.ratelimits (name, key, kind, value, ts, added, prior, log, leases, holds_due)
-                    SELECT * FROM rl_kept_state', home);
-    EXECUTE format('INSERT INTO %s.rl_holds (id, name, key, count, spent, returned, taken_at, expires_at,
-                        charge, lease, config) SELECT * FROM rl_kept_hold', home);
-    EXECUTE format('INSERT INTO %s.rl_settings (name, value) SELECT * FROM rl_kept_setting', home);
+    FOREACH name IN ARRAY '{rl_config,rl_blocks,ratelimits,rl_holds,rl_settings}'::text[] LOOP
+        copied := copied || pg_temp.rl_copy(format('pg_temp.kept_%s', name), format('%s.%s', home, name));
+    END LOOP;
     PERFORM pg_temp.rl_grant_again();
     PERFORM pg_temp.rl_rewrite(off => false);
     PERFORM pg_temp.rl_recompile();
-    RAISE NOTICE 'moved to ratelimit.sql: % definitions, % blocks, % rows of state, % of holds',
-        (SELECT count(*) FROM rl_kept_config), (SELECT count(*) FROM rl_kept_block),
-        (SELECT count(*) FROM rl_kept_state), (SELECT count(*) FROM rl_kept_hold);
+    RAISE NOTICE 'moved to ratelimit.sql: % definitions, % blocks, % rows of state, % of holds', copied[1], copied[2],
+        copied[3], copied[4];
 END
 $do$;

@@ -289,17 +289,30 @@ BEGIN
 END
 $$;
 
--- Refuses what can't be moved.
-CREATE FUNCTION pg_temp.rl_refuse() RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    others text := (SELECT string_agg(format('%s (%s)', object, why), E'\n' ORDER BY object) FROM rl_plan
-                    WHERE why IS NOT NULL);
+-- Refuses what can't be moved: these objects with reasons, one a line, or those of the plan.
+CREATE FUNCTION pg_temp.rl_refuse(others text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+    others := coalesce(others, (SELECT string_agg(format('%s (%s)', object, why), E'\n' ORDER BY object) FROM rl_plan
+                                WHERE why IS NOT NULL));
     IF others IS NOT NULL THEN
         RAISE EXCEPTION 'these name the rate limiter and can''t be moved'
             USING ERRCODE = 'dependent_objects_still_exist',
             DETAIL = others, HINT = 'Drop them, run this again, and create them again. Nothing has been changed.';
     END IF;
+END
+$$;
+
+-- Copies the rows of a table by the names of the columns that both have. Returns how many.
+CREATE FUNCTION pg_temp.rl_copy(source regclass, target regclass) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    columns text := (SELECT string_agg(quote_ident(s.attname), ', ') FROM pg_attribute s JOIN pg_attribute t
+                     ON t.attname = s.attname AND t.attrelid = target AND t.attnum > 0 AND t.attgenerated = ''
+                     WHERE s.attrelid = source AND s.attnum > 0 AND NOT s.attisdropped AND NOT t.attisdropped);
+    copied bigint;
+BEGIN
+    EXECUTE format('INSERT INTO %1$s (%2$s) SELECT %2$s FROM ONLY %3$s', target, columns, source);
+    GET DIAGNOSTICS copied = ROW_COUNT;
+    RETURN copied;
 END
 $$;
 
@@ -372,11 +385,7 @@ BEGIN
             failed := concat_ws(E'\n', failed, format('%s (%s)', item.object, SQLERRM));
         END;
     END LOOP;
-    IF failed IS NOT NULL THEN
-        RAISE EXCEPTION 'these name the rate limiter and can''t be moved'
-            USING ERRCODE = 'dependent_objects_still_exist',
-            DETAIL = failed, HINT = 'Drop them, run this again, and create them again. Nothing has been changed.';
-    END IF;
+    IF failed IS NOT NULL THEN PERFORM pg_temp.rl_refuse(failed); END IF;
 END
 $$;
 

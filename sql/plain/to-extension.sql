@@ -64,11 +64,10 @@ DECLARE
     aside text := quote_ident(current_setting('rl_move.home') || '_moved');
     extension pg_extension;
     owner regrole;
+    tables CONSTANT text[] := '{rl_config,rl_blocks,ratelimits,rl_holds}';
     item record;
-    definitions bigint;
-    blocks bigint;
-    states bigint;
-    holds bigint;
+    name text;
+    copied bigint[];
 BEGIN
     SELECT * INTO extension FROM pg_extension WHERE extname = 'ratelimit';
     IF extension.extname IS NOT NULL AND to_regnamespace(aside) IS NULL THEN
@@ -108,15 +107,12 @@ BEGIN
                 WHERE m.classid = 'pg_type'::regclass AND NOT m.internal LOOP
         EXECUTE format('ALTER TYPE %s SET SCHEMA %s', item.name, aside);
     END LOOP;
-    EXECUTE format('ALTER TABLE %s.ratelimits SET SCHEMA %s', home, aside);
-    EXECUTE format('ALTER TABLE %s.rl_config SET SCHEMA %s', home, aside);
-    EXECUTE format('ALTER TABLE %s.rl_blocks SET SCHEMA %s', home, aside);
-    EXECUTE format('ALTER TABLE %s.rl_holds SET SCHEMA %s', home, aside);
+    FOREACH name IN ARRAY tables LOOP EXECUTE format('ALTER TABLE %s.%s SET SCHEMA %s', home, name, aside); END LOOP;
 
     EXECUTE format('CREATE EXTENSION ratelimit SCHEMA %s', home);
-    EXECUTE format('INSERT INTO %s.rl_config (name, key, config) SELECT name, key, config FROM ONLY %s.rl_config',
-                   home, aside);
-    GET DIAGNOSTICS definitions = ROW_COUNT;
+    FOREACH name IN ARRAY tables LOOP
+        copied := copied || pg_temp.rl_copy(format('%s.%s', aside, name), format('%s.%s', home, name));
+    END LOOP;
     -- Waiting calls read this column.
     FOR item IN
         SELECT a.attname, format_type(a.atttypid, a.atttypmod) AS type, pg_get_expr(d.adbin, d.adrelid) AS expression
@@ -126,22 +122,8 @@ BEGIN
         EXECUTE format('ALTER TABLE %s.rl_config ADD COLUMN %I %s GENERATED ALWAYS AS (%s) STORED',
                        home, item.attname, item.type, item.expression);
     END LOOP;
-    EXECUTE format('INSERT INTO %s.rl_blocks (name, key, until, reason)
-                    SELECT name, key, until, reason FROM ONLY %s.rl_blocks', home, aside);
-    GET DIAGNOSTICS blocks = ROW_COUNT;
-    EXECUTE format('INSERT INTO %s.ratelimits (name, key, shard, kind, value, ts, added, prior, log, leases, holds_due)
-                    SELECT name, key, shard, kind, value, ts, added, prior, log, leases, holds_due
-                    FROM ONLY %s.ratelimits', home, aside);
-    GET DIAGNOSTICS states = ROW_COUNT;
-    EXECUTE format('INSERT INTO %s.rl_holds (id, name, key, count, spent, returned, taken_at, expires_at,
-                        charge, lease, config)
-                    SELECT id, name, key, count, spent, returned, taken_at, expires_at, charge, lease, config
-                    FROM ONLY %s.rl_holds', home, aside);
-    GET DIAGNOSTICS holds = ROW_COUNT;
     IF owner <> (SELECT relowner FROM pg_class WHERE oid = (home || '.ratelimits')::regclass) THEN
-        FOR item IN SELECT unnest(ARRAY['ratelimits', 'rl_config', 'rl_blocks', 'rl_holds']) AS name LOOP
-            EXECUTE format('ALTER TABLE %s.%I OWNER TO %s', home, item.name, owner);
-        END LOOP;
+        FOREACH name IN ARRAY tables LOOP EXECUTE format('ALTER TABLE %s.%s OWNER TO %s', home, name, owner); END LOOP;
         INSERT INTO rl_grant
         SELECT format('FUNCTION %s', oid::regprocedure), owner, 'EXECUTE', true FROM pg_proc
         WHERE pronamespace = home::regnamespace AND proname ~ '^rl_[a-z]';
@@ -150,8 +132,8 @@ BEGIN
     PERFORM pg_temp.rl_rewrite(off => false);
     PERFORM pg_temp.rl_recompile();
     PERFORM pg_temp.rl_settings_to_database(home);
-    RAISE NOTICE 'moved to the extension: % definitions, % blocks, % rows of state, % of holds', definitions, blocks,
-        states, holds
+    RAISE NOTICE 'moved to the extension: % definitions, % blocks, % rows of state, % of holds', copied[1], copied[2],
+        copied[3], copied[4]
         USING HINT = 'When transactions that began before have ended, run this script again: it drops what they need.';
 END
 $do$;
