@@ -230,16 +230,3 @@ BEGIN
     END IF;
 END
 $$;
-
--- Checks the numbers of a take of as many tokens as there are.
-CREATE OR REPLACE FUNCTION ratelimit._check_as_many(kind text, count double precision, at_least double precision)
-RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM ratelimit._check_count(kind, count, 'count');
-    PERFORM ratelimit._check_count(kind, at_least, 'at_least');
-    IF at_least > count THEN
-        PERFORM ratelimit._bad('at_least', ratelimit._digits(at_least),
-            'a number from 0 to count, which is ' || ratelimit._digits(count));
-    END IF;
-END
-$$;

@@ -241,7 +241,10 @@ BEGIN
             WHEN 'applyUpdates' THEN good := given IN ('"transactionally"', '"asynchronously"');
             ELSE
                 good := jsonb_typeof(given) = 'boolean';
-                IF good THEN l := ratelimit._with_flag(l, field, given::boolean); END IF;
+                IF NOT good THEN NULL;
+                ELSIF field = 'overage' THEN l.overage := given::boolean;
+                ELSIF field = 'enforce' THEN l.enforce := given::boolean;
+                ELSE l.keyed := given::boolean; END IF;
         END CASE;
         IF good IS NOT TRUE THEN
             PERFORM ratelimit._bad_config(
@@ -249,7 +252,11 @@ BEGIN
                 ratelimit._allowed(field, l.kind, is_calendar), l.kind, is_calendar);
         END IF;
     END LOOP;
-    PERFORM ratelimit._check_support(config);
+    IF config ? 'save' OR config @> '{"store": "memory"}' OR config ->> 'applyUpdates' <> 'transactionally' THEN
+        PERFORM ratelimit._unsupported('a limit in memory', 'stores every limit in the table: leave "store" out');
+    ELSIF (config ->> 'shards')::numeric > 1 THEN
+        PERFORM ratelimit._unsupported('a limit with shards', 'stores a key in one row: leave "shards" out');
+    END IF;
     l.tolerance := 1e-9 * greatest(l.capacity, 1);
     l.usual := coalesce(l.letter = 't', false) AND l.enforce AND l.zone IS NULL
         AND NOT (l.keyed IS NOT NULL OR l.overage OR l.first_request)
@@ -275,18 +282,6 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._with_flag(l ratelimit._limit, field text, flag boolean) RETURNS ratelimit._limit
-IMMUTABLE LANGUAGE plpgsql AS $$
-BEGIN
-    CASE field
-        WHEN 'overage' THEN l.overage := flag;
-        WHEN 'enforce' THEN l.enforce := flag;
-        ELSE l.keyed := flag;
-    END CASE;
-    RETURN l;
-END
-$$;
-
 -- The values that a field allows.
 CREATE OR REPLACE FUNCTION ratelimit._allowed(field text, kind text, is_calendar boolean) RETURNS text
 IMMUTABLE LANGUAGE sql AS $$
@@ -309,18 +304,6 @@ IMMUTABLE LANGUAGE sql AS $$
                 'such as "7 days" or "1 month"'
             ELSE 'a number of milliseconds from 1 to 1e15, or a duration such as "1 minute" or "PT1M"; a day is 24 '
                 'hours; months and years only in a fixed window with "timezone"' END END
-$$;
-
--- Refuses what only the extension has.
-CREATE OR REPLACE FUNCTION ratelimit._check_support(config jsonb) RETURNS void
-IMMUTABLE LANGUAGE plpgsql AS $$
-BEGIN
-    IF config ? 'save' OR config @> '{"store": "memory"}' OR config ->> 'applyUpdates' <> 'transactionally' THEN
-        PERFORM ratelimit._unsupported('a limit in memory', 'stores every limit in the table: leave "store" out');
-    ELSIF (config ->> 'shards')::numeric > 1 THEN
-        PERFORM ratelimit._unsupported('a limit with shards', 'stores a key in one row: leave "shards" out');
-    END IF;
-END
 $$;
 
 -- Writes a float as JSON with every digit, under any setting.

@@ -41,17 +41,6 @@ STABLE LANGUAGE sql AS $$
     SELECT CASE WHEN l.overage THEN greatest(s.value, 0) ELSE ratelimit._bounded(l, s.value, s.ts) END
 $$;
 
--- When refilling alone no longer describes a state: at the end of the window in which its config changed.
-CREATE OR REPLACE FUNCTION ratelimit._recounted_at(l ratelimit._limit, s ratelimit._state, ts bigint) RETURNS bigint
-STABLE LANGUAGE plpgsql AS $$
-BEGIN
-    IF l.kind = 'fixed window' AND ts = s.ts AND ratelimit._stored(l, s) <> ratelimit._rolls_over(l, s) THEN
-        RETURN ratelimit._after(l, ts, 1);
-    END IF;
-    RETURN NULL;
-END
-$$;
-
 -- Tokens at now, without a calendar.
 CREATE OR REPLACE FUNCTION ratelimit._tokens_at(l ratelimit._limit, value double precision, ts bigint, now bigint)
 RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
@@ -171,7 +160,10 @@ DECLARE
     r record;
 BEGIN
     IF count > l.capacity + most + l.tolerance THEN RETURN NULL; END IF;
-    at := ratelimit._recounted_at(l, s, ts);
+    IF l.kind = 'fixed window' AND ts = s.ts AND ratelimit._stored(l, s) <> ratelimit._rolls_over(l, s) THEN
+        at := ratelimit._after(l, ts, 1);
+    END IF;
+    -- At the end of the window in which its config has changed, a state has other tokens than by refilling alone.
     IF at > now THEN
         IF ratelimit._passes_at(l, s, at, count, reserve) THEN RETURN at - now; END IF;
         r := ratelimit._refilled(l, s, at);
@@ -269,8 +261,8 @@ CREATE OR REPLACE FUNCTION ratelimit._credit(l ratelimit._limit, s ratelimit._st
 DECLARE
     d ratelimit._decision;
     r record;
-    after ratelimit._state;
     over double precision;
+    paid double precision;
 BEGIN
     d.ok := true;
     d.at := now;
@@ -284,9 +276,7 @@ BEGIN
     d.value := r.tokens;
     IF count < 0 THEN
         IF ratelimit._awaits(l, r.tokens) THEN d.ts := greatest(r.ts, now); END IF;
-        after.value := ratelimit._subtract(r.tokens, -count);
-        after.ts := d.ts;
-        d.value := ratelimit._bounded(l, after.value, after.ts);
+        d.value := ratelimit._bounded(l, ratelimit._subtract(r.tokens, -count), d.ts);
     ELSIF l.kind = 'token bucket' OR taken_at IS NULL OR ratelimit._us(taken_at) >= r.ts THEN
         d.value := r.tokens + count;
         -- First goes what was used beyond what this config adds, which only this column records.
@@ -294,9 +284,9 @@ BEGIN
             over := greatest(s.added - greatest(s.value, 0) - l.adds, 0);
         END IF;
         IF over > 0 THEN
-            after.value := least(over, d.value);
-            d.value := d.value - after.value;
-            d.added := l.adds + (over - after.value);
+            paid := least(over, d.value);
+            d.value := d.value - paid;
+            d.added := l.adds + (over - paid);
             d.changed := true;
         END IF;
         d.value := least(d.value, l.capacity);

@@ -30,33 +30,54 @@ BEGIN
 END
 $$;
 
--- Grants a lease of count slots, with this id or the next unused one.
+-- Lets a lease have count slots until it ends: takes those that it lacks, and extends the others, if there are any.
+-- Without an end it is a new one, with this id or the next unused one.
 CREATE OR REPLACE FUNCTION ratelimit._acquire(l ratelimit._limit, s ratelimit._state, now bigint,
-    count double precision, id bigint) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
+    count double precision, id bigint, ends bigint DEFAULT NULL) RETURNS ratelimit._decision STABLE
+LANGUAGE plpgsql AS $$
 DECLARE
     d ratelimit._decision;
     live bigint[] := ratelimit._live(s.leases, now);
-    taken double precision := cardinality(live) / 2 + count;
+    had int := 0;
+    more double precision := count;
 BEGIN
+    IF ends IS NOT NULL THEN
+        FOR i IN 1..cardinality(live) BY 2 LOOP
+            IF live[i] = id THEN
+                had := had + 1;
+                ends := greatest(ends, live[i + 1]);
+            END IF;
+        END LOOP;
+        more := greatest(count - had, 0);
+    END IF;
     d.at := now;
     d.capacity := l.capacity;
     d.enforced := l.enforce;
-    d.ok := count = 0 OR taken <= l.capacity;
+    d.ok := more = 0 OR cardinality(live) / 2 + more <= l.capacity;
     d.limited_by := CASE WHEN NOT d.ok THEN 'slots' END;
-    d.changed := d.ok AND count > 0;
+    d.changed := d.ok AND (more > 0 OR had > 0);
     IF d.changed THEN
-        WHILE EXISTS (SELECT FROM generate_series(1, cardinality(s.leases), 2) i WHERE s.leases[i] = id) LOOP
-            id := id + 1;
+        IF ends IS NULL THEN
+            WHILE EXISTS (SELECT FROM generate_series(1, cardinality(s.leases), 2) i WHERE s.leases[i] = id) LOOP
+                id := id + 1;
+            END LOOP;
+            ends := ratelimit._plus(now, l.period);
+        END IF;
+        FOR i IN 1..CASE WHEN had > 0 THEN cardinality(live) ELSE 0 END BY 2 LOOP
+            IF live[i] = id THEN live[i + 1] := ends; END IF;
         END LOOP;
-        d.lease := id;
-        d.ends := ratelimit._plus(now, l.period);
-        FOR i IN 1..count::int LOOP live := live || ARRAY[id, d.ends]; END LOOP;
+        FOR i IN 1..more::int LOOP live := live || ARRAY[id, ends]; END LOOP;
         live := ratelimit._in_order(live);
-        d.value := taken;
+        d.taken := greatest(count, had);
+        d.lease := id;
+        d.ends := ends;
+        d.value := cardinality(live) / 2;
         d.ts := greatest(s.ts, now);
         d.leases := live;
-    ELSIF NOT d.ok AND count <= l.capacity THEN
-        d.wait := live[2 * greatest(taken - l.capacity, 1)::int] - now;
+    ELSIF NOT d.ok AND more <= l.capacity THEN
+        d.wait := live[2 * greatest(cardinality(live) / 2 + more - l.capacity, 1)::int] - now;
+    ELSIF d.ok THEN
+        d.taken := 0;
     END IF;
     d.remaining := greatest(l.capacity - cardinality(live) / 2, 0);
     d.reset_at := coalesce(live[cardinality(live)], now);

@@ -80,14 +80,14 @@ BEGIN
     ELSIF kind = 'concurrency' AND a.verb = 'take' AND a.lease IS NULL
         OR kind NOT IN ('concurrency', 'unlimited') AND a.lease IS NOT NULL THEN
         PERFORM ratelimit._wrong_kind(a.function, kind);
-    ELSIF a.verb = 'take' AND a.at_least IS NOT NULL THEN
-        PERFORM ratelimit._check_as_many(kind, a.count, a.at_least);
-        RETURN;
     END IF;
     IF (a.count BETWEEN 0 AND 1e15 AND a.count = trunc(a.count)) IS NOT TRUE THEN
         PERFORM ratelimit._check_count(kind, a.count);
     END IF;
-    IF a.verb = 'hold' AND NOT (a.at_least >= 0 AND a.at_least <= a.count) THEN
+    IF a.verb = 'take' AND a.at_least IS NOT NULL THEN
+        PERFORM ratelimit._check_count(kind, a.at_least, 'at_least');
+    END IF;
+    IF NOT (a.at_least >= 0 AND a.at_least <= a.count) THEN
         PERFORM ratelimit._bad('at_least', ratelimit._digits(a.at_least),
             'a number from 0 to count, which is ' || ratelimit._digits(a.count));
     END IF;
@@ -231,6 +231,8 @@ $$;
 -- Decides an ask on its row and hold at an instant, ignoring blocks. changed: whether there is anything to write.
 CREATE OR REPLACE FUNCTION ratelimit._decide_ask(a ratelimit._ask, now bigint) RETURNS ratelimit._ask STABLE
 LANGUAGE plpgsql AS $$
+DECLARE
+    used double precision;
 BEGIN
     IF a.counts IS NOT NULL THEN
         RETURN ratelimit._decide_takes(a, now);
@@ -239,7 +241,12 @@ BEGIN
     ELSIF a.verb = 'hold' THEN
         RETURN ratelimit._decide_hold(a, now);
     ELSIF a.verb = 'settle' THEN
-        a.d := ratelimit._decide_settlement(a, now);
+        -- Settles a hold that was taken out. Without an answer: it had nothing any more, as after a reset.
+        used := coalesce(a.count, (a.h).count + (a.h).returned);
+        a.d := CASE WHEN (a.h).id IS NULL OR ratelimit._ignores(a.l, a.s, now) THEN NULL
+            WHEN (a.h).lease IS NOT NULL THEN ratelimit._free(a.l, a.s, now, (a.h).lease)
+            WHEN used > (a.h).count THEN ratelimit._credit(a.l, a.s, now, (a.h).count - used, NULL)
+            ELSE ratelimit._credit(a.l, a.s, now, (a.h).count - greatest(used, (a.h).spent), (a.h).taken_at) END;
     ELSIF a.verb = 'credit' THEN
         IF NOT ratelimit._returns(a.l) AND (a.l).kind <> 'unlimited' THEN
             PERFORM ratelimit._wrong_kind(a.function, (a.l).kind, NULL, a.verb);
@@ -251,7 +258,7 @@ BEGIN
         a.d := ratelimit._free(a.l, a.s, now, a.lease);
     ELSE
         -- Not sooner than before: the clock may have stepped back, or the ttl have become shorter.
-        a.d := ratelimit._hold_slots(a.l, a.s, now, 0, a.lease, ratelimit._plus(now, (a.l).period));
+        a.d := ratelimit._acquire(a.l, a.s, now, 0, a.lease, ratelimit._plus(now, (a.l).period));
     END IF;
     a.changed := (a.d).changed;
     RETURN a;
@@ -264,12 +271,17 @@ LANGUAGE plpgsql AS $$
 DECLARE
     ends bigint;
     p record;
+    came double precision;
 BEGIN
     IF (a.r).holds_due IS NOT NULL AND a.ids IS NULL AND ratelimit._is_due(a.l, a.r, now)
         AND ratelimit._must_lapse(a, now) THEN
         p := ratelimit._lapse(a.l, a.r, now);
         a.r := p.r; a.ids := p.ids; a.came := p.came;
-        a.h := ratelimit._lapsed(a.h, a.ids, a.came);
+        IF (a.h).id = ANY (a.ids) THEN
+            came := a.came[array_position(a.ids, (a.h).id)];
+            a.h.count := CASE WHEN came = (a.h).count - (a.h).spent THEN (a.h).spent ELSE (a.h).count - came END;
+            a.h.spent := (a.h).count; a.h.returned := (a.h).returned + came;
+        END IF;
     END IF;
     a.s := ratelimit._state_of(a.l, a.r, now);
     -- The usual case, without another call of a function.
@@ -388,8 +400,12 @@ BEGIN
         due := ratelimit._next_expiry(a.name, a.key, now);
     END IF;
     IF a.changed AND a.verb <> 'settle' THEN
-        anew := ratelimit._begins_anew(a.l, a.r, now);
-        IF anew THEN due := NULL; END IF;
+        anew := ratelimit._is_anew(a.l, a.r, now);
+        IF anew THEN
+            -- Delete the key's holds: what they have was not taken from the new state.
+            PERFORM ratelimit._drop_holds(a.name, a.key);
+            due := NULL;
+        END IF;
         IF a.verb = 'hold' THEN
             h := ratelimit._grown(a, now);
             IF NOT h.charge AND h.count > h.spent THEN due := least(due, h.expires_at); END IF;
@@ -405,38 +421,6 @@ BEGIN
         IF (a.h).lease IS NOT NULL AND (a.d).taken <= 0 THEN h.count := (a.h).count; END IF; -- the slots that are left
     END IF;
     RETURN h;
-END
-$$;
-
--- Answers a list of asks, in the order of name and key: all of them or none. If one is denied under the locks, it
--- releases them.
-CREATE OR REPLACE FUNCTION ratelimit._perform(asks ratelimit._ask[], writes boolean) RETURNS ratelimit._ask[]
-LANGUAGE plpgsql AS $$
-DECLARE
-    a ratelimit._ask;
-    refused boolean := false;
-    again boolean := false;
-BEGIN
-    asks := ratelimit._peek(asks);
-    FOREACH a IN ARRAY asks LOOP
-        refused := refused OR NOT a.allows;
-        again := again OR a.changed AND writes;
-    END LOOP;
-    FOR try IN 1..100 LOOP
-        IF refused OR NOT again THEN RETURN asks; END IF;
-        BEGIN
-            asks := ratelimit._commit(asks);
-            again := false;
-            FOREACH a IN ARRAY asks LOOP
-                refused := refused OR NOT a.allows;
-                again := again OR a.changed AND NOT a.locked;
-            END LOOP;
-            IF refused OR again THEN RAISE SQLSTATE 'RL001'; END IF;
-        EXCEPTION WHEN SQLSTATE 'RL001' THEN NULL; -- releases the locks
-        END;
-    END LOOP;
-    IF again AND NOT refused THEN PERFORM ratelimit._not_written(); END IF;
-    RETURN asks;
 END
 $$;
 
@@ -698,25 +682,6 @@ BEGIN
 END
 $$;
 
--- Deletes a key's holds, under the lock of its row: if it has none, one is inserted for that long.
-CREATE OR REPLACE FUNCTION ratelimit._delete_holds(name text, key text) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    is_made boolean;
-BEGIN
-    FOR try IN 1..100 LOOP
-        IF NOT EXISTS (SELECT FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2) THEN RETURN; END IF;
-        PERFORM FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
-        IF FOUND THEN
-            PERFORM ratelimit._drop_holds(name, key);
-            IF is_made THEN DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2; END IF;
-            RETURN;
-        END IF;
-        is_made := ratelimit._make_row(name, key);
-    END LOOP;
-    PERFORM ratelimit._not_written();
-END
-$$;
-
 -- Whether a row counts as none, and has no value that no call writes.
 CREATE OR REPLACE FUNCTION ratelimit._is_reset(kind "char", value double precision, ts timestamptz) RETURNS boolean
 IMMUTABLE LANGUAGE sql AS $$
@@ -724,17 +689,21 @@ IMMUTABLE LANGUAGE sql AS $$
                     AND ts < 'infinity', false)
 $$;
 
--- Deletes a key's row and holds. Returns whether the row had a state.
-CREATE OR REPLACE FUNCTION ratelimit._delete_key(name text, key text) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Deletes a key's holds, and its row, which it locks, or only the holds. Returns whether the row had a state.
+CREATE OR REPLACE FUNCTION ratelimit._delete_key(name text, key text, only_holds boolean DEFAULT false) RETURNS boolean
+LANGUAGE plpgsql AS $$
 DECLARE
     is_reset boolean;
+    is_made boolean := false;
 BEGIN
     FOR try IN 1..100 LOOP
         SELECT ratelimit._is_reset(r.kind, r.value, r.ts) INTO is_reset
         FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
         IF FOUND THEN
-            DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2;
-            IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
+            IF is_made OR NOT only_holds THEN
+                DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2;
+                IF NOT FOUND AND NOT only_holds THEN PERFORM ratelimit._not_written(); END IF;
+            END IF;
             PERFORM ratelimit._drop_holds(name, key);
             RETURN NOT is_reset;
         -- A row that was deleted meanwhile may have been made again.
@@ -743,7 +712,7 @@ BEGIN
             RETURN false;
         END IF;
         -- No other transaction makes a row or holds until this one ends.
-        PERFORM ratelimit._make_row(name, key);
+        is_made := ratelimit._make_row(name, key);
     END LOOP;
     PERFORM ratelimit._not_written();
     RETURN false;
@@ -775,7 +744,9 @@ BEGIN
         WHERE r.name = $1 AND r.key = $2;
         IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
     END IF;
-    PERFORM ratelimit._delete_holds(name, key);
+    IF EXISTS (SELECT FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2) THEN
+        PERFORM ratelimit._delete_key(name, key, true);
+    END IF;
     RETURN was;
 END
 $$;

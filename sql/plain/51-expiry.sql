@@ -218,16 +218,6 @@ LANGUAGE sql AS $$
         AND ratelimit._ignores(l, ratelimit._state_of(l, r, now), now))
 $$;
 
--- The same. Then it deletes the key's holds: what they have was not taken from the new state.
-CREATE OR REPLACE FUNCTION ratelimit._begins_anew(l ratelimit._limit, r ratelimit._row, now bigint) RETURNS boolean
-LANGUAGE plpgsql AS $$
-BEGIN
-    IF NOT ratelimit._is_anew(l, r, now) THEN RETURN false; END IF;
-    PERFORM ratelimit._drop_holds(r.name, r.key);
-    RETURN true;
-END
-$$;
-
 -- Lets the denial of an ask wait no longer than until the first moment at which the same call passes, if the next 1,000
 -- holds that expire give back what they can.
 CREATE OR REPLACE FUNCTION ratelimit._denied_until(a ratelimit._ask) RETURNS ratelimit._ask STABLE

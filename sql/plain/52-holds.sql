@@ -72,6 +72,8 @@ $$;
 -- of a reservation.
 CREATE OR REPLACE FUNCTION ratelimit._decide_hold(a ratelimit._ask, now bigint) RETURNS ratelimit._ask STABLE
 LANGUAGE plpgsql AS $$
+DECLARE
+    live bigint[];
 BEGIN
     -- Tokens of a state of another kind, or of an ignored one, are gone.
     IF (a.l).kind = 'unlimited' OR ratelimit._has_state((a.r).kind)
@@ -85,9 +87,12 @@ BEGIN
         a.h := NULL;
     END IF;
     IF (a.l).kind = 'concurrency' THEN
-        a.d := ratelimit._hold_slots(a.l, a.s, now, a.count, coalesce((a.h).lease, ratelimit._random_id()),
-                                     ratelimit._plus(now, a.ttl));
-        IF (a.h).id IS NOT NULL THEN a.h := ratelimit._live_slots(a.h, a.s, now); END IF;
+        a.d := ratelimit._acquire(a.l, a.s, now, a.count, coalesce((a.h).lease, ratelimit._random_id()),
+                                  ratelimit._plus(now, a.ttl));
+        IF (a.h).id IS NOT NULL THEN
+            live := ratelimit._live((a.s).leases, now);
+            a.h.count := (SELECT count(*) FROM generate_series(1, cardinality(live), 2) i WHERE live[i] = (a.h).lease);
+        END IF;
     ELSE
         a.more := greatest(a.count - coalesce((a.h).count, 0), 0);
         a.fewest := CASE WHEN a.at_least IS NOT NULL THEN greatest(a.at_least - coalesce((a.h).count, 0), 0) END;
@@ -232,24 +237,6 @@ BEGIN
     END LOOP;
     PERFORM ratelimit._not_written('rl_holds');
     RETURN NULL;
-END
-$$;
-
--- Decides a settlement, of a hold that was taken out. Without an answer: it had nothing any more, as after a reset.
-CREATE OR REPLACE FUNCTION ratelimit._decide_settlement(a ratelimit._ask, now bigint) RETURNS ratelimit._decision
-STABLE LANGUAGE plpgsql AS $$
-DECLARE
-    h CONSTANT ratelimit._hold := a.h;
-    used CONSTANT double precision := coalesce(a.count, h.count + h.returned);
-BEGIN
-    IF h.id IS NULL OR ratelimit._ignores(a.l, a.s, now) THEN
-        RETURN NULL;
-    ELSIF h.lease IS NOT NULL THEN
-        RETURN ratelimit._free(a.l, a.s, now, h.lease);
-    ELSIF used > h.count THEN
-        RETURN ratelimit._credit(a.l, a.s, now, h.count - used, NULL);
-    END IF;
-    RETURN ratelimit._credit(a.l, a.s, now, h.count - greatest(used, h.spent), h.taken_at);
 END
 $$;
 

@@ -42,16 +42,16 @@ END
 $$;
 
 -- Refuses a list that is too long, and all but lists.
-CREATE OR REPLACE FUNCTION ratelimit._check_list(requests jsonb) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._check_list(list jsonb, argument text DEFAULT 'requests', most int DEFAULT 2000000,
+    allowed text DEFAULT 'an array of objects such as [{"name": "perUser", "key": "u1"}, {"name": "global"}]')
+RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF jsonb_typeof(requests) = 'array' AND jsonb_array_length(requests) > 10000 THEN
-        PERFORM ratelimit._bad('requests', 'a list of ' || jsonb_array_length(requests),
-            'a list of at most 10000');
-    ELSIF octet_length(requests::text) > 2000000 THEN
-        PERFORM ratelimit._bad('requests', octet_length(requests::text) || ' bytes long', 'at most 2000000 bytes');
-    ELSIF jsonb_typeof(requests) <> 'array' OR requests = '[]' THEN
-        PERFORM ratelimit._bad('requests', ratelimit._type_of(requests),
-            'an array of objects such as [{"name": "perUser", "key": "u1"}, {"name": "global"}]');
+    IF jsonb_typeof(list) = 'array' AND jsonb_array_length(list) > 10000 THEN
+        PERFORM ratelimit._bad(argument, 'a list of ' || jsonb_array_length(list), 'a list of at most 10000');
+    ELSIF octet_length(list::text) > most THEN
+        PERFORM ratelimit._bad(argument, octet_length(list::text) || ' bytes long', format('at most %s bytes', most));
+    ELSIF jsonb_typeof(list) <> 'array' OR list = '[]' THEN
+        PERFORM ratelimit._bad(argument, ratelimit._type_of(list), allowed);
     END IF;
 END
 $$;
@@ -137,21 +137,20 @@ BEGIN
 END
 $$;
 
--- Decides takes in turn, each on the state that the one before it left. passes: all of them.
-CREATE OR REPLACE FUNCTION ratelimit._run(l ratelimit._limit, s ratelimit._state, now bigint,
-    counts double precision[], reserves boolean[], OUT decisions ratelimit._decision[], OUT after ratelimit._state,
-    OUT changed boolean, OUT passes boolean) STABLE LANGUAGE plpgsql AS $$
+-- Decides takes in turn, each on the state that the one before it left. last: the last that changes it. passes: all of
+-- them.
+CREATE OR REPLACE FUNCTION ratelimit._run_takes(l ratelimit._limit, s ratelimit._state, now bigint,
+    counts double precision[], reserves boolean[], OUT decisions ratelimit._decision[], OUT last ratelimit._decision,
+    OUT passes boolean) STABLE LANGUAGE plpgsql AS $$
 DECLARE
     d ratelimit._decision;
 BEGIN
-    after := s;
-    changed := false;
     passes := true;
     FOR i IN 1..cardinality(counts) LOOP
-        d := ratelimit._decide(l, after, now, counts[i], reserves[i]);
+        d := ratelimit._decide(l, s, now, counts[i], reserves[i]);
         IF d.changed THEN
-            after := ratelimit._left(d);
-            changed := true;
+            last := d;
+            s := ratelimit._left(d);
         END IF;
         passes := passes AND d.ok;
         decisions := decisions || d;
@@ -169,7 +168,7 @@ DECLARE
     step bigint := 1;
     middle bigint;
 BEGIN
-    WHILE NOT (ratelimit._run(a.l, a.s, ratelimit._plus(now, wait), a.counts, a.reserves)).passes LOOP
+    WHILE NOT (ratelimit._run_takes(a.l, a.s, ratelimit._plus(now, wait), a.counts, a.reserves)).passes LOOP
         IF wait > 2305843009213693951 THEN RETURN NULL; END IF;
         fails := wait;
         wait := soonest + step;
@@ -177,8 +176,10 @@ BEGIN
     END LOOP;
     WHILE wait - fails > 1 LOOP
         middle := fails + (wait - fails) / 2;
-        IF (ratelimit._run(a.l, a.s, ratelimit._plus(now, middle), a.counts, a.reserves)).passes THEN wait := middle;
-        ELSE fails := middle;
+        IF (ratelimit._run_takes(a.l, a.s, ratelimit._plus(now, middle), a.counts, a.reserves)).passes THEN
+            wait := middle;
+        ELSE
+            fails := middle;
         END IF;
     END LOOP;
     RETURN wait;
@@ -189,30 +190,27 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._decide_takes(a ratelimit._ask, now bigint) RETURNS ratelimit._ask
 STABLE LANGUAGE plpgsql AS $$
 DECLARE
-    d ratelimit._decision;
-    r record := ratelimit._run(a.l, a.s, now, a.counts, a.reserves);
+    r record := ratelimit._run_takes(a.l, a.s, now, a.counts, a.reserves);
     wait bigint;
 BEGIN
     a.decisions := r.decisions;
     IF NOT r.passes THEN
         -- Takes that together exceed a full limit never pass.
-        IF (ratelimit._run(a.l, ratelimit._fresh(a.l, a.name, a.key, now), now, a.counts, a.reserves)).passes THEN
+        IF (ratelimit._run_takes(a.l, ratelimit._fresh(a.l, a.name, a.key, now), now, a.counts, a.reserves)).passes THEN
             SELECT CASE WHEN bool_and(x.wait IS NOT NULL) THEN max(x.wait) END INTO wait
             FROM unnest(a.decisions) x WHERE NOT x.ok;
             -- The first take of a window would meet a change of its rate, which a denial doesn't.
             IF (a.l).kind = 'fixed window' AND wait > 0
-                AND (ratelimit._run(a.l, a.s, ratelimit._plus(now, wait - 1), a.counts, a.reserves)).passes THEN
+                AND (ratelimit._run_takes(a.l, a.s, ratelimit._plus(now, wait - 1), a.counts, a.reserves)).passes THEN
                 wait := 0;
             END IF;
             IF wait IS NOT NULL THEN wait := ratelimit._first_pass(a, now, wait); END IF;
         END IF;
         a := ratelimit._with_wait(a, wait);
     END IF;
-    d.ok := r.passes; d.wait := wait; d.at := now; d.enforced := (a.l).enforce; d.changed := r.changed;
-    d.value := (r.after).value; d.ts := (r.after).ts; d.prior := (r.after).prior; d.log := (r.after).log;
-    d.added := (r.after).added; d.leases := (r.after).leases;
-    a.d := d;
-    a.changed := r.changed;
+    a.changed := coalesce((r.last).changed, false);
+    a.d := r.last;
+    a.d.ok := r.passes; a.d.wait := wait; a.d.at := now; a.d.enforced := (a.l).enforce; a.d.changed := a.changed;
     RETURN a;
 END
 $$;
@@ -232,7 +230,8 @@ BEGIN
 END
 $$;
 
--- The rows of the answer. taken: whether states are those after the takes.
+-- The rows of the answer. taken: whether states are those after the takes. An error names a limit that never passes, or
+-- else the one with the longest wait.
 CREATE OR REPLACE FUNCTION ratelimit._outcomes(asks ratelimit._ask[], ok boolean, taken boolean, throws boolean)
 RETURNS ratelimit.rl_limit_all_result[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -240,15 +239,20 @@ DECLARE
     o ratelimit.rl_limit_all_result;
     a ratelimit._ask;
     d ratelimit._decision;
-    worst ratelimit._decision;
-    worst_name text;
-    worst_rank text;
-    rank text;
     level ratelimit._decision;
+    worst record;
     never boolean := false;
     r ratelimit.rl_result;
 BEGIN
     FOREACH a IN ARRAY asks LOOP never := never OR NOT a.allows AND (a.d).wait IS NULL; END LOOP;
+    IF throws AND NOT ok THEN
+        SELECT x.name, y.d INTO worst
+        FROM unnest(asks) x, generate_subscripts(x.ns, 1) i, LATERAL (SELECT coalesce(x.decisions[i], x.d)) y (d)
+        WHERE NOT (y.d).ok AND (y.d).enforced
+        ORDER BY CASE WHEN NOT never THEN (y.d).wait END DESC, (y.d).wait IS NULL DESC, x.ns[i] DESC LIMIT 1;
+        IF never THEN worst.d.wait := NULL; END IF;
+        PERFORM ratelimit._denied(worst.name, worst.d);
+    END IF;
     FOREACH a IN ARRAY asks LOOP
         d := coalesce(a.decisions[1], a.d);
         level := d;
@@ -258,16 +262,6 @@ BEGIN
         END IF;
         FOR i IN 1..cardinality(a.ns) LOOP
             d := coalesce(a.decisions[i], a.d);
-            IF throws AND NOT ok THEN
-                -- The error names a limit that never passes, or else the one with the longest wait.
-                rank := concat((NOT d.ok AND d.enforced)::int, lpad(coalesce(
-                    CASE WHEN never OR d.ok OR NOT d.enforced THEN NULL ELSE d.wait END,
-                    9223372036854775807)::text, 20, '0'),
-                    (NOT d.ok AND d.enforced AND d.wait IS NULL)::int, lpad(a.ns[i]::text, 6, '0')) COLLATE "C";
-                IF worst_rank IS NULL OR rank > worst_rank THEN
-                    worst := d; worst_rank := rank; worst_name := a.name;
-                END IF;
-            END IF;
             IF NOT (CASE WHEN ok THEN d.ok ELSE NOT d.ok AND d.enforced AND NOT never END) THEN d.wait := NULL; END IF;
             d.remaining := level.remaining;
             d.reset_at := level.reset_at;
@@ -278,57 +272,65 @@ BEGIN
             outcomes[o.n] := o;
         END LOOP;
     END LOOP;
-    IF throws AND NOT ok THEN
-        IF never THEN worst.wait := NULL; END IF;
-        PERFORM ratelimit._denied(worst_name, worst);
-    END IF;
     RETURN outcomes;
 END
 $$;
 
--- Logs each limit's own denial, in the order of the requests.
-CREATE OR REPLACE FUNCTION ratelimit._log_denials(asks ratelimit._ask[]) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    d record;
-BEGIN
-    FOR d IN SELECT a.name, x.enforced,
-                    CASE WHEN NOT bool_or(NOT a.allows AND (a.d).wait IS NULL) OVER () THEN x.wait END AS wait
-             FROM unnest(asks) a, generate_subscripts(a.ns, 1) i, LATERAL (SELECT (coalesce(a.decisions[i], a.d)).*) x
-             WHERE NOT x.ok ORDER BY a.ns[i] LOOP
-        PERFORM ratelimit._log_denial(d.name, d.enforced, d.wait);
-    END LOOP;
-END
-$$;
-
--- Answers a list of requests that are like the given ask.
+-- Answers a list of requests that are like the given ask: all of them or none. If one is denied under the locks, it
+-- releases them.
 CREATE OR REPLACE FUNCTION ratelimit._several(requests jsonb, throws boolean, given ratelimit._ask,
     writes boolean DEFAULT true, OUT outcomes ratelimit.rl_limit_all_result[], OUT asks ratelimit._ask[])
 LANGUAGE plpgsql AS $$
 DECLARE
-    rowless boolean := true;
-    ok boolean := true;
-    taken boolean := false;
-    denied boolean := false; -- by some limit, which may be a dry run
     a ratelimit._ask;
+    refused boolean := false;
+    again boolean := false;
+    taken boolean;
+    denied boolean := false; -- by some limit, which may be a dry run
+    d record;
 BEGIN
     IF requests IS NULL THEN PERFORM ratelimit._null('requests'); END IF;
     IF throws IS NULL THEN PERFORM ratelimit._null('throws'); END IF;
     PERFORM ratelimit._attend();
     asks := ratelimit._asks(requests, given);
-    FOREACH a IN ARRAY asks LOOP rowless := rowless AND (a.l).kind = 'unlimited'; END LOOP;
-    IF writes AND NOT rowless THEN PERFORM ratelimit._writable(given.function); END IF;
-    asks := ratelimit._perform(asks, writes);
+    IF writes AND current_setting('transaction_read_only') = 'on' THEN
+        PERFORM ratelimit._writable(given.function) FROM unnest(asks) x WHERE (x.l).kind <> 'unlimited';
+    END IF;
+    asks := ratelimit._peek(asks);
     FOREACH a IN ARRAY asks LOOP
-        ok := ok AND a.allows;
-        taken := taken OR a.locked IS NOT NULL;
+        refused := refused OR NOT a.allows;
+        again := again OR a.changed AND writes;
+    END LOOP;
+    taken := again;
+    FOR try IN 1..100 LOOP
+        EXIT WHEN refused OR NOT again;
+        BEGIN
+            asks := ratelimit._commit(asks);
+            again := false;
+            FOREACH a IN ARRAY asks LOOP
+                refused := refused OR NOT a.allows;
+                again := again OR a.changed AND NOT a.locked;
+            END LOOP;
+            IF refused OR again THEN RAISE SQLSTATE 'RL001'; END IF;
+        EXCEPTION WHEN SQLSTATE 'RL001' THEN NULL; -- releases the locks
+        END;
+    END LOOP;
+    taken := taken AND NOT refused;
+    IF again AND taken THEN PERFORM ratelimit._not_written(); END IF;
+    FOREACH a IN ARRAY asks LOOP
+        IF writes AND NOT taken THEN PERFORM ratelimit._write_found(a); END IF;
         denied := denied OR NOT (a.d).ok;
     END LOOP;
-    taken := taken AND ok;
-    IF writes AND NOT rowless AND NOT taken THEN
-        FOREACH a IN ARRAY asks LOOP PERFORM ratelimit._write_found(a); END LOOP;
+    IF writes AND denied THEN
+        -- Each limit's own denial, in the order of the requests.
+        FOR d IN SELECT x.name, y.enforced,
+                        CASE WHEN NOT bool_or(NOT x.allows AND (x.d).wait IS NULL) OVER () THEN y.wait END AS wait
+                 FROM unnest(asks) x, generate_subscripts(x.ns, 1) i,
+                      LATERAL (SELECT (coalesce(x.decisions[i], x.d)).*) y WHERE NOT y.ok ORDER BY x.ns[i] LOOP
+            PERFORM ratelimit._log_denial(d.name, d.enforced, d.wait);
+        END LOOP;
     END IF;
-    IF writes AND denied THEN PERFORM ratelimit._log_denials(asks); END IF;
-    outcomes := ratelimit._outcomes(asks, ok, taken, throws);
+    outcomes := ratelimit._outcomes(asks, NOT refused, taken, throws);
 END
 $$;
 

@@ -2,70 +2,6 @@
 -- others, but for its end. Its row of rl_holds has the lease's id, and all its slots in spent: they come back in the
 -- state of the limit.
 
--- Lets a lease have count slots until it ends: takes those that it lacks, and extends the others, if there are any.
-CREATE OR REPLACE FUNCTION ratelimit._hold_slots(l ratelimit._limit, s ratelimit._state, now bigint,
-    count double precision, lease bigint, ends bigint) RETURNS ratelimit._decision STABLE
-LANGUAGE plpgsql AS $$
-DECLARE
-    d ratelimit._decision;
-    live bigint[] := ratelimit._live(s.leases, now);
-    had int := 0;
-    more double precision;
-BEGIN
-    FOR i IN 1..cardinality(live) BY 2 LOOP
-        IF live[i] = lease THEN
-            had := had + 1;
-            ends := greatest(ends, live[i + 1]);
-        END IF;
-    END LOOP;
-    more := greatest(count - had, 0);
-    IF more > 0 AND cardinality(live) / 2 + more > l.capacity THEN
-        RETURN ratelimit._acquire(l, s, now, more, 0);
-    END IF;
-    FOR i IN 1..cardinality(live) BY 2 LOOP
-        IF live[i] = lease THEN live[i + 1] := ends; END IF;
-    END LOOP;
-    FOR i IN 1..more::int LOOP live := live || ARRAY[lease, ends]; END LOOP;
-    live := ratelimit._in_order(live);
-    s.leases := live;
-    d := ratelimit._acquire(l, s, now, 0, 0);
-    d.changed := had > 0 OR more > 0;
-    d.value := cardinality(live) / 2;
-    d.ts := greatest(s.ts, now);
-    d.leases := live;
-    d.taken := greatest(count, had);
-    d.lease := lease;
-    d.ends := ends;
-    RETURN d;
-END
-$$;
-
--- A hold with the slots that are still its own.
-CREATE OR REPLACE FUNCTION ratelimit._live_slots(h ratelimit._hold, s ratelimit._state, now bigint)
-RETURNS ratelimit._hold STABLE LANGUAGE plpgsql AS $$
-DECLARE
-    live CONSTANT bigint[] := ratelimit._live(s.leases, now);
-BEGIN
-    h.count := (SELECT count(*) FROM generate_series(1, cardinality(live), 2) i WHERE live[i] = h.lease);
-    RETURN h;
-END
-$$;
-
--- A hold after what came back of it, if it is one of those that have expired.
-CREATE OR REPLACE FUNCTION ratelimit._lapsed(h ratelimit._hold, ids text[], came double precision[])
-RETURNS ratelimit._hold IMMUTABLE LANGUAGE plpgsql AS $$
-DECLARE
-    back CONSTANT double precision := came[array_position(ids, h.id)];
-BEGIN
-    IF h.id = ANY (ids) THEN
-        h.count := CASE WHEN back = h.count - h.spent THEN h.spent ELSE h.count - back END;
-        h.spent := h.count;
-        h.returned := h.returned + back;
-    END IF;
-    RETURN h;
-END
-$$;
-
 CREATE OR REPLACE FUNCTION ratelimit.rl_hold_all(requests jsonb, ttl interval DEFAULT '10 minutes',
     id text DEFAULT NULL, on_expiry text DEFAULT 'refund', throws boolean DEFAULT false)
 RETURNS SETOF ratelimit.rl_hold_all_result LANGUAGE plpgsql ROWS 10 AS $$
@@ -128,25 +64,17 @@ DECLARE
     a ratelimit.rl_result;
     r ratelimit.rl_settle_all_result;
 BEGIN
-    IF jsonb_typeof(used) = 'object' THEN
-        FOR field, given IN SELECT * FROM jsonb_each(used) LOOP
-            IF jsonb_typeof(given) <> 'number' THEN
-                PERFORM ratelimit._bad('used', format('%s for %s', replace(ratelimit._type_of(given), 'empty ', ''),
-                    to_json(ratelimit._short(field))), allowed);
-            END IF;
-            IF abs(given::numeric) > 1.7976931348623158e308 THEN
-                PERFORM ratelimit._bad('used', 'too large', allowed);
-            END IF;
-            PERFORM ratelimit._check_used(ratelimit._float(given::numeric));
-        END LOOP;
-    ELSIF jsonb_typeof(used) = 'number' THEN
-        IF abs(used::numeric) > 1.7976931348623158e308 THEN
+    FOR field, given IN SELECT u.* FROM jsonb_each(CASE jsonb_typeof(used) WHEN 'object' THEN used
+                                                   ELSE jsonb_build_object('', used) END) u WHERE used IS NOT NULL LOOP
+        IF jsonb_typeof(given) <> 'number' THEN
+            PERFORM ratelimit._bad('used', replace(ratelimit._type_of(given), 'empty ', '')
+                || CASE jsonb_typeof(used) WHEN 'object' THEN ' for ' || to_json(ratelimit._short(field)) ELSE '' END,
+                allowed);
+        ELSIF abs(given::numeric) > 1.7976931348623158e308 THEN
             PERFORM ratelimit._bad('used', 'too large', allowed);
         END IF;
-        PERFORM ratelimit._check_used(ratelimit._float(used::numeric));
-    ELSIF used IS NOT NULL THEN
-        PERFORM ratelimit._bad('used', replace(ratelimit._type_of(used), 'empty ', ''), allowed);
-    END IF;
+        PERFORM ratelimit._check_used(ratelimit._float(given::numeric));
+    END LOOP;
     IF hold IS NOT NULL THEN PERFORM ratelimit._writable('rl_settle_all'), ratelimit._attend(); END IF;
     SELECT array_agg(x.name ORDER BY x.name, x.key), array_agg(x.key ORDER BY x.name, x.key) INTO names, keys
     FROM ONLY ratelimit.rl_holds x WHERE x.id = $1;

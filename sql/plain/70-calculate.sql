@@ -35,6 +35,7 @@ DECLARE
     field text;
     given jsonb;
     number numeric;
+    float double precision;
     times bigint[];
     good boolean;
 BEGIN
@@ -75,10 +76,9 @@ BEGIN
         ELSE
             allowed := 'a finite number';
             good := abs(number) < 1.7976931348623158e308;
-            IF NOT good THEN NULL;
-            ELSIF field = 'value' THEN s.value := CASE WHEN abs(number) < 1e-307 THEN 0 ELSE number END;
-            ELSIF field = 'added' THEN s.added := CASE WHEN abs(number) < 1e-307 THEN 0 ELSE number END;
-            ELSE s.prior := CASE WHEN abs(number) < 1e-307 THEN 0 ELSE number END; END IF;
+            float := CASE WHEN good THEN CASE WHEN abs(number) < 1e-307 THEN 0 ELSE number END END;
+            IF field = 'value' THEN s.value := float; ELSIF field = 'added' THEN s.added := float;
+            ELSE s.prior := float; END IF;
         END CASE;
         IF good IS NOT TRUE THEN
             problem := format('"%s" is %s', field, coalesce(ratelimit._short(given::text), 'missing'));

@@ -1,20 +1,5 @@
 -- rl_status, rl_forget, rl_prune and rl_version.
 
-CREATE OR REPLACE FUNCTION ratelimit._check_page(limited boolean, max_rows int, after_name text, after_key text)
-RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF limited IS NULL THEN
-        PERFORM ratelimit._null('limited');
-    ELSIF max_rows < 1 THEN
-        PERFORM ratelimit._bad('max_rows', max_rows::text, 'a whole number from 1');
-    ELSIF after_name IS NULL AND after_key IS NOT NULL THEN
-        PERFORM ratelimit._null('after_name');
-    ELSIF after_key IS NULL AND after_name IS NOT NULL THEN
-        PERFORM ratelimit._null('after_key');
-    END IF;
-END
-$$;
-
 -- The first keys from a name and key on, or after them unless is_first, that have a row, are blocked or exempt:
 -- `page` of them, or all where it is NULL.
 CREATE OR REPLACE FUNCTION ratelimit._listed(of_name text, of_key text, from_name text, from_key text,
@@ -61,8 +46,14 @@ DECLARE
     retry bigint;
     parsed text;
 BEGIN
-    PERFORM ratelimit._check(coalesce(of_name, 'any'), coalesce(of_key, '')),
-        ratelimit._check_page(only_limited, max_rows, after_name, after_key);
+    PERFORM ratelimit._check(coalesce(of_name, 'any'), coalesce(of_key, ''));
+    IF only_limited IS NULL THEN
+        PERFORM ratelimit._null('limited');
+    ELSIF max_rows < 1 THEN
+        PERFORM ratelimit._bad('max_rows', max_rows::text, 'a whole number from 1');
+    ELSIF (after_name IS NULL) <> (after_key IS NULL) THEN
+        PERFORM ratelimit._null(CASE WHEN after_name IS NULL THEN 'after_name' ELSE 'after_key' END);
+    END IF;
     IF after_name IS NULL OR after_name < of_name COLLATE "C" THEN
         last_name := coalesce(of_name, ''); last_key := ''; is_first := true;
     END IF;

@@ -258,10 +258,9 @@ BEGIN
                 f.allowed);
         END IF;
     END LOOP;
-    IF coalesce(outcome -> 'remaining', 'null') = 'null' AND coalesce(outcome -> 'capacity', 'null') <> 'null' THEN
-        PERFORM ratelimit._null('remaining');
-    ELSIF coalesce(outcome -> 'remaining', 'null') <> 'null' AND coalesce(outcome -> 'capacity', 'null') = 'null' THEN
-        PERFORM ratelimit._null('capacity');
+    given := nullif(outcome -> 'remaining', 'null');
+    IF (given IS NULL) <> (nullif(outcome -> 'capacity', 'null') IS NULL) THEN
+        PERFORM ratelimit._null(CASE WHEN given IS NULL THEN 'remaining' ELSE 'capacity' END);
     END IF;
 END
 $$;
@@ -307,15 +306,8 @@ DECLARE
     state text; message text; detail text; hint text;
 BEGIN
     IF results IS NULL THEN PERFORM ratelimit._null('results'); END IF;
-    PERFORM ratelimit._check_style(style);
-    IF jsonb_typeof(results) = 'array' AND jsonb_array_length(results) > 10000 THEN
-        PERFORM ratelimit._bad('results', 'a list of ' || jsonb_array_length(results), 'a list of at most 10000');
-    ELSIF octet_length(results::text) > 5000000 THEN
-        PERFORM ratelimit._bad('results', octet_length(results::text) || ' bytes long', 'at most 5000000 bytes');
-    ELSIF jsonb_typeof(results) <> 'array' OR results = '[]' THEN
-        PERFORM ratelimit._bad('results', ratelimit._type_of(results),
-            'an array of the rows of rl_limit_all, as jsonb_agg(r ORDER BY n) makes it');
-    END IF;
+    PERFORM ratelimit._check_style(style), ratelimit._check_list(results, 'results', 5000000,
+        'an array of the rows of rl_limit_all, as jsonb_agg(r ORDER BY n) makes it');
     BEGIN
         FOR outcome, i IN SELECT o, at FROM jsonb_array_elements(results) WITH ORDINALITY e(o, at) ORDER BY at LOOP
             PERFORM ratelimit._check_outcome(outcome);

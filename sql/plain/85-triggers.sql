@@ -1,38 +1,28 @@
 -- rl_trigger: takes tokens for the rows that a statement writes.
 
-CREATE OR REPLACE FUNCTION ratelimit._misuse(problem text, event text, statement boolean) RETURNS void
-LANGUAGE plpgsql AS $$
-BEGIN
-    event := CASE WHEN event IN ('DELETE', 'UPDATE') THEN event ELSE 'INSERT' END;
-    PERFORM ratelimit._raise('39P01', 'rl_trigger() ' || problem, NULL, format(
-        'For example: CREATE TRIGGER limit_messages %s EXECUTE FUNCTION ratelimit.rl_trigger(''sendMessage'', '
-        '''key=author'');', CASE WHEN statement THEN format('AFTER %s ON messages REFERENCING %s TABLE AS limited '
-        'FOR EACH STATEMENT', event, CASE event WHEN 'DELETE' THEN 'OLD' ELSE 'NEW' END)
-        ELSE format('BEFORE %s ON messages FOR EACH ROW', event) END));
-END
-$$;
-
 -- Refuses a trigger that is fired otherwise than for rows, and returns the table of a statement's rows.
 CREATE OR REPLACE FUNCTION ratelimit._transition(event text, fired text, statement boolean, relation oid, name name)
 RETURNS text STABLE LANGUAGE plpgsql AS $$
 DECLARE
+    rows_of CONSTANT text := CASE event WHEN 'DELETE' THEN 'OLD' ELSE 'NEW' END;
     transition text;
+    problem text;
 BEGIN
-    IF event = 'TRUNCATE' THEN
-        PERFORM ratelimit._misuse('cannot limit TRUNCATE, which has no rows', event, statement);
-    ELSIF fired = 'INSTEAD OF' THEN
-        PERFORM ratelimit._misuse('cannot be fired INSTEAD OF an event', event, false);
-    ELSIF fired = 'AFTER' AND NOT statement THEN
-        PERFORM ratelimit._misuse('cannot be fired AFTER an event FOR EACH ROW', event, false);
-    ELSIF fired = 'BEFORE' AND statement THEN
-        PERFORM ratelimit._misuse('cannot be fired BEFORE an event FOR EACH STATEMENT', event, true);
-    ELSIF statement THEN
+    IF statement THEN
         SELECT CASE event WHEN 'DELETE' THEN t.tgoldtable ELSE t.tgnewtable END INTO transition
         FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgname = $5;
-        IF transition IS NULL THEN
-            PERFORM ratelimit._misuse(format('needs REFERENCING %s TABLE to see the rows',
-                CASE event WHEN 'DELETE' THEN 'OLD' ELSE 'NEW' END), event, true);
-        END IF;
+    END IF;
+    problem := CASE WHEN event = 'TRUNCATE' THEN 'cannot limit TRUNCATE, which has no rows'
+        WHEN fired = 'INSTEAD OF' THEN 'cannot be fired INSTEAD OF an event'
+        WHEN fired = 'AFTER' AND NOT statement THEN 'cannot be fired AFTER an event FOR EACH ROW'
+        WHEN fired = 'BEFORE' AND statement THEN 'cannot be fired BEFORE an event FOR EACH STATEMENT'
+        WHEN statement AND transition IS NULL THEN format('needs REFERENCING %s TABLE to see the rows', rows_of) END;
+    IF problem IS NOT NULL THEN
+        event := CASE WHEN event IN ('DELETE', 'UPDATE') THEN event ELSE 'INSERT' END;
+        PERFORM ratelimit._raise('39P01', 'rl_trigger() ' || problem, NULL, format(
+            'For example: CREATE TRIGGER limit_messages %s EXECUTE FUNCTION ratelimit.rl_trigger(''sendMessage'', '
+            '''key=author'');', CASE WHEN statement THEN format('AFTER %s ON messages REFERENCING %s TABLE AS limited '
+            'FOR EACH STATEMENT', event, rows_of) ELSE format('BEFORE %s ON messages FOR EACH ROW', event) END));
     END IF;
     RETURN transition;
 END

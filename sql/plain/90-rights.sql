@@ -10,8 +10,8 @@ DECLARE
 ', E'\n    ', '');
     -- Used by errors, definitions and log lines only, where a search_path of their own costs no call anything.
     seldom CONSTANT text := '^_(allowed|bad|bad_config|bad_hold|bad_row|bad_state|build|called|check_fields|'
-        'check_support|dates|denied|duration|example|first_date|keyed|literal|log|misuse|not_written|null|period|raise|'
-        'set_clock|short|start|type_of|unsupported|with_flag|wrong_kind|zones)$';
+        'dates|denied|duration|example|first_date|keyed|literal|log|not_written|null|period|raise|'
+        'set_clock|short|start|type_of|unsupported|wrong_kind|zones)$';
     f record;
     taken text[] := '{}';
 BEGIN
