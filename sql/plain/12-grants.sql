@@ -110,15 +110,6 @@ DECLARE
     -- One a line; an indented line continues the one above. A test compares the list with the catalogs.
     own text := '
 @made@
-function rl_distribute(int,regclass)
-function rl_memory()
-function rl_node(text,text)
-function rl_replay(jsonb,timestamptz,float8,boolean)
-function rl_save()
-function rl_stats()
-function rl_stats_reset(text)
-function rl_top_denied(text,int)
-function rl_undistribute()
 schema
 ';
     m record;
