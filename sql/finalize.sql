@@ -1,5 +1,5 @@
--- Privileges: only the owner of the database and the installing role can call and grant. The pure functions (builders,
--- rl_calculate, rl_replay, rl_key, rl_address_key, rl_version) stay open.
+-- Privileges: only the owner of the database and the installing role can call and grant. The functions that only compute
+-- (builders, rl_calculate, rl_replay, rl_key, rl_address_key, rl_version), which are immutable, stay open.
 
 -- Takes back what default privileges granted on the new objects. REVOKE adds the rest to the initial privileges, which
 -- have none of these objects yet. Operators are qualified and their operands cast here and below: the schema to install
@@ -41,26 +41,28 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON FUNCTION
-    @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_take, @extschema@.rl_credit, @extschema@.rl_limit_all, @extschema@.rl_limit_each,
-    @extschema@.rl_hold, @extschema@.rl_settle, @extschema@.rl_hold_all, @extschema@.rl_settle_all,
-    @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_keys, @extschema@.rl_define,
-    @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers, @extschema@.rl_headers_all,
-    @extschema@.rl_trigger, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
-    @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_value,
-    @extschema@.rl_acquire, @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock,
-    @extschema@.rl_forget, @extschema@.rl_config_changed, @extschema@.rl_blocks_changed
-    FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION
-    @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_take, @extschema@.rl_credit, @extschema@.rl_limit_all, @extschema@.rl_limit_each,
-    @extschema@.rl_hold, @extschema@.rl_settle, @extschema@.rl_hold_all, @extschema@.rl_settle_all,
-    @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_keys, @extschema@.rl_define,
-    @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers, @extschema@.rl_headers_all,
-    @extschema@.rl_trigger, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
-    @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_value,
-    @extschema@.rl_acquire, @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock,
-    @extschema@.rl_forget
-    TO pg_database_owner WITH GRANT OPTION;
+DO LANGUAGE plpgsql $$
+DECLARE
+    closed record;
+BEGIN
+    FOR closed IN
+        SELECT function.oid::pg_catalog.regprocedure AS name, function.proname OPERATOR(pg_catalog.~) '_changed$' AS internal
+        FROM pg_catalog.pg_extension AS extension, pg_catalog.pg_depend AS member, pg_catalog.pg_proc AS function
+        WHERE extension.extname OPERATOR(pg_catalog.=) 'ratelimit'::pg_catalog.name
+          AND member.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+          AND member.refobjid OPERATOR(pg_catalog.=) extension.oid
+          AND member.deptype OPERATOR(pg_catalog.=) 'e'::pg_catalog."char"
+          AND member.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
+          AND function.oid OPERATOR(pg_catalog.=) member.objid
+          AND function.provolatile OPERATOR(pg_catalog.<>) 'i'::pg_catalog."char"
+    LOOP
+        EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', closed.name);
+        IF NOT closed.internal THEN
+            EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO pg_database_owner WITH GRANT OPTION', closed.name);
+        END IF;
+    END LOOP;
+END
+$$;
 
 -- Grants directly to the installer, even if that role owns the database: its own grants then come from it in dumps.
 -- Grants from pg_database_owner could be restored only where that role has USAGE on the schema. The grant is removed

@@ -58,9 +58,9 @@ COMMENT ON FUNCTION @extschema@.rl_limit_each IS 'takes tokens for each request 
 -- Holds: takes of as many tokens as a call may use, which give back the unused ones.
 
 CREATE FUNCTION @extschema@.rl_hold(
-    name text, key text DEFAULT '', count double precision DEFAULT 1, ttl interval DEFAULT '10 minutes', id text DEFAULT NULL,
-    at_least double precision DEFAULT NULL, on_expiry text DEFAULT 'refund', reserve boolean DEFAULT false,
-    throws boolean DEFAULT false, config jsonb DEFAULT NULL)
+    name text, key text DEFAULT '', count double precision DEFAULT 1, ttl interval DEFAULT '10 minutes',
+    id text DEFAULT NULL, at_least double precision DEFAULT NULL, on_expiry text DEFAULT 'refund',
+    reserve boolean DEFAULT false, throws boolean DEFAULT false, config jsonb DEFAULT NULL)
 RETURNS @extschema@.rl_hold_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.rl_hold IS 'takes count tokens from a rate limit until rl_settle says how many of them were used, or ttl has passed; the same id again is the same hold';
@@ -139,7 +139,8 @@ COMMENT ON TRIGGER rl_config_truncated ON @extschema@.rl_config IS 'invalidates 
 -- Blocks: keys that are denied however many tokens are left.
 
 CREATE FUNCTION @extschema@.rl_block(
-    name text, key text DEFAULT '', duration interval DEFAULT NULL, until timestamptz DEFAULT NULL, reason text DEFAULT NULL)
+    name text, key text DEFAULT '', duration interval DEFAULT NULL, until timestamptz DEFAULT NULL,
+    reason text DEFAULT NULL)
 RETURNS timestamptz
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 AS 'MODULE_PATHNAME';
 COMMENT ON FUNCTION @extschema@.rl_block IS 'blocks a key of a rate limit for a duration or until a time (infinity: indefinitely), for a reason that rl_status shows; returns the end of the block';

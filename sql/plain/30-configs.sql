@@ -371,10 +371,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_token_bucket(rate double precision, period interval,
-    capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL, shards integer DEFAULT NULL,
-    keyed boolean DEFAULT NULL, store text DEFAULT NULL, save interval DEFAULT NULL, enforce boolean DEFAULT NULL)
-RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
+@rl_token_bucket@ IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ratelimit._build('token bucket', rate, period, capacity, max_reserved, shards, keyed => keyed,
         store => store, save => save, enforce => enforce);
@@ -382,46 +379,34 @@ END
 $$;
 
 -- Not parallel safe: reading a start may need a subtransaction.
-CREATE OR REPLACE FUNCTION ratelimit.rl_fixed_window(rate double precision, period interval,
-    capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL, shards integer DEFAULT NULL,
-    start timestamptz DEFAULT NULL, first_request boolean DEFAULT NULL, timezone text DEFAULT NULL,
-    overage boolean DEFAULT NULL, keyed boolean DEFAULT NULL, store text DEFAULT NULL, save interval DEFAULT NULL,
-    enforce boolean DEFAULT NULL)
-RETURNS jsonb IMMUTABLE LANGUAGE plpgsql AS $$
+@rl_fixed_window@ IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ratelimit._build('fixed window', rate, period, capacity, max_reserved, shards, start, first_request,
         timezone, overage, keyed, store, save, enforce);
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_sliding_window(rate double precision, period interval,
-    keyed boolean DEFAULT NULL, store text DEFAULT NULL, save interval DEFAULT NULL, enforce boolean DEFAULT NULL)
-RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
+@rl_sliding_window@ IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ratelimit._build('sliding window', rate, period, keyed => keyed, store => store, save => save,
         enforce => enforce);
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_sliding_log(rate double precision, period interval,
-    keyed boolean DEFAULT NULL, enforce boolean DEFAULT NULL)
-RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
+@rl_sliding_log@ IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ratelimit._build('sliding log', rate, period, keyed => keyed, enforce => enforce);
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_concurrency(slots integer, ttl interval,
-    keyed boolean DEFAULT NULL, store text DEFAULT NULL, save interval DEFAULT NULL, enforce boolean DEFAULT NULL)
-RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
+@rl_concurrency@ IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ratelimit._build('concurrency', slots, ttl, keyed => keyed, store => store, save => save,
         enforce => enforce);
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_unlimited(keyed boolean DEFAULT NULL) RETURNS jsonb
-IMMUTABLE PARALLEL SAFE LANGUAGE sql AS $$
+@rl_unlimited@ IMMUTABLE PARALLEL SAFE LANGUAGE sql AS $$
     SELECT jsonb_strip_nulls(jsonb_build_object('kind', 'unlimited', 'keyed', keyed))
 $$;
 

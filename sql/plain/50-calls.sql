@@ -495,9 +495,7 @@ $$;
 
 -- The usual case in as few expressions as possible: a row of a token bucket or fixed window without options. It takes
 -- half as long as _one, which answers all other calls, and these the same.
-CREATE OR REPLACE FUNCTION ratelimit.rl_limit(name text, key text DEFAULT '', count double precision DEFAULT 1,
-    reserve boolean DEFAULT false, throws boolean DEFAULT false, config jsonb DEFAULT NULL)
-RETURNS ratelimit.rl_result LANGUAGE plpgsql AS $$
+@rl_limit@ LANGUAGE plpgsql AS $$
 DECLARE
     stored record;
     locked record;
@@ -571,9 +569,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_take(name text, key text DEFAULT '', count double precision DEFAULT 1,
-    at_least double precision DEFAULT 1, throws boolean DEFAULT false, config jsonb DEFAULT NULL)
-RETURNS ratelimit.rl_take_result LANGUAGE plpgsql AS $$
+@rl_take@ LANGUAGE plpgsql AS $$
 DECLARE
     d ratelimit._decision;
     a ratelimit.rl_result;
@@ -624,9 +620,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_check(name text, key text DEFAULT '', count double precision DEFAULT 1,
-    reserve boolean DEFAULT false, throws boolean DEFAULT false, config jsonb DEFAULT NULL)
-RETURNS ratelimit.rl_result LANGUAGE plpgsql AS $$
+@rl_check@ LANGUAGE plpgsql AS $$
 DECLARE
     a ratelimit._ask;
     d ratelimit._decision;
@@ -644,9 +638,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_credit(name text, key text DEFAULT '', count double precision DEFAULT 1,
-    taken_at timestamptz DEFAULT NULL, config jsonb DEFAULT NULL)
-RETURNS ratelimit.rl_result LANGUAGE plpgsql AS $$
+@rl_credit@ LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM ratelimit._check(name, key, count);
     IF taken_at IN ('infinity', '-infinity') THEN
@@ -719,8 +711,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_reset(name text, key text DEFAULT '') RETURNS boolean
-LANGUAGE plpgsql AS $$
+@rl_reset@ LANGUAGE plpgsql AS $$
 DECLARE
     l ratelimit._limit;
     was boolean;
@@ -752,7 +743,7 @@ END
 $$;
 
 -- Key by key, in the order in which all calls lock rows.
-CREATE OR REPLACE FUNCTION ratelimit.rl_reset_keys(name text) RETURNS bigint LANGUAGE plpgsql AS $$
+@rl_reset_keys@ LANGUAGE plpgsql AS $$
 DECLARE
     found_key text;
     count bigint := 0;

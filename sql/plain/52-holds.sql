@@ -188,10 +188,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_hold(name text, key text DEFAULT '', count double precision DEFAULT 1,
-    ttl interval DEFAULT '10 minutes', id text DEFAULT NULL, at_least double precision DEFAULT NULL,
-    on_expiry text DEFAULT 'refund', reserve boolean DEFAULT false, throws boolean DEFAULT false,
-    config jsonb DEFAULT NULL) RETURNS ratelimit.rl_hold_result LANGUAGE plpgsql AS $$
+@rl_hold@ LANGUAGE plpgsql AS $$
 DECLARE
     asked ratelimit._ask;
     d ratelimit._decision;
@@ -296,8 +293,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_settle(hold text, used double precision DEFAULT NULL)
-RETURNS ratelimit.rl_result LANGUAGE plpgsql AS $$
+@rl_settle@ LANGUAGE plpgsql AS $$
 DECLARE
     names text[];
     keys text[];

@@ -1,7 +1,6 @@
 -- Definitions and blocks.
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_define(name text, config jsonb, key text DEFAULT '') RETURNS boolean
-LANGUAGE plpgsql AS $$
+@rl_define@ LANGUAGE plpgsql AS $$
 DECLARE
     plan text;
     meaning text;
@@ -49,8 +48,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_undefine(name text, key text DEFAULT '') RETURNS boolean
-LANGUAGE plpgsql AS $$
+@rl_undefine@ LANGUAGE plpgsql AS $$
 DECLARE
     keys bigint;
     was boolean;
@@ -79,8 +77,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_block(name text, key text DEFAULT '', duration interval DEFAULT NULL,
-    until timestamptz DEFAULT NULL, reason text DEFAULT NULL) RETURNS timestamptz LANGUAGE plpgsql AS $$
+@rl_block@ LANGUAGE plpgsql AS $$
 DECLARE
     now CONSTANT bigint := ratelimit._now();
     at CONSTANT timestamptz := ratelimit._nearest(now);
@@ -123,8 +120,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_unblock(name text, key text DEFAULT '') RETURNS boolean
-LANGUAGE plpgsql AS $$
+@rl_unblock@ LANGUAGE plpgsql AS $$
 DECLARE
     was boolean;
     ended bigint;

@@ -334,8 +334,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_limit_all(requests jsonb, throws boolean DEFAULT false)
-RETURNS SETOF ratelimit.rl_limit_all_result LANGUAGE plpgsql ROWS 10 AS $$
+@rl_limit_all@ LANGUAGE plpgsql ROWS 10 AS $$
 DECLARE
     r ratelimit.rl_limit_all_result;
 BEGIN
@@ -344,8 +343,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_check_all(requests jsonb, throws boolean DEFAULT false)
-RETURNS SETOF ratelimit.rl_limit_all_result LANGUAGE plpgsql ROWS 10 AS $$
+@rl_check_all@ LANGUAGE plpgsql ROWS 10 AS $$
 DECLARE
     r ratelimit.rl_limit_all_result;
 BEGIN

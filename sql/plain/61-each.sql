@@ -227,8 +227,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_limit_each(requests jsonb, lock_wait interval DEFAULT NULL)
-RETURNS SETOF ratelimit.rl_limit_all_result LANGUAGE plpgsql ROWS 10 AS $$
+@rl_limit_each@ LANGUAGE plpgsql ROWS 10 AS $$
 DECLARE
     given CONSTANT ratelimit._ask := ratelimit._ask('rl_limit', 'take', NULL, NULL, 1);
     late ratelimit._ask[] := '{}'::ratelimit._ask[];

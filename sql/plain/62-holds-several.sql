@@ -2,9 +2,7 @@
 -- others, but for its end. Its row of rl_holds has the lease's id, and all its slots in spent: they come back in the
 -- state of the limit.
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_hold_all(requests jsonb, ttl interval DEFAULT '10 minutes',
-    id text DEFAULT NULL, on_expiry text DEFAULT 'refund', throws boolean DEFAULT false)
-RETURNS SETOF ratelimit.rl_hold_all_result LANGUAGE plpgsql ROWS 10 AS $$
+@rl_hold_all@ LANGUAGE plpgsql ROWS 10 AS $$
 DECLARE
     given ratelimit._ask;
     several record;
@@ -51,8 +49,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_settle_all(hold text, used jsonb DEFAULT NULL)
-RETURNS SETOF ratelimit.rl_settle_all_result LANGUAGE plpgsql ROWS 10 AS $$
+@rl_settle_all@ LANGUAGE plpgsql ROWS 10 AS $$
 DECLARE
     allowed CONSTANT text :=
         'a number from 0 to 1e15, an object of them by name, such as {"llmTokens": 2750}, or NULL';

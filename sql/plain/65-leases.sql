@@ -32,9 +32,7 @@ CREATE OR REPLACE FUNCTION ratelimit._lease(name text, key text, id text) RETURN
     SELECT ratelimit._encoded(name, ' %/') || '/' || ratelimit._encoded(key, ' %/') || '/' || id
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_acquire(name text, key text DEFAULT '', count double precision DEFAULT 1,
-    throws boolean DEFAULT false, config jsonb DEFAULT NULL) RETURNS ratelimit.rl_acquire_result
-LANGUAGE plpgsql AS $$
+@rl_acquire@ LANGUAGE plpgsql AS $$
 DECLARE
     d ratelimit._decision;
     a ratelimit.rl_result;
@@ -73,8 +71,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_extend(lease text, config jsonb DEFAULT NULL) RETURNS timestamptz
-LANGUAGE plpgsql AS $$
+@rl_extend@ LANGUAGE plpgsql AS $$
 DECLARE
     d ratelimit._decision;
 BEGIN
@@ -85,8 +82,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_release(lease text, config jsonb DEFAULT NULL) RETURNS boolean
-LANGUAGE plpgsql AS $$
+@rl_release@ LANGUAGE plpgsql AS $$
 BEGIN
     RETURN lease IS NULL OR (ratelimit._change_lease('rl_release', 'release', lease, config)).changed;
 END

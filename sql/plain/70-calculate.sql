@@ -92,9 +92,7 @@ END
 $$;
 
 -- Not parallel safe, like rl_fixed_window.
-CREATE OR REPLACE FUNCTION ratelimit.rl_calculate(config jsonb, state jsonb, at timestamptz,
-    count double precision DEFAULT 1, reserve boolean DEFAULT false) RETURNS ratelimit.rl_calculate_result
-IMMUTABLE LANGUAGE plpgsql AS $$
+@rl_calculate@ IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
     now CONSTANT bigint := ratelimit._us(at);
     l ratelimit._limit;
@@ -148,8 +146,7 @@ LANGUAGE sql AS $$
         'enforce', CASE WHEN NOT l.enforce THEN false END, 'keyed', l.keyed))
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_value(name text, key text DEFAULT '', config jsonb DEFAULT NULL)
-RETURNS jsonb LANGUAGE plpgsql AS $$
+@rl_value@ LANGUAGE plpgsql AS $$
 DECLARE
     stored record;
     l ratelimit._limit;

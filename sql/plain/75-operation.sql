@@ -124,16 +124,13 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_status(name text DEFAULT NULL, key text DEFAULT NULL,
-    limited boolean DEFAULT false, max_rows integer DEFAULT NULL, after_name text DEFAULT NULL,
-    after_key text DEFAULT NULL)
-RETURNS SETOF ratelimit.rl_status_result LANGUAGE sql AS $$
+@rl_status@ LANGUAGE sql AS $$
     SELECT ratelimit._attend();
     SELECT * FROM ratelimit._standing($1, $2, $3, $4, $5, $6)
 $$;
 
 -- Erases a key of all names, name by name, in the order in which all calls lock rows.
-CREATE OR REPLACE FUNCTION ratelimit.rl_forget(key text) RETURNS bigint LANGUAGE plpgsql AS $$
+@rl_forget@ LANGUAGE plpgsql AS $$
 DECLARE
     found_name text;
     more bigint;
@@ -250,8 +247,7 @@ $$;
 
 -- Deletes expired blocks, then idle rows that no transaction has locked, beginning at a random key, and gives back what
 -- has expired. It finds the rows first, without locks: it may read the whole table, and what it writes stays locked.
-CREATE OR REPLACE FUNCTION ratelimit.rl_prune(max_rows integer DEFAULT 10000, undefined_idle interval DEFAULT NULL)
-RETURNS bigint LANGUAGE plpgsql AS $$
+@rl_prune@ LANGUAGE plpgsql AS $$
 DECLARE
     span bigint;
     deleted bigint;
@@ -299,6 +295,4 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_version() RETURNS text IMMUTABLE PARALLEL SAFE LANGUAGE sql AS $$
-    SELECT '1.0.0'::text
-$$;
+@rl_version@

@@ -198,8 +198,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_headers(name text, result record, key text DEFAULT '',
-    style text DEFAULT 'ietf', config jsonb DEFAULT NULL) RETURNS jsonb LANGUAGE plpgsql AS $$
+@rl_headers@ LANGUAGE plpgsql AS $$
 DECLARE
     l ratelimit._limit;
     r ratelimit.rl_result;
@@ -280,8 +279,7 @@ $$;
 
 -- One RateLimit and one RateLimit-Policy with an item of each request, in their order. GitHub's style has one limit:
 -- the one that denies with the longest wait, or else the one with the smallest share left.
-CREATE OR REPLACE FUNCTION ratelimit.rl_headers_all(results jsonb, style text DEFAULT 'ietf') RETURNS jsonb
-LANGUAGE plpgsql AS $$
+@rl_headers_all@ LANGUAGE plpgsql AS $$
 DECLARE
     outcome jsonb;
     i int;

@@ -29,15 +29,10 @@ END
 $$;
 
 -- The key of a client's address; its network functions check masklen. An address of IPv6 that maps one of IPv4 is that.
-CREATE OR REPLACE FUNCTION ratelimit.rl_address_key(address inet, masklen int DEFAULT 64) RETURNS text
-IMMUTABLE LANGUAGE sql
-    RETURN abbrev(CASE
-        WHEN set_masklen(address, -1) <<= inet '::ffff:0:0/96' THEN inet '0.0.0.0' + (address - inet '::ffff:0:0')
-        WHEN family(address) = 6 THEN network(set_masklen(address, masklen))::inet
-        ELSE set_masklen(address, -1) END);
+@rl_address_key@
 
 -- A key made of several texts, as a JSON array; the extension has the same limits.
-CREATE OR REPLACE FUNCTION ratelimit.rl_key(VARIADIC parts text[]) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+@rl_key@ IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
     allowed CONSTANT text := '1 to 341 texts';
     missing int;
@@ -122,7 +117,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit.rl_trigger() RETURNS trigger LANGUAGE plpgsql AS $$
+@rl_trigger@ LANGUAGE plpgsql AS $$
 DECLARE
     statement CONSTANT boolean := TG_LEVEL = 'STATEMENT';
     -- OLD has generated columns, as a statement's rows have.

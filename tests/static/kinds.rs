@@ -63,6 +63,4 @@ fn rl_version_says_the_version() {
     let version = version.split('"').next().unwrap_or_default();
     let sql = include_str!("../../sql/functions.sql");
     assert!(sql.contains(&format!("\n    RETURN '{version}';\n")), "{version}");
-    let file = include_str!("../../sql/plain/75-operation.sql");
-    assert!(file.contains(&format!("\n    SELECT '{version}'::text\n")), "{version}");
 }
