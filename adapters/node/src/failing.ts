@@ -1,13 +1,12 @@
 // Calls that can't be decided now: the errors that say so, and the time-out.
+import { 'not now' as notNow } from '../../facts.json';
 import { causes, sqlstate } from './errors';
 
 /** "open": a call that can't be decided now is allowed. Denials, mistakes and refused logins are errors in any case. */
 export type OnError = 'closed' | 'open';
 
-// A server that is a standby, full, starting or stopping; too many connections; a time-out inside it.
-const NOT_NOW = ['25006', '53100', '53200', '53300', '55P03', '57014', '57P01', '57P02', '57P03'];
-/** PgBouncer uses 08P01 for a refused login, too. */
-const isNotNowState = (code: string) => NOT_NOW.includes(code) || (code.startsWith('08') && code !== '08P01');
+const isNotNowState = (code: string) =>
+    notNow.sqlstates.includes(code) || (code.startsWith(notNow.class) && !notNow.except.includes(code));
 // No server answers, or not any more: errors of Node, of postgres.js, of Prisma.
 const NO_ANSWER = [
     ...['ECONNREFUSED', 'ECONNRESET', 'ECONNABORTED', 'EPIPE', 'ETIMEDOUT', 'EHOSTUNREACH', 'EHOSTDOWN', 'ENETUNREACH'],

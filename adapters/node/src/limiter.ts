@@ -1,6 +1,7 @@
 // The client: limits by name, known to the compiler, in the caller's own transaction.
 import { setTimeout as sleep } from 'node:timers/promises';
 
+import { lends } from '../../facts.json';
 import { Batch, type Request } from './batch';
 import type { Value } from './calculate';
 import { Calls, prefix, requestOf, type Call, type HeaderStyle } from './calls';
@@ -185,7 +186,6 @@ type HoldRequests<D> = LimitRequest<D, HoldKind | 'concurrency'>[];
 /** Calls that take, which onDecision hears; and calls after which remembered denials no longer hold. */
 const TAKES: Call[] = ['limit', 'limitAll', 'take', 'acquire', 'hold', 'holdAll'];
 const FORGETS: Call[] = ['reset', 'credit', 'define', 'resetKeys', 'unblock'];
-const LENDS = ['token bucket', 'fixed window', 'unlimited'];
 
 /** Of a pool: those of limiters with the same schema and statements. */
 const BATCHES = new WeakMap<object, Map<string, Batch>>();
@@ -349,7 +349,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         const { config, onError } = options;
         const sent = this.#configOf(name, options);
         const kind = (config ?? this.definitions[name]).kind;
-        if (!LENDS.includes(kind)) throw new TypeError(`${kind} can't be borrowed; allowed: ${LENDS.join(', ')}`);
+        if (!lends.includes(kind)) throw new TypeError(`${kind} can't be borrowed; allowed: ${lends.join(', ')}`);
         checkedFailing({ onError });
         const checkApart = () => {
             if (inTransaction(this.#of({})))
