@@ -1,6 +1,8 @@
 // The key of a client's address, the same as that of rl_address_key in SQL.
 import { isIP } from 'node:net';
 
+import { allow } from './errors';
+
 /** The eight groups of an IPv6 address. */
 function groupsOf(address: string): number[] {
     // A URL has the short form, in hexadecimal.
@@ -18,9 +20,8 @@ function groupsOf(address: string): number[] {
  * network. Throws a TypeError if it is not an address.
  */
 export function addressKey(address: string, masklen = 64): string {
-    if (!Number.isInteger(masklen) || masklen < 0 || masklen > 128) {
-        throw new TypeError(`addressKey: masklen is ${masklen}; allowed: 0 to 128`);
-    }
+    const isLength = Number.isInteger(masklen) && masklen >= 0 && masklen <= 128;
+    allow(isLength, 'addressKey: masklen', masklen, '0 to 128');
     const plain = String(address).split('%')[0]!; // without the interface
     const version = isIP(plain);
     if (version === 0) throw new TypeError(`addressKey: address is ${typeof address}, and no IP address`);

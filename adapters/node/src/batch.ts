@@ -1,6 +1,7 @@
 // Calls that share round trips: those that come while a statement is under way go together in the next one.
 import { AsyncResource } from 'node:async_hooks';
 
+import type { Calls } from './calls';
 import { late } from './failing';
 
 /** What a call asks for. */
@@ -22,15 +23,6 @@ export interface Shareable {
 }
 /** The answer to one of several requests: a row, or an error; or its row is locked, and nothing was taken. */
 export type Answer = { row: any } | { error: Error } | 'locked';
-/** Sends requests in one statement. */
-export interface Together {
-    send(requests: Request[], timeout: number | undefined): Promise<Answer[]>;
-    /**
-     * What to do with the calls of a statement that failed: they end with it, or each is sent again, alone; "apart": and
-     * so are those after them, since none can go together.
-     */
-    fate(error: unknown): 'ended' | 'alone' | 'apart';
-}
 
 /** Calls in one statement, and bytes of their requests. */
 const [MOST_CALLS, MOST_BYTES] = [64, 1_000_000];
@@ -56,23 +48,17 @@ class Waiting {
     isEnded = false;
     #until: number | undefined;
     #timer: ReturnType<typeof setTimeout> | undefined;
-    #aborts = () => this.reject(aborted(this.#signal!));
-    #signal: AbortSignal | undefined;
-    #resolve: (rows: any[]) => void;
-    #reject: (error: unknown) => void;
+    #aborts = () => this.reject(aborted(this.signal!));
 
     constructor(
         readonly call: Shareable,
         readonly request: Request,
         timeout: number | undefined,
-        signal: AbortSignal | undefined,
-        resolve: (rows: any[]) => void,
-        reject: (error: unknown) => void,
+        private readonly signal: AbortSignal | undefined,
+        private readonly answered: (rows: any[]) => void,
+        private readonly failed: (error: unknown) => void,
     ) {
-        this.#resolve = resolve;
-        this.#reject = reject;
         if (timeout !== undefined) this.#until = performance.now() + timeout;
-        this.#signal = signal;
         if (signal?.aborted) this.#aborts();
         else signal?.addEventListener('abort', this.#aborts);
     }
@@ -92,15 +78,15 @@ class Waiting {
     }
 
     resolve(rows: any[]): void {
-        if (this.#ends()) this.#resolve(rows);
+        if (this.#ends()) this.answered(rows);
     }
     reject(error: unknown): void {
-        if (this.#ends()) this.#reject(error);
+        if (this.#ends()) this.failed(error);
     }
     #ends(): boolean {
         if (this.isEnded) return false;
         clearTimeout(this.#timer);
-        this.#signal?.removeEventListener('abort', this.#aborts);
+        this.signal?.removeEventListener('abort', this.#aborts);
         return (this.isEnded = true);
     }
 }
@@ -112,7 +98,7 @@ const aborted = ({ reason }: AbortSignal): Error =>
 
 /** The calls of a pool. */
 export class Batch {
-    #together: Together;
+    /** The connections of the pool. */
     #most: number;
     /** Calls that wait to be sent. */
     #queue: Waiting[] = [];
@@ -127,10 +113,12 @@ export class Batch {
     /** Until this time of the monotonic clock calls go alone. */
     #apart = -Infinity;
 
-    /** MOST: the connections of the pool. */
-    constructor(together: Together, most: number) {
-        this.#together = together;
-        this.#most = most;
+    constructor(
+        private readonly calls: Calls,
+        private readonly pool: any,
+        private readonly prepare: boolean,
+    ) {
+        this.#most = pool.options?.max ?? 10;
     }
 
     /** The rows of a call. TIMEOUT, in milliseconds, and SIGNAL end the call, but no statement that others share. */
@@ -250,15 +238,14 @@ export class Batch {
     /** Sends calls together. After that go alone those for locked rows, and all if they failed by an error of one. */
     async #share(calls: Waiting[], ended: () => void): Promise<void> {
         for (const waiting of calls) waiting.isSent = true;
-        const left = calls.map((waiting) => waiting.left ?? Infinity);
-        const timeout = Math.max(...left);
+        const longest = Math.max(...calls.map((waiting) => waiting.left ?? Infinity));
+        const how = { timeout: longest === Infinity ? undefined : longest, prepare: this.prepare };
         let answers: Answer[];
         try {
-            const requests = calls.map(({ request }) => request);
-            answers = await this.#together.send(requests, timeout === Infinity ? undefined : timeout);
+            answers = await this.calls.each(this.pool, calls.map(({ request }) => request), how);
             if (answers.length !== calls.length) throw new TypeError('not all requests were answered');
         } catch (error) {
-            const fate = this.#together.fate(error);
+            const fate = this.calls.fate(error);
             if (fate === 'apart') this.#apart = performance.now() + APART;
             ended();
             for (const waiting of calls) {

@@ -1,8 +1,7 @@
 // The storage of better-auth's rate limiter.
 import { secondsOf, Windows, type RateLimitStoreOptions } from './window';
 
-export type { Database, Queryable } from './query';
-export type { RateLimitStoreOptions } from './window';
+export type { Database, Queryable, RateLimitStoreOptions } from './window';
 
 /** Counts as RateLimitStore does, in the window of each rule: `rateLimit.customStorage` of better-auth. */
 export class RateLimitStorage {

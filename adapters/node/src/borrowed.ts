@@ -1,7 +1,9 @@
 // Tokens that a process has borrowed: it takes a batch of them in one database call, and spends it in memory.
-import type { Keyed } from './limiter';
+import { allow } from './errors';
 import { ignore } from './failing';
+import type { Keyed, Throws } from './limiter';
 import { errorOf, resultOf, type Result } from './results';
+import type { AnyOptions } from './sender';
 
 export interface BorrowOptions {
     /** Milliseconds after which a batch is not spent any more, and the rest is returned. Default: 1000. */
@@ -13,15 +15,6 @@ interface Spend {
     /** Tokens. Default: 1. */
     count?: number | undefined;
 }
-interface Asks extends Spend {
-    /** `true`: a denial is a RateLimitError. */
-    throws?: boolean | undefined;
-    /** Tries again for at most this number of milliseconds. */
-    wait?: number | undefined;
-    /** Ends the wait. */
-    signal?: AbortSignal | undefined;
-}
-type AnyOptions = Record<string, any>;
 type Given<C, O> = C extends { keyed: true } ? [options: O & Keyed<C>] : [options?: O & Keyed<C>];
 /** The result of a call that may not have asked the database. */
 export type BorrowResult = Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'limitedBy' | 'headers' | 'error'>;
@@ -84,10 +77,8 @@ export class Borrowed<C = unknown> {
     #closed = false;
 
     constructor({ borrowFor = 1000, max = 100 }: BorrowOptions, calls: BorrowCalls) {
-        if (!(borrowFor >= 1 && borrowFor <= 60_000)) {
-            throw new TypeError(`borrowFor is ${borrowFor}; allowed: milliseconds, from 1 to 60000`);
-        }
-        if (!Number.isSafeInteger(max) || max < 1) throw new TypeError(`max is ${max}; allowed: an integer from 1 on`);
+        allow(borrowFor >= 1 && borrowFor <= 60_000, 'borrowFor', borrowFor, 'milliseconds, from 1 to 60000');
+        allow(Number.isSafeInteger(max) && max >= 1, 'max', max, 'an integer from 1 on');
         this.#calls = calls;
         this.#borrowFor = borrowFor;
         this.#max = max;
@@ -101,7 +92,7 @@ export class Borrowed<C = unknown> {
     }
 
     /** Spends borrowed tokens, or else takes a new batch. A denial takes nothing. */
-    limit(...options: Given<C, Asks>): Promise<BorrowResult>;
+    limit(...options: Given<C, Spend & Throws>): Promise<BorrowResult>;
     async limit(options: AnyOptions = {}): Promise<BorrowResult> {
         if ('db' in options) throw new TypeError('borrowed tokens are spent outside of transactions: pass no db');
         return this.#calls.patiently(options, () => this.#decided(options));
@@ -110,7 +101,7 @@ export class Borrowed<C = unknown> {
     async #decided(options: AnyOptions): Promise<BorrowResult> {
         const key = this.#calls.keyOf(options);
         const { count = 1 } = options;
-        if (!isCount(count)) throw new TypeError(`count is ${count}; allowed: a number from 0 on`);
+        allow(isCount(count), 'count', count, 'a number from 0 on');
         for (;;) {
             let account = this.#accounts.get(key);
             if (spends(account?.batch, count))

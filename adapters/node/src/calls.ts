@@ -103,27 +103,25 @@ export const prefix = (schema: string) => `"${schema.replaceAll('"', '""')}".`;
  * Runs the statements in a given schema, or in one that it finds, again after an error that shows that it has moved.
  */
 export class Calls {
-    #prefix: string | undefined;
+    /** The schema as of prefix, if it is given. */
+    readonly #given: string | undefined;
     #found: Found | undefined;
     /** Statements with the prefix, by those without. */
     #texts = new Map<string, string>();
-    readonly #isGiven: boolean;
 
     constructor(schema?: string) {
-        this.#isGiven = schema !== undefined;
-        if (schema !== undefined) this.#prefix = prefix(schema);
+        if (schema !== undefined) this.#given = prefix(schema);
     }
 
     /** Runs a statement; with headers if the call has them, in this style, or these: "ietf,,github". */
     async rows(db: any, call: Call, values: unknown[], how?: How, headers?: string): Promise<any[]> {
-        const place = (this.#prefix ??= placeOf(await this.#find(db, how)));
+        const place = this.#given ?? this.#found?.place ?? (await this.#find(db, how)).place;
         const told = headers === undefined ? undefined : WITH_HEADERS[call];
         const text = this.#placed(told ?? SQL[call], place);
         try {
             return await rowsOf(db, text, told ? [...values, headers] : values, how);
         } catch (error) {
-            if (!this.#isGiven && databaseError(error, '42883', '3F000')) {
-                this.#prefix = undefined;
+            if (this.#given === undefined && databaseError(error, '42883', '3F000')) {
                 this.#found = undefined;
                 this.#texts.clear();
             }
@@ -141,16 +139,16 @@ export class Calls {
         for (const row of await this.rows(db, 'each', values, how, told)) answers[row.n - 1] = answerOf(row);
         return answers;
     }
-    /** What to do with such requests after an error of their statement, as of Together. */
+    /** What to do with such requests after an error of their statement, as of fateOf. */
     fate(error: unknown) {
         return fateOf(error, this.#found?.serializable ?? false);
     }
 
     async #find(db: any, how?: How): Promise<Found> {
         if (this.#found) return this.#found;
-        const [found] = await rowsOf(db, FIND, [], { timeout: how?.timeout });
-        if (this.#isGiven || found.name !== null) this.#found = found;
-        return found;
+        const [{ name, ...found }] = await rowsOf(db, FIND, [], { timeout: how?.timeout });
+        if (this.#given === undefined && name === null) throw new Error(MISSING);
+        return (this.#found = { ...found, place: this.#given ?? prefix(name) });
     }
 
     /** The statement in the schema. */
@@ -162,14 +160,11 @@ export class Calls {
 }
 
 interface Found {
-    name: string | null;
+    /** The schema as of prefix. */
+    place: string;
     /** An interval. */
     wait: string;
     serializable: boolean;
-}
-function placeOf({ name }: Found): string {
-    if (name === null) throw new Error(MISSING);
-    return prefix(name);
 }
 
 function answerOf(row: any): Answer {

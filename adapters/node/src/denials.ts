@@ -1,6 +1,6 @@
 // Denials that a process remembers: until one ends, and at most for a set time, calls are answered without the
 // database.
-
+import { allow } from './errors';
 import { denyingRows } from './results';
 
 /** The number of denials, and the maximum time in milliseconds. Default: 10,000 denials, 1000 ms. */
@@ -53,10 +53,8 @@ export class Denials {
         if (option === undefined || option === false) return undefined;
         const given = option === true ? {} : (option as RememberDenials);
         const { max = 1, atMost = 1 } = typeof given === 'object' && given !== null ? given : { max: 0 };
-        if (!Number.isSafeInteger(max) || max < 1 || !Number.isFinite(atMost) || atMost <= 0) {
-            const allowed = 'true, false, { max, atMost }, with numbers from 1 on';
-            throw new TypeError(`rememberDenials is ${JSON.stringify(option)}; allowed: ${allowed}`);
-        }
+        const are = Number.isSafeInteger(max) && max >= 1 && Number.isFinite(atMost) && atMost > 0;
+        allow(are, 'rememberDenials', JSON.stringify(option), 'true, false, { max, atMost }, with numbers from 1 on');
         return new Denials(given);
     }
 

@@ -136,6 +136,11 @@ export function causes(error: unknown): any[] {
 }
 const isObject = (value: unknown) => typeof value === 'object' && value !== null;
 
+/** Throws a TypeError for an option that is not allowed. */
+export function allow(is: boolean, option: string, value: unknown, allowed: string): void {
+    if (!is) throw new TypeError(`${option} is ${value}; allowed: ${allowed}`);
+}
+
 export const sqlstate = (found: any): unknown => found.originalCode ?? found.code;
 
 /** The innermost error alone, for logs: a wrapper may show the call's parameters, and so its key. */

@@ -1,3 +1,87 @@
-export type { Database, Queryable } from './query';
-export type { RateLimitStoreOptions } from './window';
-export { RateLimitStore, type Hits } from './store';
+// The store of express-rate-limit and hono-rate-limiter.
+import { spanOf, Windows, type RateLimitStoreOptions, type Window } from './window';
+
+export type { Database, Queryable, RateLimitStoreOptions } from './window';
+
+export interface Hits {
+    /**
+     * Requests in this window. Beyond the limit: all of them, or the limit and one, if only allowed ones are counted.
+     */
+    totalHits: number;
+    /** The time when the window ends, or a blocked key may call again, by the clock of this process. */
+    resetTime: Date;
+}
+
+/**
+ * Counts the requests of a window in PostgreSQL, by `rl_limit` of the extension ratelimit: a store for
+ * express-rate-limit and hono-rate-limiter.
+ *
+ * A request beyond the limit takes nothing, and answers one hit more than the limit. If the middleware gives hits back
+ * (skipFailedRequests, skipSuccessfulRequests), or the limit is a function or 0, each request is counted.
+ */
+export class RateLimitStore {
+    /** All processes that use the name count together. */
+    readonly localKeys = false;
+    readonly prefix: string;
+    #windows: Windows;
+    #window!: Window;
+    /** The limit, also in words, for an error. */
+    #limit: unknown;
+    #limiter!: string;
+
+    constructor(options: RateLimitStoreOptions) {
+        this.#windows = new Windows('RateLimitStore', options);
+        this.prefix = this.#windows.name;
+    }
+
+    /** Called by the middleware, with its options. Throws a TypeError for a second one with other options. */
+    init({ limit: given, max, windowMs, skipFailedRequests, skipSuccessfulRequests }: any): void {
+        const limit = given ?? max;
+        // To give back a denial, it must have been taken.
+        const countsAll = Boolean(skipFailedRequests || skipSuccessfulRequests);
+        const limiter = `${limit} in ${windowMs} ms${countsAll ? ' and skips requests' : ''}`;
+        if (this.#window && (limit !== this.#limit || limiter !== this.#limiter)) {
+            throw new TypeError(
+                `RateLimitStore: a second limiter has ${limiter}, the first ${this.#limiter}; \
+allowed: a store with a name of its own for each`,
+            );
+        }
+        this.#window = this.#windows.of(limit, windowMs, { countsAll });
+        this.#limit = limit;
+        this.#limiter = limiter;
+    }
+
+    /** The number that a key has used; undefined: it has no window. */
+    async get(key: string): Promise<Hits | undefined> {
+        const { used, isOpen, ...counted } = await this.#window.look(key);
+        return isOpen ? { totalHits: used, resetTime: resetTimeOf(counted) } : undefined;
+    }
+
+    /**
+     * Takes one; beyond the limit it answers more than that. Unchecked: the answer of the first request in a window.
+     */
+    async increment(key: string): Promise<Hits> {
+        const counted = await this.#window.take(key);
+        return { totalHits: counted.hits, resetTime: resetTimeOf(counted) };
+    }
+
+    /** Gives one back, for example for a failed request. */
+    async decrement(key: string): Promise<void> {
+        await this.#window.giveBack(key, 1, true);
+    }
+
+    async resetKey(key: string): Promise<void> {
+        await this.#windows.reset(key);
+    }
+
+    async resetAll(): Promise<void> {
+        await this.#windows.sender.row('resetKeys', {}, [this.prefix]);
+    }
+}
+
+/**
+ * The end of a wait by the clock of this process, with which the middleware compares it. It rounds the rest to seconds
+ * a moment later; the rest of a denial is then enough for one second.
+ */
+const resetTimeOf = ({ ok, wait }: { ok: boolean; wait: number }): Date =>
+    new Date(Date.now() + Math.max(spanOf(wait), ok ? 1 : 20));

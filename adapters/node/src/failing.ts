@@ -1,6 +1,6 @@
 // Calls that can't be decided now: the errors that say so, and the time-out.
 import { 'not now' as notNow } from '../../facts.json';
-import { causes, sqlstate } from './errors';
+import { allow, causes, sqlstate } from './errors';
 
 /** "open": a call that can't be decided now is allowed. Denials, mistakes and refused logins are errors in any case. */
 export type OnError = 'closed' | 'open';
@@ -45,8 +45,9 @@ const codesOf = (all: any[]) => all.map((each) => String(sqlstate(each) ?? each.
 const isState = (code: string) => /^(?!P[1-9])[0-9A-Z]{5}$/.test(code) && !NO_ANSWER.includes(code);
 
 /**
- * What to do with the calls of a statement that failed, as of Together. None is sent again if each would have failed
- * alone, or may have taken what it asked for.
+ * What to do with the calls of a statement that failed: they end with it, or each is sent again, alone; "apart": and so
+ * are those after them, since none can go together. None is sent again if each would have failed alone, or may have
+ * taken what it asked for.
  */
 export function fateOf(error: unknown, isSerializable: boolean): 'ended' | 'alone' | 'apart' {
     const state = codesOf(causes(error)).find(isState);
@@ -112,14 +113,10 @@ export function within<T>(running: Promise<T>, milliseconds: number): Promise<T>
 }
 
 /** Throws a TypeError for invalid options. */
-export function checkedFailing({ onError, timeout }: { onError?: unknown; timeout?: unknown }): void {
-    if (onError !== undefined && onError !== 'closed' && onError !== 'open') {
-        throw new TypeError(`onError is ${onError}; allowed: "closed", "open"`);
-    }
-    const isSpan = Number.isInteger(timeout) && (timeout as number) >= 1 && (timeout as number) <= 2 ** 31 - 1;
-    if (timeout !== undefined && !isSpan) {
-        throw new TypeError(`timeout is ${timeout}; allowed: milliseconds, an integer from 1 on`);
-    }
+export function checkedFailing({ onError = 'open', timeout = 1 }: { onError?: unknown; timeout?: any }): void {
+    allow(onError === 'closed' || onError === 'open', 'onError', onError, '"closed", "open"');
+    const isSpan = Number.isInteger(timeout) && timeout >= 1 && timeout <= 2 ** 31 - 1;
+    allow(isSpan, 'timeout', timeout, 'milliseconds, an integer from 1 on');
 }
 
 /** Runs a function, and ignores whatever it throws or rejects with. */

@@ -1,8 +1,8 @@
 // The store of @fastify/rate-limit.
+import { allow } from './errors';
 import { keyOf, spanOf, Windows, type RateLimitStoreOptions, type Window } from './window';
 
-export type { Database, Queryable } from './query';
-export type { RateLimitStoreOptions } from './window';
+export type { Database, Queryable, RateLimitStoreOptions } from './window';
 
 /** Receives the requests of a window, and the milliseconds until it ends. */
 export type Counted = (error: Error | null, result?: { current: number; ttl: number }) => void;
@@ -31,21 +31,20 @@ export function rateLimitStore(options: RateLimitStoreOptions): new (settings?: 
 }
 
 class Store implements RateLimitStore {
-    #windows: Windows;
-    #name: string;
     #countsAll: boolean;
 
-    constructor(windows: Windows, name: string, settings: any) {
-        for (const option of ['continueExceeding', 'exponentialBackoff']) {
-            if (settings[option]) throw new TypeError(`rateLimitStore: ${option} is true; allowed: false, its default`);
-        }
-        this.#windows = windows;
-        this.#name = name;
+    constructor(
+        private readonly windows: Windows,
+        private readonly name: string,
+        settings: any,
+    ) {
+        for (const option of ['continueExceeding', 'exponentialBackoff'])
+            allow(!settings[option], `rateLimitStore: ${option}`, true, 'false, its default');
         this.#countsAll = settings.ban >= 0;
     }
 
     #of(timeWindow: number, max: number): Window {
-        return this.#windows.of(max, timeWindow, { name: this.#name, countsAll: this.#countsAll });
+        return this.windows.of(max, timeWindow, { name: this.name, countsAll: this.#countsAll });
     }
 
     incr(key: string, counted: Counted, timeWindow: number, max: number): void {
@@ -65,6 +64,6 @@ class Store implements RateLimitStore {
         const { groupId, max, timeWindow, routeInfo: { method, url } = {} as any } = settings;
         // For fastify.rateLimit and createRateLimit there is no route.
         const part = groupId ?? (url === undefined ? `${max} in ${timeWindow} ms` : `${method} ${url}`);
-        return new Store(this.#windows, `${this.#windows.name}/${keyOf(part, 100)}`, settings);
+        return new Store(this.windows, `${this.windows.name}/${keyOf(part, 100)}`, settings);
     }
 }

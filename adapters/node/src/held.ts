@@ -14,19 +14,50 @@ interface Expiring extends Answer {
     expiresAt: Date | null;
 }
 
-export interface LeaseRow extends Expiring, Decided {}
+/** What ends with a block or a callback. */
+export interface Ending extends Expiring {}
+export abstract class Ending {
+    constructor(row: Expiring) {
+        Object.assign(this, row);
+    }
 
-export interface Lease extends LeaseRow {}
+    /** Ends it, unless that was done; FAILED: the work may have failed. */
+    protected abstract end(failed: boolean): Promise<unknown>;
+    /** Hears an error because of which it did not end, and expires. */
+    protected abstract unended(error: unknown): void;
+
+    /** Runs the callback, then ends this. An error of the end is one of the call, unless IGNORED takes it. */
+    static async during<T>(held: Ending, run: () => T | Promise<T>, ignored: (error: unknown) => boolean): Promise<T> {
+        let value: T;
+        try {
+            value = await run();
+        } catch (error) {
+            await held.end(true).catch((error) => held.unended(error));
+            throw error;
+        }
+        await held.end(false).catch((error) => {
+            if (!ignored(error)) throw error;
+            held.unended(error);
+        });
+        return value;
+    }
+
+    async [Symbol.asyncDispose](): Promise<void> {
+        await this.end(true);
+    }
+}
+
+export interface Lease extends Expiring, Decided {}
 /**
  * A lease of a concurrency limit, or a denial (`ok` is false). `await using` releases it. `remaining`: the slots that
  * are free, `resetAt`: when the last lease expires, `error`: it was granted unchecked, and there is no lease.
  */
-export class Lease {
+export class Lease extends Ending {
     #calls: LeaseCalls;
     #released = false;
 
-    constructor(row: LeaseRow, calls: LeaseCalls) {
-        Object.assign(this, row);
+    constructor(row: Expiring & Decided, calls: LeaseCalls) {
+        super(row);
         this.#calls = calls;
     }
 
@@ -47,11 +78,12 @@ export class Lease {
         return released;
     }
 
-    async [Symbol.asyncDispose](): Promise<void> {
-        await this.release();
+    protected end(): Promise<unknown> {
+        return this.release();
     }
+    protected unended(): void {}
 }
-export interface LeaseCalls {
+interface LeaseCalls {
     extend(lease: string): Promise<Date | null>;
     release(lease: string): Promise<boolean>;
 }
@@ -73,7 +105,7 @@ export const isCount = (used: unknown): boolean => typeof used === 'number' && u
 export type Otherwise = 'refund' | 'charge';
 
 /** How to settle and extend a hold, the listener for an unsettled one, and the effect of an error. */
-export interface HoldCalls<U, R, M, A> {
+interface HoldCalls<U, R, M, A> {
     settle(hold: string, used: U | undefined): Promise<R>;
     /** Asks for more, or for the tokens held, under the same id. */
     again(hold: string, more: M | undefined): Promise<A>;
@@ -81,22 +113,11 @@ export interface HoldCalls<U, R, M, A> {
     onException: Otherwise;
 }
 
-/** The ends of a hold, defined in this module. */
-let ends: {
-    /** Settles it unless that was done: with `used`, or else everything held. */
-    end(hold: Held<any, any, any, any>): Promise<void>;
-    /** The same if the work may have failed: without `used`, as onException says. */
-    fail(hold: Held<any, any, any, any>): Promise<void>;
-    /** Reports an error because of which the actual use was not settled. */
-    unsettled(hold: Held<any, any, any, any>, error: unknown): void;
-};
-
-interface Held<U extends Used, R, M, A extends Expiring> extends Expiring {}
 /**
  * Tokens that are held until they are settled. U: what was used; R: the answer to a settlement; M: what more to hold;
  * A: the answer to that. `error`: it was allowed unchecked, and there is no hold.
  */
-abstract class Held<U extends Used, R, M, A extends Expiring> {
+abstract class Held<U extends Used, R, M, A extends Expiring> extends Ending {
     /**
      * The use so far, if the application knows it: settled when the block or the callback ends. If it is not a number
      * of tokens, everything held is settled, and onUnsettled is called.
@@ -106,12 +127,14 @@ abstract class Held<U extends Used, R, M, A extends Expiring> {
     #settled = false;
 
     constructor(row: A, calls: HoldCalls<U, R, M, A>) {
-        Object.assign(this, row);
+        super(row);
         this.#calls = calls;
     }
 
     /** The part of it that is numbers of tokens; undefined: none. */
-    protected abstract counts(used: U): U | undefined;
+    protected counts(used: U): U | undefined {
+        return isCount(used) ? used : undefined;
+    }
     /** The answer if there is nothing to settle. */
     protected abstract readonly nothing: R;
     protected abstract holds(answer: A): void;
@@ -122,7 +145,7 @@ abstract class Held<U extends Used, R, M, A extends Expiring> {
      */
     async settle(used: U | undefined = this.used): Promise<R> {
         this.used = used === undefined ? undefined : this.counts(used);
-        if (this.used !== used) this.#unsettled(new TypeError(`used is ${inspect(used)}; allowed: a number from 0 on`));
+        if (this.used !== used) this.unended(new TypeError(`used is ${inspect(used)}; allowed: a number from 0 on`));
         if (this.id === null) return this.nothing;
         const answer = await this.#calls.settle(this.id, this.used);
         this.#settled = true;
@@ -144,34 +167,18 @@ abstract class Held<U extends Used, R, M, A extends Expiring> {
         return answer.ok;
     }
 
-    async #end(): Promise<void> {
+    protected async end(failed: boolean): Promise<void> {
+        if (failed && this.#calls.onException === 'refund') this.used ??= 0 as U;
         if (!this.#settled && this.ok) await this.settle();
     }
 
-    async #fail(): Promise<void> {
-        if (this.#calls.onException === 'refund') this.used ??= 0 as U;
-        await this.#end();
-    }
-
-    #unsettled(error: any): void {
+    protected unended(error: any): void {
         const { id, used } = this;
         if (id !== null) quietly(() => this.#calls.unsettled({ hold: id, used, error }));
     }
-
-    static {
-        ends = {
-            end: (hold) => hold.#end(),
-            fail: (hold) => hold.#fail(),
-            unsettled: (hold, error) => hold.#unsettled(error),
-        };
-    }
-
-    async [Symbol.asyncDispose](): Promise<void> {
-        await this.#fail();
-    }
 }
 
-export interface HoldRow extends Expiring, Decided {
+interface HoldRow extends Expiring, Decided {
     /** The tokens held. */
     held: number | null;
 }
@@ -179,9 +186,6 @@ export interface HoldRow extends Expiring, Decided {
 export interface Hold extends HoldRow {}
 /** A hold of one limit, or a denial (`ok` is false). `await using` settles `used`, or as onException says. */
 export class Hold extends Held<number, Result, number, HoldRow> {
-    protected counts(used: number): number | undefined {
-        return isCount(used) ? used : undefined;
-    }
     protected get nothing(): Result {
         return resultOf({ ok: this.ok });
     }
@@ -196,7 +200,7 @@ export interface HoldRequestResult extends RequestResult {
     /** The tokens or slots held. */
     held: number | null;
 }
-export interface HoldAllRow extends Expiring {
+interface HoldAllRow extends Expiring {
     /** The denying request with the longest wait; null: all are held. */
     readonly deniedBy: RequestResult | null;
     /** In the order of the requests. */
@@ -206,8 +210,8 @@ export interface HoldAllRow extends Expiring {
 export interface HoldAll<M = unknown> extends HoldAllRow {}
 /** A hold of several limits, or a denial. `await using` settles `used`, or as onException says. */
 export class HoldAll<M = unknown> extends Held<Used, SettleResult[], M, HoldAllRow> {
-    protected counts(used: Used): Used | undefined {
-        if (typeof used !== 'object' || used === null || Array.isArray(used)) return isCount(used) ? used : undefined;
+    protected override counts(used: Used): Used | undefined {
+        if (typeof used !== 'object' || used === null || Array.isArray(used)) return super.counts(used);
         const given = Object.entries(used).filter(([, each]) => each !== undefined);
         const counts = given.filter(([, each]) => isCount(each));
         if (counts.length === given.length) return used;
@@ -219,43 +223,4 @@ export class HoldAll<M = unknown> extends Held<Used, SettleResult[], M, HoldAllR
     protected holds({ results }: HoldAllRow): void {
         this.results = results;
     }
-}
-
-/** Runs the callback, then releases the lease. If that fails with an error that IGNORED takes, the lease expires. */
-export async function released<T>(
-    lease: Lease,
-    run: (lease: Lease) => T | Promise<T>,
-    ignored: (error: unknown) => boolean,
-): Promise<T> {
-    let value: T;
-    try {
-        value = await run(lease);
-    } catch (error) {
-        await lease.release().catch(ignore); // it expires
-        throw error;
-    }
-    await lease.release().catch((error) => {
-        if (!ignored(error)) throw error;
-    });
-    return value;
-}
-
-/** Runs the callback, then settles the hold: by its use, or everything held; if it throws, as onException says. */
-export async function settled<T, H extends Held<any, any, any, any>>(
-    hold: H,
-    run: (hold: H) => T | Promise<T>,
-    ignored: (error: unknown) => boolean,
-): Promise<T> {
-    let value: T;
-    try {
-        value = await run(hold);
-    } catch (error) {
-        await ends.fail(hold).catch((error) => ends.unsettled(hold, error)); // it expires
-        throw error;
-    }
-    await ends.end(hold).catch((error) => {
-        if (!ignored(error)) throw error;
-        ends.unsettled(hold, error);
-    });
-    return value;
 }

@@ -1,3 +1,1 @@
-export type { Database, Queryable } from './query';
-export type { RateLimitStoreOptions } from './window';
-export { RateLimitStore, type Hits } from './store';
+export * from './express-rate-limit';

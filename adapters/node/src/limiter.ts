@@ -1,46 +1,18 @@
 // The client: limits by name, known to the compiler, in the caller's own transaction.
-import { setTimeout as sleep } from 'node:timers/promises';
-
 import { lends } from '../../facts.json';
-import { Batch, type Request } from './batch';
-import type { Value } from './calculate';
-import { Calls, prefix, requestOf, type Call, type HeaderStyle } from './calls';
-import type { Checked, ConfigOf, Definitions, Duration, HoldKind, Kind, LeaseKind, NameOf, TokenKind } from './config';
-import {
-    Hold,
-    HoldAll,
-    Lease,
-    released,
-    settled,
-    warnUnsettled,
-    type HoldAllRow,
-    type HoldRow,
-    type LeaseCalls,
-    type Otherwise,
-    type Unsettled,
-    type Used,
-} from './held';
 import { Borrowed, type BorrowOptions } from './borrowed';
-import { Denials, idOf, Question, type RememberDenials } from './denials';
-import { Lines } from './lines';
-import { checkedFailing, ignore, isNotNow, quietly, type OnError } from './failing';
-import { checked, inTransaction, isLender, type Database } from './query';
-import {
-    allOf,
-    date,
-    denial,
-    denying,
-    denyingRows,
-    milliseconds,
-    number,
-    resultOf,
-    tokensOf,
-    type AllResult,
-    type LimitedBy,
-    type Result,
-    type SettleResult,
-} from './results';
-import { innermost, type RateLimitError } from './errors';
+import type { Value } from './calculate';
+import { prefix, type Call, type HeaderStyle } from './calls';
+import type { Checked, ConfigOf, Definitions, Duration, HoldKind, Kind, LeaseKind, NameOf, TokenKind } from './config';
+import type { RememberDenials } from './denials';
+import { allow } from './errors';
+import { checkedFailing, type OnError } from './failing';
+import { Ending, Hold, HoldAll, Lease, warnUnsettled, type Otherwise, type Unsettled, type Used } from './held';
+import { Lines, pause } from './lines';
+import { inTransaction, type Database } from './query';
+import { allOf, date, denial, denying, number, resultOf, tokensOf } from './results';
+import type { AllResult, Denied, LimitedBy, Result, SettleResult } from './results';
+import { EXTENDS, Sender, type AnyOptions, type Sent } from './sender';
 
 /** The identity that a call counts for. A number is the same as its text. */
 export type Key = string | number | bigint;
@@ -113,7 +85,7 @@ interface Asks extends CallOptions {
     /** What to do if this call can't be decided. Not with `db`, because an error aborts its transaction. */
     onError?: OnError | undefined;
 }
-interface Throws {
+export interface Throws {
     /** `true`: a denial is a RateLimitError. */
     throws?: boolean | undefined;
     /** Tries again for at most this number of milliseconds. Not in a transaction. */
@@ -151,6 +123,9 @@ export interface AcquireOptions extends Asks, Throws {
     /** Slots. Default: 1. */
     count?: number | undefined;
 }
+interface LeaseOptions extends CallOptions {
+    config?: ConfigOf<LeaseKind> | undefined;
+}
 export interface HoldAllOptions extends Asks, Throws {
     /** The time until it expires. Default: 10 minutes. */
     ttl?: Duration | undefined;
@@ -183,23 +158,6 @@ export type LimitRequest<D, K extends Kind = TokenKind> =
 
 type HoldRequests<D> = LimitRequest<D, HoldKind | 'concurrency'>[];
 
-/** Calls that take, which onDecision hears; and calls after which remembered denials no longer hold. */
-const TAKES: Call[] = ['limit', 'limitAll', 'take', 'acquire', 'hold', 'holdAll'];
-const FORGETS: Call[] = ['reset', 'credit', 'define', 'resetKeys', 'unblock'];
-
-/** Of a pool: those of limiters with the same schema and statements. */
-const BATCHES = new WeakMap<object, Map<string, Batch>>();
-
-type AnyOptions = Record<string, any>;
-/** Marks the options of a call that takes no more than it has: onDecision is not called. */
-const EXTENDS = Symbol('extends');
-/** A request of several. */
-interface Sent {
-    name: string;
-    key: string;
-    count?: number;
-    config?: { kind: Kind };
-}
 /** The slots that a call waits for, which may be released at any time: its id, and whether they alone deny it. */
 interface Slots<R> {
     id: string;
@@ -208,94 +166,38 @@ interface Slots<R> {
 /** The milliseconds after which a caller that waits for slots checks again. */
 const LOOK = 250;
 
-const OPEN_WITH_DB =
-    'onError is "open" in a call with db: an error aborts its transaction, so nothing can be allowed in it; pass one of them';
-
-/** How a store asks its limiter, defined in this module. VALUES begin with the name and the key. */
-export let ofStore: {
-    /** The row of a statement. */
-    row(limiter: RateLimiter<any>, call: Call, values: unknown[], options: AnyOptions): Promise<any>;
-    /** The row that RUN returns for a call; if it fails open, one with its error. */
-    decided(limiter: RateLimiter<any>, call: Call, values: unknown[], run: () => Promise<any>): Promise<any>;
-};
-
 export class RateLimiter<const D extends Definitions = {}> {
-    static {
-        ofStore = {
-            row: (limiter, call, values, options) => limiter.#row(call, options, values),
-            async decided(limiter, call, values, run) {
-                const [name, key, count] = values as [string, string, number];
-                const one = async () => [await run()];
-                return (await limiter.#heard(call, [{ name, key, count }], {}, values, one))[0];
-            },
-        };
-    }
-
     readonly definitions: D;
-    #db: unknown;
     #schema: string | undefined;
     #defined: boolean;
-    #onError: OnError;
-    #timeout: number | undefined;
-    #denials: Denials | undefined;
-    #onDecision: ((decision: Decision) => void) | undefined;
     #onUnsettled: (unsettled: Unsettled) => void;
-    #calls: Calls;
-    #prepare: boolean;
-    /** The calls that go together. */
-    #batch: Batch | undefined;
+    #sender: Sender;
     #lines = new Lines();
 
     constructor(definitions: D & Checked<D>, options: RateLimiterOptions = {}) {
-        const { db, schema, defined = false, onError = 'closed', timeout, onDecision } = options;
-        const { onUnsettled = warnUnsettled } = options;
         if (typeof definitions !== 'object' || definitions === null) {
             throw new TypeError('the limits of a RateLimiter are an object: their names, and the config of each');
         }
         this.definitions = { ...definitions };
-        this.#db = db === undefined ? undefined : checked(db);
+        const { schema, defined = false, onUnsettled = warnUnsettled } = options;
         this.#schema = schema;
         this.#defined = defined;
-        checkedFailing(options);
-        this.#onError = onError;
-        this.#timeout = timeout;
-        this.#denials = Denials.of(options.rememberDenials);
-        this.#onDecision = onDecision;
         this.#onUnsettled = onUnsettled;
-        this.#calls = new Calls(schema);
-        const { prepare = true, batch = true } = options;
-        for (const [option, is] of Object.entries({ prepare, batch }))
-            if (typeof is !== 'boolean') throw new TypeError(`${option} is ${is}; allowed: true, false`);
-        this.#prepare = prepare;
-        if (batch && db !== undefined && isLender(db)) this.#batch = this.#batchOf(db, `${prepare} ${schema}`);
-    }
-
-    /** The limiters of a pool have one. */
-    #batchOf(db: any, like: string): Batch {
-        const batches = BATCHES.get(db) ?? new Map<string, Batch>();
-        BATCHES.set(db, batches);
-        const [calls, prepare] = [this.#calls, this.#prepare];
-        const send = (requests: Request[], timeout?: number) => calls.each(db, requests, { timeout, prepare });
-        const batch = batches.get(like) ?? new Batch({ send, fate: (error) => calls.fate(error) }, db.options?.max ?? 10);
-        batches.set(like, batch);
-        return batch;
+        this.#sender = new Sender(options);
     }
 
     /** Takes tokens, in the transaction `db` if given. A denial takes nothing. */
     limit<N extends NameOf<D, TokenKind>>(name: N, ...options: Rest<D[N], LimitOptions>): Promise<Result>;
     limit(name: string, options: LimitOptions & Inline<TokenKind>): Promise<Result>;
     async limit(name: string, options: AnyOptions = {}): Promise<Result> {
-        const values = this.#asked(name, options);
-        return this.#passing(name, options, async () => resultOf(await this.#decided('limit', options, values)));
+        return this.#one('limit', name, options);
     }
 
     /** The result that limit would return. Takes nothing. */
     check<N extends NameOf<D, Kind>>(name: N, ...options: Rest<D[N], CheckOptions>): Promise<Result>;
     check(name: string, options: CheckOptions & Inline<Kind>): Promise<Result>;
     async check(name: string, options: AnyOptions = {}): Promise<Result> {
-        const values = this.#asked(name, options);
-        const once = { ...options, wait: undefined };
-        return this.#passing(name, once, async () => resultOf(await this.#decided('check', options, values)));
+        return this.#one('check', name, { ...options, wait: undefined });
     }
 
     /** Fills the limit of the key again; false: it was full. */
@@ -303,7 +205,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     reset(name: string, options: CallOptions & Inline<Kind>): Promise<boolean>;
     async reset(name: string, options: AnyOptions = {}): Promise<boolean> {
         this.#configOf(name, options);
-        return (await this.#row('reset', options, [name, keyOf(options)])).ok;
+        return (await this.#sender.row('reset', options, [name, keyOf(options)])).ok;
     }
 
     /** Gives back tokens that were taken and not used. */
@@ -312,28 +214,25 @@ export class RateLimiter<const D extends Definitions = {}> {
     async credit(name: string, options: AnyOptions = {}): Promise<Result> {
         const { count = 1, takenAt } = options;
         const values = [name, keyOf(options), count, takenAt?.toISOString() ?? null, this.#configOf(name, options)];
-        return resultOf(await this.#row('credit', options, values));
+        return resultOf(await this.#sender.row('credit', options, values));
     }
 
     /** The limit's config and the key's state: rl_calculate, or a client, computes answers from them. */
     getValue<N extends NameOf<D, Kind>>(name: N, ...options: Rest<D[N], CallOptions>): Promise<Value>;
     getValue(name: string, options: CallOptions & Inline<Kind>): Promise<Value>;
     async getValue(name: string, options: AnyOptions = {}): Promise<Value> {
-        const row = await this.#row('value', options, [name, keyOf(options), this.#configOf(name, options)]);
+        const row = await this.#sender.row('value', options, [name, keyOf(options), this.#configOf(name, options)]);
         return JSON.parse(row.value);
     }
 
     /** Takes tokens from several limits: from all of them, or from none. */
     async limitAll(requests: LimitRequest<D>[], options: LimitAllOptions = {}): Promise<AllResult> {
-        const list = this.#listOf(requests);
-        return this.#passingAll(options, async () => allOf(await this.#decidedAll('limitAll', list, options)));
+        return this.#all('limitAll', requests, options);
     }
 
     /** The result that limitAll would return. Takes nothing. */
     async checkAll(requests: LimitRequest<D>[], options: CheckAllOptions = {}): Promise<AllResult> {
-        const list = this.#listOf(requests);
-        const once = { ...options, wait: undefined };
-        return this.#passingAll(once, async () => allOf(await this.#decidedAll('checkAll', list, options)));
+        return this.#all('checkAll', requests, { ...options, wait: undefined });
     }
 
     /**
@@ -352,20 +251,20 @@ export class RateLimiter<const D extends Definitions = {}> {
         if (!lends.includes(kind)) throw new TypeError(`${kind} can't be borrowed; allowed: ${lends.join(', ')}`);
         checkedFailing({ onError });
         const checkApart = () => {
-            if (inTransaction(this.#of({})))
+            if (inTransaction(this.#sender.of({})))
                 throw new TypeError('db is in a transaction, whose rollback would undo what is borrowed and returned');
         };
         return new Borrowed(options, {
             keyOf,
             take: async (key, atLeast, atMost) => {
                 checkApart();
-                return this.#decided('take', { onError }, [name, key, atLeast, sent, atMost]);
+                return this.#sender.decided('take', { onError }, [name, key, atLeast, sent, atMost]);
             },
             giveBack: async (key, count, takenAt) => {
                 checkApart();
                 return this.credit(name, { key, count, takenAt, config } as any);
             },
-            patiently: (asked, attempt) => this.#passing(name, asked, attempt),
+            patiently: (asked, attempt) => this.#patiently(asked, name, attempt),
         });
     }
 
@@ -374,18 +273,16 @@ export class RateLimiter<const D extends Definitions = {}> {
     acquire(name: string, options: AcquireOptions & Inline<LeaseKind>): Promise<Lease>;
     async acquire(name: string, options: AnyOptions = {}): Promise<Lease> {
         const { count = 1, config, db } = options;
-        const calls: LeaseCalls = {
-            extend: (lease) => this.extend(name, lease, { config, db }),
-            release: (lease) => this.release(name, lease, { config, db }),
-        };
         const values = [name, keyOf(options), count, this.#configOf(name, options)];
         const acquire = async () => {
-            const row = await this.#decided('acquire', options, values);
+            const row = await this.#sender.decided('acquire', options, values);
             const { headers, ...result } = resultOf(row);
-            return new Lease({ ...result, id: row.lease ?? null, expiresAt: date(row.expires) }, calls);
+            return new Lease({ ...result, id: row.lease ?? null, expiresAt: date(row.expires) }, {
+                extend: (lease) => this.extend(name, lease, { config, db }),
+                release: (lease) => this.release(name, lease, { config, db }),
+            });
         };
-        const slots = { id: JSON.stringify(values), denies: () => true };
-        return this.#passing(name, options, acquire, slots);
+        return this.#patiently(options, name, acquire, { id: JSON.stringify(values), denies: () => true });
     }
 
     /** Runs the callback with a lease, and then releases it. A denial is a RateLimitError. */
@@ -401,25 +298,17 @@ export class RateLimiter<const D extends Definitions = {}> {
     ): Promise<T>;
     async withLease<T>(name: string, options: AnyOptions, run: (lease: Lease) => T | Promise<T>): Promise<T> {
         const lease = await this.acquire(name, { ...options, throws: true } as any);
-        return released(lease, run, (error) => this.#opens(options, error));
+        return this.#during(lease, options, run);
     }
 
     /** Extends a lease by its limit's ttl; null: it has expired, or was released. */
-    async extend(
-        name: string,
-        lease: string | null,
-        options: CallOptions & { config?: ConfigOf<LeaseKind> | undefined } = {},
-    ): Promise<Date | null> {
-        return date((await this.#row('extend', options, [lease, this.#configOf(name, options)])).expires);
+    async extend(name: string, lease: string | null, options: LeaseOptions = {}): Promise<Date | null> {
+        return date((await this.#sender.row('extend', options, [lease, this.#configOf(name, options)])).expires);
     }
 
     /** Frees the slots of a lease; false: it has expired, or was released before. */
-    async release(
-        name: string,
-        lease: string | null,
-        options: CallOptions & { config?: ConfigOf<LeaseKind> | undefined } = {},
-    ): Promise<boolean> {
-        return (await this.#row('release', options, [lease, this.#configOf(name, options)])).ok;
+    async release(name: string, lease: string | null, options: LeaseOptions = {}): Promise<boolean> {
+        return (await this.#sender.row('release', options, [lease, this.#configOf(name, options)])).ok;
     }
 
     /** Takes an estimate now; settle gives back the unused tokens. */
@@ -432,12 +321,14 @@ export class RateLimiter<const D extends Definitions = {}> {
         const [key, config] = [keyOf(options), this.#configOf(name, options)];
         const ask = async (asked: AnyOptions, count: number, id: string | null, atLeast: number | null) => {
             const values = [name, key, count, interval(ttl), id, atLeast, onExpiry, reserve, config];
-            return holdOf(await this.#decided('hold', asked, values));
+            const row = await this.#sender.decided('hold', asked, values);
+            const { headers, ...result } = resultOf(row);
+            return { ...result, id: row.hold ?? null, held: number(row.held), expiresAt: date(row.expires) };
         };
-        return this.#passing(name, options, async () => {
+        return this.#patiently(options, name, async () => {
             const hold: Hold = new Hold(await ask(options, count, id, atLeast), {
                 settle: (id, used) => this.settle(id, used, { db }),
-                again: (id, more) => ask(extending({ db, onError }, more), more ?? hold.held!, id, null),
+                again: (id, more) => ask({ db, onError, [EXTENDS]: more === undefined }, more ?? hold.held!, id, null),
                 unsettled: this.#onUnsettled,
                 onException,
             });
@@ -447,7 +338,7 @@ export class RateLimiter<const D extends Definitions = {}> {
 
     /** Gives back the unused tokens of a hold, or takes those used beyond it. `ok`: it was not settled before. */
     async settle(hold: string | null, used?: number, options: CallOptions = {}): Promise<Result> {
-        return resultOf(await this.#row('settle', options, [hold, used ?? null]));
+        return resultOf(await this.#sender.row('settle', options, [hold, used ?? null]));
     }
 
     /**
@@ -463,11 +354,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     withHold<T>(name: string, options: HoldOptions & Inline<HoldKind>, run: (hold: Hold) => T | Promise<T>): Promise<T>;
     async withHold<T>(name: string, options: AnyOptions, run: (hold: Hold) => T | Promise<T>): Promise<T> {
         const hold = await this.hold(name, { ...options, throws: true } as any);
-        const begun = async () => {
-            await begins(hold, [hold], options.signal);
-            return run(hold);
-        };
-        return settled(hold, begun, (error) => this.#opens(options, error));
+        return this.#during(hold, options, run);
     }
 
     /** Holds tokens of several limits: of all of them, or of none. An exempt caller has no requests. */
@@ -479,14 +366,14 @@ export class RateLimiter<const D extends Definitions = {}> {
         checkedOtherwise(onException);
         const list = this.#listOf(requests);
         const ask = async (asked: AnyOptions, list: Sent[], id: string | null) => {
-            const values = [interval(ttl), id, onExpiry];
-            return holdAllOf(await this.#decidedAll('holdAll', list, asked, values));
+            const values = [JSON.stringify(list), interval(ttl), id, onExpiry];
+            return holdAllOf(await this.#sender.decidedAll('holdAll', list, asked, values));
         };
         const hold = async () =>
             new HoldAll<HoldRequests<D>>(list.length === 0 ? holdAllOf([]) : await ask(options, list, id), {
                 settle: (id, used) => this.settleAll(id, used, { db }),
-                again: async (id, more) =>
-                    ask(extending({ db, onError }, more), more === undefined ? list : this.#listOf(more), id),
+                again: (id, more) =>
+                    ask({ db, onError, [EXTENDS]: more === undefined }, more === undefined ? list : this.#listOf(more), id),
                 unsettled: this.#onUnsettled,
                 onException,
             });
@@ -496,12 +383,12 @@ export class RateLimiter<const D extends Definitions = {}> {
             denies: ({ results }) =>
                 denying(results).every((each) => isOfSlots(list[results.indexOf(each)])),
         };
-        return this.#passingAll(options, hold, list.some(isOfSlots) ? slots : undefined);
+        return this.#patiently(options, '', hold, list.some(isOfSlots) ? slots : undefined);
     }
 
     /** Settles each limit of a hold: by its use, or everything held for limits that `used` does not name. */
     async settleAll(hold: string | null, used?: Used, options: CallOptions = {}): Promise<SettleResult[]> {
-        const rows = await this.#rows('settleAll', options, [hold, used === undefined ? null : JSON.stringify(used)]);
+        const rows = await this.#sender.rows('settleAll', options, [hold, JSON.stringify(used) ?? null]);
         return rows.map((row) => ({ name: row.name, key: row.key, ...tokensOf(row) }));
     }
 
@@ -512,23 +399,19 @@ export class RateLimiter<const D extends Definitions = {}> {
         run: (hold: HoldAll<HoldRequests<D>>) => T | Promise<T>,
     ): Promise<T> {
         const hold = await this.holdAll(requests, { ...options, throws: true });
-        const begun = async () => {
-            await begins(hold, hold.results, options.signal);
-            return run(hold);
-        };
-        return settled(hold, begun, (error) => this.#opens(options, error));
+        return this.#during(hold, options, run);
     }
 
     /** Defines the limits in the database that differ; returns their names. Undefines none. */
     async define({ db }: CallOptions = {}): Promise<string[]> {
-        return (await this.#rows('define', { db }, [JSON.stringify(this.definitions)])).map(({ name }) => name);
+        return (await this.#sender.rows('define', { db }, [JSON.stringify(this.definitions)])).map(({ name }) => name);
     }
 
     /**
      * Deletes a batch of rows that no result depends on, and gives back what has expired; resolves to the number of rows.
      */
     async prune({ maxRows = 10_000, undefinedIdle, db }: PruneOptions = {}): Promise<number> {
-        return (await this.#rows('prune', { db }, [maxRows, undefinedIdle ?? null]))[0].rows;
+        return (await this.#sender.row('prune', { db }, [maxRows, undefinedIdle ?? null])).rows;
     }
 
     /** The limits' definitions as SQL, for a migration. */
@@ -541,38 +424,6 @@ export class RateLimiter<const D extends Definitions = {}> {
     }
 
     // From here on: shared parts of the calls.
-
-    #of(options: AnyOptions): any {
-        if (options.db !== undefined) return checked(options.db);
-        if (this.#db !== undefined) return this.#db;
-        throw new TypeError('nothing runs SQL: pass db to RateLimiter, or with the call');
-    }
-
-    async #rows(call: Call, options: AnyOptions, values: unknown[]): Promise<any[]> {
-        const db = this.#of(options);
-        // In a transaction the statement would continue, and the next one wait for it.
-        const isOwn = options.db === undefined && !inTransaction(db);
-        const { onError = this.#onError } = options;
-        const timeout = this.#timeout ?? (onError === 'open' ? 5000 : undefined);
-        const prepare = this.#prepare && options.db === undefined;
-        const send = (timeout?: number) => this.#calls.rows(db, call, values, { timeout, prepare }, options.headers);
-        if (this.#batch && call === 'limit' && options.db === undefined) {
-            const request = () => requestOf(values, options.headers);
-            return this.#batch.join({ request, alone: send }, timeout, options.signal);
-        }
-        const run = () => send(isOwn ? timeout : undefined);
-        if (!this.#denials || !FORGETS.includes(call)) return run();
-        const ofAll = call === 'define' || call === 'resetKeys';
-        return this.#denials.forgetting(ofAll ? undefined : idOf(values[0] as string, values[1] as string), run);
-    }
-    async #row(call: Call, options: AnyOptions, values: unknown[]): Promise<any> {
-        return (await this.#rows(call, options, values))[0];
-    }
-
-    /** Whether a call that failed with this error is allowed. Not in a transaction, which the error has aborted. */
-    #opens({ db, onError = this.#onError }: AnyOptions, error: unknown): boolean {
-        return db === undefined && onError === 'open' && isNotNow(error) && !inTransaction(this.#db);
-    }
 
     /** The config that a call sends, as JSON; null: none. Throws a TypeError for an unknown name. */
     #configOf(name: string, { config }: AnyOptions): string | null {
@@ -596,97 +447,48 @@ export class RateLimiter<const D extends Definitions = {}> {
         });
     }
 
-    #asked(name: string, options: AnyOptions): unknown[] {
+    /** A call that decides on one limit. */
+    #one(call: Call, name: string, options: AnyOptions): Promise<Result> {
         const { count = 1, reserve = false } = options;
-        return [name, keyOf(options), count, reserve, this.#configOf(name, options)];
+        const values = [name, keyOf(options), count, reserve, this.#configOf(name, options)];
+        return this.#patiently(options, name, async () => resultOf(await this.#sender.decided(call, options, values)));
+    }
+    #all(call: Call, requests: unknown, options: AnyOptions): Promise<AllResult> {
+        const list = this.#listOf(requests);
+        const values = [JSON.stringify(list)];
+        return this.#patiently(options, '', async () => allOf(await this.#sender.decidedAll(call, list, options, values)));
     }
 
-    /** The row of a call that decides on one limit. */
-    async #decided(call: Call, options: AnyOptions, values: unknown[]): Promise<any> {
-        const [name, key, count] = values as [string, string, number];
-        return (await this.#heard(call, [{ name, key, count }], options, values))[0];
-    }
-    #decidedAll(call: Call, list: Sent[], options: AnyOptions, values: unknown[] = []): Promise<any[]> {
-        return this.#heard(call, list, options, [JSON.stringify(list), ...values]);
-    }
-
-    /**
-     * The rows of a deciding call, by RUN; if it fails open, rows in their place. Reports the decision to onDecision if
-     * the call takes. If several are denied together: the denying ones.
-     */
-    async #heard(
-        call: Call,
-        list: Sent[],
+    /** Runs the callback when reserved work may begin, and then ends what is held. If the wait is ended, none was used. */
+    #during<H extends Lease | Hold | HoldAll<any>, T>(
+        held: H,
         options: AnyOptions,
-        values: unknown[],
-        run = () => this.#rows(call, options, values),
-    ): Promise<any[]> {
-        checkedFailing({ onError: options.onError });
-        if (options.onError === 'open' && options.db !== undefined) throw new TypeError(OPEN_WITH_DB);
-        const asked = this.#asking(call, options, values);
-        const began = performance.now();
-        const report = (name: string, ok: boolean, row: any, more: Partial<Decision> = {}) => {
-            if (!this.#onDecision || !TAKES.includes(call) || EXTENDS in options) return;
-            const [retryAfter, limitedBy] = [milliseconds(row.wait), row.limited ?? null];
-            const decision: Decision = { name, ok, retryAfter, limitedBy, ms: performance.now() - began, ...more };
-            quietly(() => this.#onDecision?.(decision));
+        run: (held: H) => T | Promise<T>,
+    ): Promise<T> {
+        const begun = async () => {
+            const waits = ('results' in held ? held.results : [held]).map(({ retryAfter }) => retryAfter ?? 0);
+            const until = performance.now() + Math.max(...waits);
+            try {
+                for (let left; (left = until - performance.now()) > 0; ) await pause(Math.ceil(left), options.signal);
+            } catch (error) {
+                (held as Hold).used = 0;
+                throw error;
+            }
+            return run(held);
         };
-        const known = asked && this.#denials?.known(asked);
-        let rows: any[];
-        try {
-            rows = known ?? (await run());
-        } catch (outer) {
-            const [ok, error] = [this.#opens(options, outer), innermost(outer)];
-            for (const name of new Set(list.map(({ name }) => name))) report(name, ok, {}, { error });
-            if (!ok) throw outer;
-            return list.map(({ name, key, count = 1 }) => ({ name, key, ok, held: count, error }));
-        }
-        if (asked && !known) this.#denials?.learn(asked, rows);
-        const deny = denyingRows(rows);
-        rows.forEach((row, n) => {
-            if (row.ok || deny.includes(row)) report(list[n].name, row.ok, row, known && { remembered: true });
-        });
-        return rows;
-    }
-
-    /** A call with a denial that may be remembered. In a transaction others don't see its denials. */
-    #asking(call: Call, options: AnyOptions, values: unknown[]): Question | undefined {
-        if (!this.#denials || options.db !== undefined || inTransaction(this.#of(options))) return undefined;
-        const [name, key, count, ...config] = values as [string, string, number, ...unknown[]];
-        const like = JSON.stringify([...config, options.headers]);
-        if (call === 'take') return new Question(idOf(name, key), JSON.stringify([call, config[0]]), count);
-        if (call === 'limit' || call === 'check') return new Question(idOf(name, key), like, count);
-        return call === 'limitAll' || call === 'checkAll' ? new Question(name, like, 0) : undefined;
-    }
-
-    #passing<R extends Pick<Result, 'ok' | 'retryAfter' | 'retryAt'> & Partial<Pick<Result, 'headers'>>>(
-        name: string,
-        options: AnyOptions,
-        attempt: () => Promise<R>,
-        slots?: Slots<R>,
-    ): Promise<R> {
-        return this.#patiently(options, attempt, (result) => denial(name, result), slots);
-    }
-
-    #passingAll<R extends Pick<AllResult, 'ok' | 'retryAfter' | 'deniedBy'> & Partial<Pick<Result, 'headers'>>>(
-        options: AnyOptions,
-        attempt: () => Promise<R>,
-        slots?: Slots<R>,
-    ): Promise<R> {
-        const error = ({ deniedBy, headers }: R) => denial(deniedBy!.name, { ...deniedBy!, headers });
-        return this.#patiently(options, attempt, error, slots);
+        return Ending.during(held, begun, (error) => this.#sender.opens(options, error));
     }
 
     /** The answer of an attempt, or of later ones as long as the wait allows; or its denial as an error. */
-    async #patiently<R extends { ok: boolean; retryAfter: number | null }>(
+    async #patiently<R extends Denied>(
         options: AnyOptions,
+        name: string,
         attempt: () => Promise<R>,
-        error: (result: R) => RateLimitError,
         slots?: Slots<R>,
     ): Promise<R> {
         const { wait = 0, throws = false, signal } = options;
-        if (!(wait >= 0)) throw new TypeError(`wait is ${wait}; allowed: milliseconds`);
-        if (wait > 0 && inTransaction(this.#of(options)))
+        allow(wait >= 0, 'wait', wait, 'milliseconds');
+        if (wait > 0 && inTransaction(this.#sender.of(options)))
             throw new TypeError('wait would keep the transaction open: wait outside of it');
         const until = performance.now() + wait;
         const attempts = async () => {
@@ -697,37 +499,21 @@ export class RateLimiter<const D extends Definitions = {}> {
                 const left = until - performance.now();
                 const mayCome = slots?.denies(result);
                 if (retryAfter === null || left <= 0 || (retryAfter > left && !mayCome)) {
-                    if (throws) throw error(result);
+                    if (throws) throw denial(result, name);
                     return result;
                 }
-                await sleep(spread(mayCome ? Math.min(retryAfter, LOOK) : retryAfter, left), undefined, { signal });
+                await pause(spread(mayCome ? Math.min(retryAfter, LOOK) : retryAfter, left), signal);
             }
         };
         if (!slots || wait === 0) return attempts();
-        return this.#lines.join(this.#of(options), slots.id, wait, signal, attempts);
+        return this.#lines.join(this.#sender.of(options), slots.id, wait, signal, attempts);
     }
 }
 
 /** A wait, and up to a tenth more, so that callers that wait for the same moment do not come back at once. */
 function spread(wait: number, most: number): number {
     const jitter = Math.random() * Math.max(wait / 10, 20);
-    return Math.min(wait + jitter, most, 2 ** 31 - 1);
-}
-
-/** Waits until reserved work may begin. If the wait is ended, the hold is given back. */
-async function begins(
-    hold: { settle(used: 0): Promise<unknown> },
-    results: Pick<Result, 'retryAfter'>[],
-    signal?: AbortSignal,
-): Promise<void> {
-    const until = performance.now() + Math.max(...results.map(({ retryAfter }) => retryAfter ?? 0));
-    try {
-        for (let left; (left = until - performance.now()) > 0; )
-            await sleep(Math.min(Math.ceil(left), 2 ** 31 - 1), undefined, { signal });
-    } catch (error) {
-        await hold.settle(0).catch(ignore); // it expires
-        throw error;
-    }
+    return Math.min(wait + jitter, most);
 }
 
 function keyOf(options: AnyOptions): string {
@@ -742,20 +528,11 @@ function keyOf(options: AnyOptions): string {
 
 const interval = (ttl: unknown): string | null =>
     ttl === undefined ? null : typeof ttl === 'number' ? `${ttl} milliseconds` : String(ttl);
-const holdOf = (row: any): HoldRow => {
-    const { headers, ...result } = resultOf(row);
-    return { ...result, id: row.hold ?? null, held: number(row.held), expiresAt: date(row.expires) };
-};
-function holdAllOf(rows: any[]): HoldAllRow {
+function holdAllOf(rows: any[]) {
     const { results, headers, ...all } = allOf(rows);
     const row = rows.find(({ hold }) => hold != null) ?? {};
     const held = results.map((result, n) => ({ ...result, held: number(rows[n].held) }));
     return { ...all, id: row.hold ?? null, expiresAt: date(row.expires), results: held };
 }
-/** The options of a call that extends a hold: onDecision is called if it asks for more. */
-const extending = (options: AnyOptions, more: unknown): AnyOptions =>
-    more === undefined ? { ...options, [EXTENDS]: true } : options;
-function checkedOtherwise(onException: unknown): void {
-    if (onException !== 'refund' && onException !== 'charge')
-        throw new TypeError(`onException is ${onException}; allowed: "refund", "charge"`);
-}
+const checkedOtherwise = (onException: unknown) =>
+    allow(onException === 'refund' || onException === 'charge', 'onException', onException, '"refund", "charge"');

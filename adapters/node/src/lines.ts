@@ -20,7 +20,10 @@ export class Lines {
         const come = () => own.abort();
         line.push(come);
         try {
-            if (line[0] !== come) await pause(milliseconds, own.signal, signal);
+            if (line[0] !== come)
+                await pause(milliseconds, signal ? AbortSignal.any([own.signal, signal]) : own.signal).catch((error) => {
+                    if (!own.signal.aborted || signal?.aborted) throw error;
+                });
             return await run();
         } finally {
             line.splice(line.indexOf(come), 1);
@@ -30,10 +33,6 @@ export class Lines {
     }
 }
 
-/** Waits, at most until END; SIGNAL is an error. */
-async function pause(milliseconds: number, end: AbortSignal, signal: AbortSignal | undefined): Promise<void> {
-    const either = signal ? AbortSignal.any([end, signal]) : end;
-    await sleep(Math.min(milliseconds, 2 ** 31 - 1), undefined, { signal: either }).catch((error) => {
-        if (!end.aborted || signal?.aborted) throw error;
-    });
-}
+/** Waits, at most as long as a timer can; SIGNAL ends it by an error. */
+export const pause = (milliseconds: number, signal: AbortSignal | undefined): Promise<void> =>
+    sleep(Math.min(milliseconds, 2 ** 31 - 1), undefined, { signal });

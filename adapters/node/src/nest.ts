@@ -1,8 +1,8 @@
 // The storage of @nestjs/throttler.
+import { allow } from './errors';
 import { secondsOf, Windows, type RateLimitStoreOptions } from './window';
 
-export type { Database, Queryable } from './query';
-export type { RateLimitStoreOptions } from './window';
+export type { Database, Queryable, RateLimitStoreOptions } from './window';
 
 /** Counts as RateLimitStore does; each throttler is a limit of its own, `name/throttler`. */
 export class RateLimitThrottlerStorage {
@@ -24,8 +24,7 @@ export class RateLimitThrottlerStorage {
         throttler: string,
     ): Promise<{ totalHits: number; timeToExpire: number; isBlocked: boolean; timeToBlockExpire: number }> {
         const { kind, name } = this.#windows;
-        if (blockDuration !== ttl)
-            throw new TypeError(`${kind}: blockDuration is ${blockDuration}; allowed: ttl, its default`);
+        allow(blockDuration === ttl, `${kind}: blockDuration`, blockDuration, 'ttl, its default');
         const { hits: totalHits, wait } = await this.#windows.of(limit, ttl, { name: `${name}/${throttler}` }).take(key);
         const isBlocked = totalHits > limit;
         const seconds = secondsOf(wait);

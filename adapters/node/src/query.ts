@@ -1,5 +1,6 @@
 // Connections that run SQL, recognized by their shape: pg, postgres.js, Drizzle, Kysely, Prisma, PGlite, and any object
 // with a query of this form.
+import { allow } from './errors';
 import { isPool, pooled, within } from './failing';
 import { prepared } from './prepared';
 
@@ -26,10 +27,10 @@ export interface How {
 export async function rowsOf(db: any, text: string, values: unknown[], { timeout, prepare }: How = {}): Promise<any[]> {
     const send = (name?: string, timeout?: number) =>
         timeout === undefined
-            ? run(db, text, values, name)
+            ? driverOf(db)!.run(db, text, values, name)
             : isPool(db)
               ? pooled(db, { text, values, name }, timeout)
-              : within(Promise.resolve(run(db, text, values, name)), timeout);
+              : within(Promise.resolve(driverOf(db)!.run(db, text, values, name)), timeout);
     const result = await (prepare && isLender(db) ? prepared(db, text, timeout, send) : send(undefined, timeout));
     const rows = Array.isArray(result) ? result : result?.rows;
     if (!Array.isArray(rows)) throw new TypeError('the query of db returned no rows');
@@ -38,15 +39,21 @@ export async function rowsOf(db: any, text: string, values: unknown[], { timeout
 
 const is = (db: any, ...methods: string[]) => methods.every((name) => typeof db[name] === 'function');
 
-function run(db: any, text: string, values: unknown[], name?: string): any {
-    if (is(db, '$queryRawUnsafe')) return db.$queryRawUnsafe(text, ...values); // Prisma
-    if (is(db, 'unsafe')) return db.unsafe(text, values, { prepare: name !== undefined }); // postgres.js
-    if (is(db, 'executeQuery', 'selectFrom')) return db.executeQuery(compiled(text, values)); // Kysely
-    if (is(db, 'execute', 'select'))
-        return db.execute({ getSQL: () => ({ toQuery: () => ({ sql: text, params: values }) }) }); // Drizzle
-    if (name !== undefined) return db.query({ text, values, name }); // a pool of pg
-    return db.query(text, values);
-}
+/** What runs SQL, by its methods. */
+const DRIVERS: { has: string[]; run(db: any, text: string, values: unknown[], name?: string): any }[] = [
+    { has: ['$queryRawUnsafe'], run: (db, text, values) => db.$queryRawUnsafe(text, ...values) }, // Prisma
+    // postgres.js
+    { has: ['unsafe'], run: (db, text, values, name) => db.unsafe(text, values, { prepare: name !== undefined }) },
+    { has: ['executeQuery', 'selectFrom'], run: (db, text, values) => db.executeQuery(compiled(text, values)) }, // Kysely
+    // Drizzle
+    {
+        has: ['execute', 'select'],
+        run: (db, sql, params) => db.execute({ getSQL: () => ({ toQuery: () => ({ sql, params }) }) }),
+    },
+    // All others; only a pool of pg gets a name.
+    { has: ['query'], run: (db, text, values, name) => db.query(...(name ? [{ text, values, name }] : [text, values])) },
+];
+const driverOf = (db: any) => DRIVERS.find(({ has }) => is(db, ...has));
 
 /** Whether this is certainly what lends connections: a Pool of pg, or postgres.js. */
 export const isLender = (db: any): boolean => isPool(db) || (is(db, 'unsafe', 'begin') && !is(db, 'savepoint'));
@@ -61,17 +68,11 @@ const compiled = (sql: string, parameters: unknown[]) => ({
 
 /** Throws a TypeError if this can't run SQL. */
 export function checked(db: unknown): any {
-    const known = (typeof db === 'object' && db !== null) || typeof db === 'function';
-    const runs = (methods: string[]) => is(db, ...methods);
-    if (
-        known &&
-        [['$queryRawUnsafe'], ['unsafe'], ['executeQuery', 'selectFrom'], ['execute', 'select'], ['query']].some(runs)
-    )
-        return db;
-    throw new TypeError(`db is ${db === null ? 'null' : typeof db}; allowed: ${ALLOWED}`);
+    const runs = Object(db) === db && driverOf(db) !== undefined;
+    const known = 'a pool, client or transaction of pg, postgres.js, Drizzle, Kysely, Prisma or PGlite';
+    allow(runs, 'db', db === null ? 'null' : typeof db, `${known}, or { query(text, values) }`);
+    return db;
 }
-const ALLOWED =
-    'a pool, client or transaction of pg, postgres.js, Drizzle, Kysely, Prisma or PGlite, or { query(text, values) }';
 
 /**
  * Whether this is a transaction, as far as its shape shows; for a client of pg, and for a runner of TypeORM, whether it

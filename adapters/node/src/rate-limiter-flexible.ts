@@ -3,10 +3,10 @@ import { RateLimiterRes as Result, type RateLimiterRes, type RateLimiterStoreAbs
 // @ts-expect-error: the package does not export it, so it has no types.
 import Untyped from 'rate-limiter-flexible/lib/RateLimiterStoreAbstract.js';
 
+import { allow } from './errors';
 import { keyOf, spanOf, Windows, type RateLimitStoreOptions, type Window } from './window';
 
-export type { Database, Queryable } from './query';
-export type { RateLimitStoreOptions } from './window';
+export type { Database, Queryable, RateLimitStoreOptions } from './window';
 
 const Abstract: typeof RateLimiterStoreAbstract = Untyped;
 
@@ -50,9 +50,7 @@ export class RateLimiterStore extends Abstract {
     }
 
     async _upsert(key: string, points: number, ms: number, replaces: boolean, options: any): Promise<Found> {
-        if (ms !== this.msDuration) {
-            throw new TypeError(`RateLimiterStore: the duration is ${ms / 1000} s; allowed: that of the limiter`);
-        }
+        allow(ms === this.msDuration, 'RateLimiterStore: the duration', `${ms / 1000} s`, 'that of the limiter');
         if (replaces) await this.#windows.reset(key);
         if (points < 0) {
             await this.#window().giveBack(key, -points);
@@ -75,7 +73,7 @@ export class RateLimiterStore extends Abstract {
 
     async _delete(key: string): Promise<boolean> {
         const was = await this.#windows.reset(key);
-        const { ok } = await this.#windows.row('unblock', this.#values(key)).catch((error) => {
+        const { ok } = await this.#windows.sender.row('unblock', {}, this.#values(key)).catch((error) => {
             if (error.code === '42501') return { ok: false }; // no block is this role's
             throw error;
         });
@@ -99,7 +97,7 @@ export class RateLimiterStore extends Abstract {
 
     async _block(key: string, points: number, ms: number, options: any): Promise<RateLimiterRes> {
         try {
-            await this.#windows.row('block', [...this.#values(key), ms]);
+            await this.#windows.sender.row('block', {}, [...this.#values(key), ms]);
         } catch (error) {
             return this.#insured(error, 'block', [this.parseKey(key), ms / 1000, options]);
         }

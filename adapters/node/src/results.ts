@@ -144,6 +144,7 @@ function last(results: RequestResult[]): RequestResult {
     return deny.reduce((one, other) => (wait(other) > wait(one) ? other : one), deny[0] ?? results[0]);
 }
 
-type Denied = Pick<Result, 'retryAfter' | 'retryAt'> & { headers?: Record<string, string> };
-export const denial = (name: string, { retryAfter, retryAt, headers }: Denied) =>
-    new RateLimitError(name, retryAfter, retryAt, { headers });
+export type Denied = Pick<Result, 'ok' | 'retryAfter' | 'retryAt'> & Partial<Pick<AllResult, 'headers' | 'deniedBy'>>;
+/** A denial as an error: of the limit that denies, or of the only one, NAME. */
+export const denial = ({ retryAfter, retryAt, headers, deniedBy }: Denied, name: string) =>
+    new RateLimitError(deniedBy?.name ?? name, retryAfter, retryAt, { headers });

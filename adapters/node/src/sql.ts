@@ -2,6 +2,8 @@
 import { readFileSync } from 'node:fs';
 import path from 'node:path';
 
+import { allow } from './errors';
+
 // The forms in which the file writes its schema, and what follows them, as in scripts/plain. Elsewhere the name is the
 // extension or a setting.
 const SCHEMA = [
@@ -17,10 +19,8 @@ export interface InstallOptions {
 
 /** The SQL that installs the functions of the extension, for a database that can't have it: for a migration. */
 export function installSql({ schema = 'ratelimit' }: InstallOptions = {}): string {
-    if (typeof schema !== 'string' || !/^(?!pg_|public$)[a-z_][a-z0-9_]{0,62}$/.test(schema)) {
-        const allowed = 'lower-case letters, digits and _, but not public';
-        throw new TypeError(`installSql: schema is ${schema}; allowed: ${allowed}`);
-    }
+    const isName = typeof schema === 'string' && /^(?!pg_|public$)[a-z_][a-z0-9_]{0,62}$/.test(schema);
+    allow(isName, 'installSql: schema', schema, 'lower-case letters, digits and _, but not public');
     const text = readFileSync(path.join(__dirname, '../ratelimit.sql'), 'utf8');
     // Quoted, because the name may be a word of SQL.
     if (schema === 'ratelimit') return text;

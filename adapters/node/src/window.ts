@@ -1,9 +1,12 @@
 // The windows in which the stores for other packages count, by a client: their options, and what a key has used.
 import { createHash } from 'node:crypto';
 
-import type { Call } from './calls';
-import { ofStore, RateLimiter, type RateLimiterOptions } from './limiter';
+import { allow } from './errors';
+import type { Decision, RateLimiterOptions } from './limiter';
 import { checked, type Database } from './query';
+import { Sender } from './sender';
+
+export type { Database, Queryable } from './query';
 
 export interface RateLimitStoreOptions extends Pick<RateLimiterOptions, 'schema' | 'onError' | 'rememberDenials' | 'prepare' | 'batch'> {
     /** The connections that run SQL, as for RateLimiter. */
@@ -31,24 +34,21 @@ export class Windows {
     readonly name: string;
     readonly store: 'table' | 'memory';
     readonly defined: boolean;
-    #limiter: RateLimiter;
+    readonly sender: Sender;
 
     /** Throws a TypeError for invalid options; KIND is the store's name in it. */
     constructor(kind: string, options: RateLimitStoreOptions) {
         const { db, name, store = 'table', defined = false } = options ?? {};
         const { schema, onError, timeout = 5000, rememberDenials, prepare, batch, onUnchecked = warn } = options ?? {};
-        const allow = (is: boolean, message: string) => {
-            if (!is) throw new TypeError(message);
-        };
         try {
             checked(db);
-            allow(typeof name === 'string' && name !== '', 'name must be the name of the limit, such as "api"');
-            allow(store === 'table' || store === 'memory', `store is ${store}; allowed: "table", "memory"`);
-            allow(typeof defined === 'boolean', `defined is ${defined}; allowed: true, false`);
-            allow(typeof onUnchecked === 'function', `onUnchecked is ${typeof onUnchecked}; allowed: a function`);
-            const onDecision = ({ ok, error }: { ok: boolean; error?: Error }) => ok && error && onUnchecked(error);
-            const given = { db, schema, onError, timeout, rememberDenials, prepare, batch, onDecision };
-            this.#limiter = new RateLimiter({}, given);
+            const isName = typeof name === 'string' && name !== '';
+            if (!isName) throw new TypeError('name must be the name of the limit, such as "api"');
+            allow(store === 'table' || store === 'memory', 'store', store, '"table", "memory"');
+            allow(typeof defined === 'boolean', 'defined', defined, 'true, false');
+            allow(typeof onUnchecked === 'function', 'onUnchecked', typeof onUnchecked, 'a function');
+            const onDecision = ({ ok, error }: Decision) => void (ok && error && onUnchecked(error));
+            this.sender = new Sender({ db, schema, onError, timeout, rememberDenials, prepare, batch, onDecision });
         } catch (error: any) {
             throw new TypeError(`${kind}: ${error.message}`);
         }
@@ -65,15 +65,7 @@ export class Windows {
 
     /** Fills the window of a key; false: it was full. */
     async reset(key: string): Promise<boolean> {
-        return (await this.row('reset', [this.name, keyOf(key)])).ok;
-    }
-
-    row(call: Call, values: unknown[]): Promise<any> {
-        return ofStore.row(this.#limiter, call, values, {});
-    }
-    /** The row that RUN returns for a call; one with its error if that fails open. */
-    decided(call: Call, values: unknown[], run = () => this.row(call, values)): Promise<any> {
-        return ofStore.decided(this.#limiter, call, values, run);
+        return (await this.sender.row('reset', {}, [this.name, keyOf(key)])).ok;
     }
 }
 
@@ -106,60 +98,60 @@ const denied = (row: any) => ({ ...row, ok: false, limited: 'tokens', wait: endO
  */
 export class Window {
     /** As JSON; null: the name is defined. */
-    readonly config: string | null;
-    readonly milliseconds: number;
-    #windows: Windows;
-    #name: string;
-    #limit: unknown;
+    #config: string | null;
     #countsAll: boolean;
 
-    constructor(windows: Windows, name: string, limit: unknown, milliseconds: number, countsAll: boolean) {
-        this.#windows = windows;
-        this.#name = name;
-        this.#limit = limit;
-        this.milliseconds = milliseconds;
+    constructor(
+        private readonly windows: Windows,
+        private readonly name: string,
+        private readonly limit: unknown,
+        private readonly milliseconds: number,
+        countsAll: boolean,
+    ) {
         this.#countsAll = countsAll || !isWhole(limit);
-        this.config = windows.defined ? null : this.#configOf(this.#countsAll);
+        this.#config = windows.defined ? null : this.#configOf(this.#countsAll);
     }
 
     #configOf(overage: boolean): string {
-        const rate = isWhole(this.#limit) ? this.#limit : 1;
-        const { store } = this.#windows;
-        const config = { kind: 'fixed window', rate, period: this.milliseconds, start: 'first request', store };
+        const { store } = this.windows;
+        const [rate, period] = [isWhole(this.limit) ? this.limit : 1, this.milliseconds];
+        const config = { kind: 'fixed window', rate, period, start: 'first request', store };
         return JSON.stringify(overage ? { ...config, overage } : config);
     }
 
     /** Takes some of a key's window. Unchecked: the answer of the first request in a window. */
     async take(key: string, count = 1): Promise<Counted> {
-        const values = [this.#name, keyOf(key), count, false, this.config];
-        const row = await this.#windows.decided('limit', values, () => this.#take(values, count));
+        const values = [this.name, keyOf(key), count, false, this.#config];
+        const { sender } = this.windows;
+        const row = await sender.decided('limit', {}, values, async () => [await this.#take(values, count)]);
         if (!row.error) return this.#counted(row);
         const wait = this.milliseconds;
         return { ok: true, used: count, hits: count, wait, isEndless: false, isOpen: true };
     }
     async #take(values: unknown[], count: number): Promise<any> {
-        const row = await this.#windows.row('limit', values);
+        const row = await this.windows.sender.row('limit', {}, values);
         if (row.ok || row.limited !== 'tokens') return row;
-        const { kind, defined } = this.#windows;
+        const { kind, defined } = this.windows;
         if (defined && this.#countsAll)
-            throw new TypeError(`${kind}: "${this.#name}" must be defined with overage, to count what is denied`);
-        const isBeyond = !defined && !this.#countsAll && usedOf(row) > (this.#limit as number);
+            throw new TypeError(`${kind}: "${this.name}" must be defined with overage, to count what is denied`);
+        const isBeyond = !defined && !this.#countsAll && usedOf(row) > (this.limit as number);
         return isBeyond ? this.#takeIfLess(values, count) : row;
     }
     /** Tokens that a window took beyond the limit, by a config that counts all, end with the window. */
     async #takeIfLess([name, key]: unknown[], count: number): Promise<any> {
-        const [limit, config] = [this.#limit as number, this.#configOf(true)];
-        const seen = await this.#windows.row('look', [name, key, config, this.milliseconds]);
+        const [limit, config] = [this.limit as number, this.#configOf(true)];
+        const { sender } = this.windows;
+        const seen = await sender.row('look', {}, [name, key, config, this.milliseconds]);
         if (!seen.ok) return seen;
         if (usedOf(seen) + count > limit) return denied(seen);
-        const row = await this.#windows.row('limit', [name, key, count, false, config]);
+        const row = await sender.row('limit', {}, [name, key, count, false, config]);
         return row.ok && usedOf(row) > limit ? denied(row) : row;
     }
 
     /** Looks up what a key has used. With FAILS_OPEN and a store that fails open, nothing if it can't be asked. */
     async look(key: string, failsOpen = false): Promise<Counted> {
-        const values = [this.#name, keyOf(key), this.config, this.milliseconds];
-        const row = await this.#windows[failsOpen ? 'decided' : 'row']('look', values);
+        const values = [this.name, keyOf(key), this.#config, this.milliseconds];
+        const row = await this.windows.sender[failsOpen ? 'decided' : 'row']('look', {}, values);
         const counted = this.#counted(row);
         const rest = Math.max(row.rest ?? 0, 0);
         if (counted.ok && counted.used <= 0) return { ...counted, wait: rest, isOpen: rest > 0 };
@@ -168,14 +160,14 @@ export class Window {
 
     /** Gives back some, for example for a failed request. */
     async giveBack(key: string, count = 1, failsOpen = false): Promise<void> {
-        const values = [this.#name, keyOf(key), count, null, this.config];
-        await this.#windows[failsOpen ? 'decided' : 'row']('credit', values);
+        const values = [this.name, keyOf(key), count, null, this.#config];
+        await this.windows.sender[failsOpen ? 'decided' : 'row']('credit', {}, values);
     }
 
     #counted(row: any): Counted {
         const [ok, used] = [row.ok, row.error ? 0 : usedOf(row)];
         const wait = ok ? endOf(row) : row.wait && row.wait * 1000;
-        const beyond = isWhole(this.#limit) ? this.#limit + 1 : Number.MAX_SAFE_INTEGER;
+        const beyond = isWhole(this.limit) ? this.limit + 1 : Number.MAX_SAFE_INTEGER;
         const rest = { wait: Number(wait ?? this.milliseconds), isEndless: !ok && wait === null, isOpen: true };
         return { ok, used, hits: ok ? used : beyond, ...rest };
     }
