@@ -40,34 +40,28 @@ export interface TestOptions {
     names?: string[] | undefined;
 }
 
-class TestClock implements Clock {
-    #milliseconds = START;
-    #show: () => Promise<void>;
-
-    constructor(show: () => Promise<void>) {
-        this.#show = show;
-    }
-
-    get now() {
-        return new Date(this.#milliseconds);
-    }
-
-    async set(time: Date | number | string) {
-        const milliseconds = new Date(time).getTime();
-        if (Number.isNaN(milliseconds)) throw new RangeError(`${time} is no time`);
-        this.#milliseconds = milliseconds;
-        await this.#show();
-    }
-
-    async advance(milliseconds: number) {
-        await this.set(this.#milliseconds + milliseconds);
-    }
+function clockOf(show: () => Promise<void>): Clock {
+    let now = START;
+    return {
+        get now() {
+            return new Date(now);
+        },
+        async set(time) {
+            const milliseconds = new Date(time).getTime();
+            if (Number.isNaN(milliseconds)) throw new RangeError(`${time} is no time`);
+            now = milliseconds;
+            await show();
+        },
+        async advance(milliseconds) {
+            await this.set(now + milliseconds);
+        },
+    };
 }
 
 /** The test's connection: the application's transactions, and its statements outside of one, are savepoints. */
 // The types of the base have overloads for each form of call.
 class Client extends (pg.Client as any) {
-    clock: Clock = new TestClock(() => this.#next(() => this.#show()));
+    clock = clockOf(() => this.#next(() => this.#show()));
     #last: Promise<unknown> = Promise.resolve();
     #release: any;
     #begun = false;
@@ -87,10 +81,7 @@ class Client extends (pg.Client as any) {
         if (typeof values === 'function') return this.query(query, undefined, values);
         const answer = this.#next(() => this.#run(query, values));
         if (!callback) return answer;
-        answer.then(
-            (result: any) => callback(null, result),
-            (error: unknown) => callback(error),
-        );
+        answer.then((result: any) => callback(null, result), callback);
     }
 
     /** The status of the application's transaction: idle without one, inside that of the test. */
@@ -170,14 +161,11 @@ class Client extends (pg.Client as any) {
             return (await this.#send(`SELECT extract(epoch FROM reset_at) * 1000 AS time FROM (${full}) AS call`)).rows;
         };
         const [{ time }] = await shown().catch((error: any) => {
-            throw error.code === '42501' && error.message.includes('ratelimit.clock')
-                ? new Error(noRight(this.user))
-                : error;
+            const isRefused = error.code === '42501' && error.message.includes('ratelimit.clock');
+            throw isRefused ? new Error(noRight(this.user)) : error;
         });
-        if (Number(time) !== START)
-            throw new Error(
-                `the limiter's clock shows ${new Date(Number(time)).toISOString()} after it was set to ${new Date(START).toISOString()}`,
-            );
+        const [is, was] = [Number(time), START].map((at) => new Date(at).toISOString());
+        if (is !== was) throw new Error(`the limiter's clock shows ${is} after it was set to ${was}`);
         const reset =
             'SELECT rl_reset_keys(name) FROM (SELECT name FROM rl_config UNION SELECT unnest($1::text[])) AS names';
         await this.#send(reset, [names]);
