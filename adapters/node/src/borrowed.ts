@@ -1,8 +1,8 @@
 // Tokens that a process has borrowed: it takes a batch of them in one database call, and spends it in memory.
 import { allow } from './errors';
 import { ignore } from './failing';
-import type { Keyed, Throws } from './limiter';
-import { errorOf, resultOf, type Result } from './results';
+import type { Rest, Throws } from './limiter';
+import { resultOf, type Result } from './results';
 import type { AnyOptions } from './sender';
 
 export interface BorrowOptions {
@@ -15,7 +15,6 @@ interface Spend {
     /** Tokens. Default: 1. */
     count?: number | undefined;
 }
-type Given<C, O> = C extends { keyed: true } ? [options: O & Keyed<C>] : [options?: O & Keyed<C>];
 /** The result of a call that may not have asked the database. */
 export type BorrowResult = Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'limitedBy' | 'headers' | 'error'>;
 
@@ -62,7 +61,8 @@ interface Account {
     returning?: Promise<unknown>;
     timer?: NodeJS.Timeout;
 }
-interface Asked extends BorrowResult {
+interface Asked {
+    answer: BorrowResult;
     /** The count of the call. */
     count: number;
 }
@@ -85,14 +85,14 @@ export class Borrowed<C = unknown> {
     }
 
     /** Spends borrowed tokens, without a database call; false: there are too few, so ask `limit`. */
-    take(...options: Given<C, Spend>): boolean;
+    take(...options: Rest<C, Spend>): boolean;
     take(options: AnyOptions = {}): boolean {
         const { count = 1 } = options;
         return spends(this.#accounts.get(this.#calls.keyOf(options))?.batch, count);
     }
 
     /** Spends borrowed tokens, or else takes a new batch. A denial takes nothing. */
-    limit(...options: Given<C, Spend & Throws>): Promise<BorrowResult>;
+    limit(...options: Rest<C, Spend & Throws>): Promise<BorrowResult>;
     async limit(options: AnyOptions = {}): Promise<BorrowResult> {
         if ('db' in options) throw new TypeError('borrowed tokens are spent outside of transactions: pass no db');
         return this.#calls.patiently(options, () => this.#decided(options));
@@ -110,11 +110,11 @@ export class Borrowed<C = unknown> {
             if (!account) this.#accounts.set(key, (account = { size: 0, awaited: 0 }));
             if (!account.asking) {
                 const asking = this.#ask(key, account, count).finally(() => (account.asking = undefined));
-                return answer(await (account.asking = asking));
+                return (await (account.asking = asking)).answer;
             }
             account.awaited += count;
-            const asked = await account.asking.finally(() => (account.awaited -= count));
-            if (asked.error || (!asked.ok && asked.count <= count)) return answer(asked);
+            const { answer, count: asked } = await account.asking.finally(() => (account.awaited -= count));
+            if (answer.error || (!answer.ok && asked <= count)) return answer;
         }
     }
 
@@ -147,7 +147,8 @@ export class Borrowed<C = unknown> {
             const size = row.taken < most ? Math.floor(account.size / 2) : account.size; // others want them, too
             account.size = account.batch.lasts > 0 ? Math.max(size, 1) : 0;
         }
-        return { ...resultOf(row), count };
+        const { remaining, capacity, resetAt, ...answer } = resultOf(row);
+        return { answer, count };
     }
 
     #batchOf({ taken, reset, value }: any, spent: number, since: Pick<Batch, 'sent' | 'sentAt'>): Batch {
@@ -206,8 +207,3 @@ export class Borrowed<C = unknown> {
         await this.close();
     }
 }
-
-const answer = (asked: Asked): BorrowResult => {
-    const { ok, retryAfter, retryAt, limitedBy, headers } = asked;
-    return { ok, retryAfter, retryAt, limitedBy, headers, ...errorOf(asked) };
-};

@@ -9,24 +9,19 @@ export interface RememberDenials {
     atMost?: number | undefined;
 }
 
-interface Denial {
+/** A call in the form in which it is remembered. */
+export interface Question {
+    id: string;
     /** The config of the denied calls. Calls with the same count or a larger one are denied. */
     like: string;
     count: number;
-    /** By the monotonic clock: the time when the call was sent, and the time for which no other answer is possible. */
+    /** The time when it is sent, by the monotonic clock. */
     began: number;
+}
+interface Denial extends Question {
+    /** The milliseconds for which no other answer is possible. */
     lasts: number;
     rows: any[];
-}
-
-/** A call in the form in which it is remembered, and the time when it is sent. */
-export class Question {
-    readonly began = performance.now();
-    constructor(
-        readonly id: string,
-        readonly like: string,
-        readonly count: number,
-    ) {}
 }
 
 /** The identity that a call of one limit counts for. For a call of several it is the JSON of their list. */
@@ -85,12 +80,12 @@ export class Denials {
     }
 
     /** Remembers the rows of a call if they are a denial. A call sent before its id was forgotten is not remembered. */
-    learn({ id, like, count, began }: Question, rows: any[]): void {
+    learn(question: Question, rows: any[]): void {
         if (rows.length === 0 || rows.every(({ ok }) => ok)) return;
         const waits = denyingRows(rows).map(({ wait }) => wait ?? Infinity);
         const lasts = Math.min(Math.max(...waits) * 1000, this.#atMost);
-        this.#known.delete(id);
-        this.#known.set(id, { like, count, began, lasts, rows });
+        this.#known.delete(question.id);
+        this.#known.set(question.id, { ...question, lasts, rows });
         if (this.#known.size > this.#max) this.#known.delete(this.#known.keys().next().value!);
     }
 

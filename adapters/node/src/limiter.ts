@@ -148,13 +148,13 @@ export interface HoldOptions extends HoldAllOptions {
 }
 
 export type Keyed<C> = C extends { keyed: true } ? { key: Key } : { key?: Key };
-type Rest<C, O> = C extends { keyed: true } ? [options: O & { key: Key }] : [options?: O & { key?: Key }];
+export type Rest<C, O> = C extends { keyed: true } ? [options: O & Keyed<C>] : [options?: O & Keyed<C>];
 export type Inline<K extends Kind> = { key?: Key; config: ConfigOf<K> };
 type Asked = { count?: number | undefined; reserve?: boolean | undefined };
-/** One of several requests: for a limit in the code, or with its config. */
-export type LimitRequest<D, K extends Kind = TokenKind> =
-    | { [N in NameOf<D, K>]: { name: N; config?: undefined } & Asked & Keyed<D[N]> }[NameOf<D, K>]
-    | ({ name: string } & Asked & Inline<K>);
+/** One of several requests: for a limit in the code, or with its config. A: what it asks for. */
+export type LimitRequest<D, K extends Kind = TokenKind, A = Asked> =
+    | { [N in NameOf<D, K>]: { name: N; config?: undefined } & A & Keyed<D[N]> }[NameOf<D, K>]
+    | ({ name: string } & A & Inline<K>);
 
 type HoldRequests<D> = LimitRequest<D, HoldKind | 'concurrency'>[];
 

@@ -106,17 +106,10 @@ function headersOf({ headers, passed }: any, retryAfter: number | null): Record<
     return Object.fromEntries(aged);
 }
 /** The error of a row that stands for an answer of the database; usually absent. */
-export const errorOf = ({ error }: { error?: Error | null }) => (error ? { error } : {});
-
-export const requestOf = (row: any): RequestResult => ({
-    name: row.name,
-    key: row.key,
-    ok: row.ok,
-    ...decidedOf(row),
-});
+const errorOf = ({ error }: { error?: Error | null }) => (error ? { error } : {});
 
 export function allOf(rows: any[]): AllResult {
-    const results = rows.map(requestOf);
+    const results = rows.map((row) => ({ name: row.name, key: row.key, ok: row.ok, ...decidedOf(row) }));
     const ok = results.every((each) => each.ok);
     const deniedBy = ok ? null : last(results);
     const { retryAfter, retryAt } = deniedBy ?? { retryAfter: null, retryAt: null };

@@ -2,7 +2,7 @@
 // do if one can't be decided. Remembers denials, and reports decisions.
 import { Batch } from './batch';
 import { Calls, requestOf, type Call } from './calls';
-import { Denials, idOf, Question } from './denials';
+import { Denials, idOf, type Question } from './denials';
 import { allow, innermost } from './errors';
 import { checkedFailing, isNotNow, quietly } from './failing';
 import type { Decision, RateLimiterOptions } from './limiter';
@@ -135,9 +135,9 @@ export class Sender {
     #asking(call: Call, options: AnyOptions, values: unknown[]): Question | undefined {
         if (!this.#denials || options.db !== undefined || inTransaction(this.of(options))) return undefined;
         const [name, key, count, ...config] = values as [string, string, number, ...unknown[]];
-        const like = JSON.stringify([...config, options.headers]);
-        if (call === 'take') return new Question(idOf(name, key), JSON.stringify([call, config[0]]), count);
-        if (call === 'limit' || call === 'check') return new Question(idOf(name, key), like, count);
-        return call === 'limitAll' || call === 'checkAll' ? new Question(name, like, 0) : undefined;
+        const [like, began] = [JSON.stringify([...config, options.headers]), performance.now()];
+        if (call === 'take') return { id: idOf(name, key), like: JSON.stringify([call, config[0]]), count, began };
+        if (call === 'limit' || call === 'check') return { id: idOf(name, key), like, count, began };
+        return call === 'limitAll' || call === 'checkAll' ? { id: name, like, count: 0, began } : undefined;
     }
 }
