@@ -7,10 +7,11 @@ import { APICallError, type LanguageModelMiddleware } from 'ai';
 // By the package's name: of its own file the class would be bundled here, and exist twice.
 import { RateLimitError } from 'postgres-rate-limit';
 import type { Definitions, HoldAll, RateLimiter, Unsettled, Used } from 'postgres-rate-limit';
-import type { HoldKind, NameOf } from './config';
+import type { HoldKind } from './config';
+import { allow, causes } from './errors';
 import { ignore, quietly } from './failing';
-import type { Inline, Keyed, LimitRequest } from './limiter';
 import { isCount, warnUnsettled } from './held';
+import type { LimitRequest } from './limiter';
 
 type Generate = Parameters<NonNullable<LanguageModelMiddleware['wrapGenerate']>>[0];
 type Stream = Awaited<ReturnType<Generate['doStream']>>['stream'];
@@ -31,11 +32,7 @@ export type Count = number | keyof Usage | ((usage: Counted) => number);
 export type Counted = Usage & { modelId: string; report?: Report | undefined };
 
 /** A limit that a call holds. `count` default: 1. */
-export type BudgetLimit<D> =
-    | {
-          [N in NameOf<D, HoldKind | 'concurrency'>]: { name: N; config?: undefined } & Counts & Keyed<D[N]>;
-      }[NameOf<D, HoldKind | 'concurrency'>]
-    | ({ name: string } & Counts & Inline<HoldKind | 'concurrency'>);
+export type BudgetLimit<D> = LimitRequest<D, HoldKind | 'concurrency', Counts>;
 type Counts = { count?: Count | undefined };
 
 /** A call that ended without a report: the tokens held, the estimate of those streamed, and the reason. */
@@ -98,7 +95,7 @@ export function budget<D extends Definitions>(
             const held = await hold(limiter, options, { params, model });
             try {
                 const result = await held.sent(doGenerate, params.abortSignal);
-                for (const part of result.content) if (part.type === 'text') held.said(part.text);
+                for (const part of result.content) if (part.type === 'text') held.text += part.text;
                 await held.reported(result.usage);
                 return result;
             } catch (error) {
@@ -143,9 +140,7 @@ const NO_OUTPUT = Symbol.for('vercel.ai.error.AI_NoOutputGeneratedError');
 /** Throws a TypeError if a limit counts tokens and there is no maximum for an answer. */
 function checkedMost(most: number | undefined, limits: Counts[]): void {
     const isNeeded = limits.some(({ count = 1 }) => typeof count !== 'number');
-    if (most === undefined ? isNeeded : !(most >= 0)) {
-        throw new TypeError(`maxOutputTokens is ${most}; allowed: tokens, which each call may hold`);
-    }
+    allow(most === undefined ? !isNeeded : most >= 0, 'maxOutputTokens', most, 'tokens, which each call may hold');
 }
 
 /** Holds the estimate of a call. Throws a denial in the form of the SDK. */
@@ -154,8 +149,8 @@ async function hold<D extends Definitions>(limiter: RateLimiter<D>, options: Bud
     const { params, model } = call;
     params.abortSignal?.throwIfAborted();
     const list = typeof limits === 'function' ? await limits(call) : limits;
-    checkedMost(params.maxOutputTokens ?? options.maxOutputTokens, list);
-    const most = usageOf(await estimate(call), mostOutput(params, options.maxOutputTokens));
+    checkedMost(params.maxOutputTokens, list);
+    const most = usageOf(await estimate(call), mostOutput(params));
     const counts = new Map<string, Count>();
     const requests = list.map(({ count = 1, ...limit }) => {
         if (counts.has(limit.name) && counts.get(limit.name) !== count) {
@@ -174,37 +169,26 @@ async function hold<D extends Definitions>(limiter: RateLimiter<D>, options: Bud
 
 /** The hold of a call, until it is settled. */
 class Held {
-    readonly #hold: HoldAll;
-    readonly #counts: Map<string, Count>;
-    readonly #most: Usage;
-    readonly #modelId: string;
-    readonly #options: BudgetOptions<any>;
-    readonly #ttl: number;
     #timer: ReturnType<typeof setInterval> | undefined;
     #extending: Promise<unknown> = Promise.resolve();
     #settled: Promise<void> | undefined;
     #sent = false;
     /** The model's API has begun to answer. */
     #answers = false;
+    /** Whether the model works. While the answer waits for its reader, the hold is not extended. */
     #active = true;
     /** The bytes of the answer received so far, and its text. */
-    #streamed = 0;
-    #text = '';
+    streamed = 0;
+    text = '';
 
     constructor(
-        hold: HoldAll,
-        ttl: number,
-        counts: Map<string, Count>,
-        most: Usage,
-        modelId: string,
-        options: BudgetOptions<any>,
+        private readonly hold: HoldAll,
+        private readonly ttl: number,
+        private readonly counts: Map<string, Count>,
+        private readonly most: Usage,
+        private readonly modelId: string,
+        private readonly options: BudgetOptions<any>,
     ) {
-        this.#hold = hold;
-        this.#ttl = ttl;
-        this.#counts = counts;
-        this.#most = most;
-        this.#modelId = modelId;
-        this.#options = options;
         this.#tick();
     }
 
@@ -212,43 +196,41 @@ class Held {
     async sent<T>(send: () => PromiseLike<T>, signal: AbortSignal | undefined): Promise<T> {
         signal?.throwIfAborted();
         this.#sent = true;
-        const result = await send();
+        const result = await this.working(send);
         this.#answers = true;
         return result;
     }
 
-    /** Whether the model works, or the answer waits for its reader. An answer not read any more is not extended. */
-    set active(active: boolean) {
-        this.#active = active;
-        if (active && this.#timer === undefined && this.#settled === undefined) {
+    /** Waits for the model. */
+    async working<T>(work: () => PromiseLike<T>): Promise<T> {
+        this.#active = true;
+        if (this.#timer === undefined && this.#settled === undefined) {
             this.#extendNow();
             this.#tick();
         }
+        try {
+            return await work();
+        } finally {
+            this.#active = false;
+        }
     }
     #tick() {
-        if (this.#hold.id === null) return; // exempt, or unchecked
+        if (this.hold.id === null) return; // exempt, or unchecked
         this.#timer = setInterval(() => {
             if (this.#active) return this.#extendNow();
             clearInterval(this.#timer);
             this.#timer = undefined;
-        }, this.#ttl / 3);
+        }, this.ttl / 3);
         this.#timer.unref?.();
     }
     #extendNow() {
         // A hold that can't be extended may expire, and is settled all the same.
-        this.#extending = this.#extending.then(() => this.#hold.extend()).catch(() => {});
-    }
-
-    came(bytes: number) {
-        this.#streamed += bytes;
-    }
-    said(text: string) {
-        this.#text += text;
+        this.#extending = this.#extending.then(() => this.hold.extend()).catch(() => {});
     }
 
     /** Settles the reported usage, and everything held for kinds of tokens not reported. */
     reported(report: Report | undefined): Promise<void> {
-        const { inputTokens, outputTokens } = this.#most;
+        const { inputTokens, outputTokens } = this.most;
         const [input, output] = [report?.inputTokens?.total, report?.outputTokens?.total];
         if (input === undefined && output === undefined) return this.failed(undefined);
         return this.#settle(() => this.#used(usageOf(input ?? inputTokens, output ?? outputTokens), report));
@@ -258,17 +240,17 @@ class Held {
     failed(error: unknown): Promise<void> {
         return this.#settle(() => {
             if (!this.#sent || (!this.#answers && isUnsent(error))) return 0;
-            if (this.#streamed === 0 && isRefused(error)) return this.#used(usageOf(0, 0));
-            const streamed = usageOf(this.#most.inputTokens, Math.ceil(this.#streamed / 3));
-            const usage = this.#options.unreported?.({ held: this.#most, streamed, error });
+            if (this.streamed === 0 && isRefused(error)) return this.#used(usageOf(0, 0));
+            const streamed = usageOf(this.most.inputTokens, Math.ceil(this.streamed / 3));
+            const usage = this.options.unreported?.({ held: this.most, streamed, error });
             return usage && this.#used(usage);
         });
     }
 
     #used(usage: Usage, report?: Report): Record<string, number> {
         const used = new Map<string, number>();
-        for (const [name, count] of this.#counts) {
-            const number = counted(count, usage, this.#modelId, report);
+        for (const [name, count] of this.counts) {
+            const number = counted(count, usage, this.modelId, report);
             // The database would refuse it, and settle none.
             if (!isCount(number)) throw new TypeError(`the count of ${JSON.stringify(name)} is ${inspect(number)}`);
             used.set(name, number);
@@ -281,16 +263,15 @@ class Held {
      * for a running extension: an extension after the settlement would be a new hold.
      */
     #settle(counts: () => Used | undefined): Promise<void> {
-        this.#settled ??= this.#settling(counts);
-        return this.#settled;
+        return (this.#settled ??= this.#settling(counts));
     }
     async #settling(counts: () => Used | undefined): Promise<void> {
         clearInterval(this.#timer);
         this.#timer = undefined;
         let used: Used | undefined;
-        const { id: hold } = this.#hold; // null: exempt, or unchecked
+        const { id: hold } = this.hold; // null: exempt, or unchecked
         const hear = (error: any) => {
-            const heard = hold === null ? warnUnsettled : (this.#options.onUnsettled ?? warnUnsettled);
+            const heard = hold === null ? warnUnsettled : (this.options.onUnsettled ?? warnUnsettled);
             quietly(() => heard({ hold: hold!, used, error }));
         };
         try {
@@ -299,9 +280,9 @@ class Held {
             hear(error);
         }
         await this.#extending;
-        const { settle } = this.#options;
+        const { settle } = this.options;
         const end = async () =>
-            settle ? void (await settle({ hold, used, text: this.#text })) : this.#hold.settle(used);
+            settle ? void (await settle({ hold, used, text: this.text })) : this.hold.settle(used);
         const settled = await end().catch(hear);
         const isGone = hold !== null && settled?.length === 0;
         if (isGone) hear(new Error('it is gone: another call has settled it, or a reset'));
@@ -312,27 +293,18 @@ class Held {
 function metered(stream: Stream, held: Held): Stream {
     const reader = stream.getReader();
     let failure: unknown;
-    held.active = false;
-    const next = async () => {
-        held.active = true;
-        try {
-            return await reader.read();
-        } finally {
-            held.active = false;
-        }
-    };
     return new ReadableStream<Part>(
         {
             async pull(controller) {
                 try {
-                    const { done, value } = await next();
+                    const { done, value } = await held.working(() => reader.read());
                     if (done) {
                         await held.failed(failure); // unless it was reported
                         return controller.close();
                     }
                     if (value.type === 'error') failure = value.error;
-                    if ('delta' in value) held.came(Buffer.byteLength(value.delta));
-                    if (value.type === 'text-delta') held.said(value.delta);
+                    if ('delta' in value) held.streamed += Buffer.byteLength(value.delta);
+                    if (value.type === 'text-delta') held.text += value.delta;
                     if (value.type === 'finish') await held.reported(value.usage);
                     controller.enqueue(value);
                 } catch (error) {
@@ -419,18 +391,14 @@ function ofOutput(output: Output): number {
 }
 
 /** The maximum number of tokens of an answer. For Anthropic's provider thinking is in addition to maxOutputTokens. */
-function mostOutput({ maxOutputTokens, providerOptions }: ModelCall['params'], most = 0): number {
+function mostOutput({ maxOutputTokens = 0, providerOptions }: ModelCall['params']): number {
     const { budgetTokens = 0 } = (providerOptions?.anthropic?.thinking ?? {}) as { budgetTokens?: number };
-    return (maxOutputTokens ?? most) + budgetTokens;
+    return maxOutputTokens + budgetTokens;
 }
 
 // The request has not reached the model.
 const UNSENT = ['ECONNREFUSED', 'ENOTFOUND', 'EAI_AGAIN', 'UND_ERR_CONNECT_TIMEOUT'];
-function isUnsent(error: any): boolean {
-    for (let [inner, depth] = [error, 0]; inner && depth < 10; inner = inner.cause, depth++)
-        if (UNSENT.includes(inner.code)) return true;
-    return false;
-}
+const isUnsent = (error: unknown) => causes(error).some(({ code }) => UNSENT.includes(code));
 /** The API has answered with an error, other than a time-out. */
 const isRefused = (error: unknown): boolean =>
     APICallError.isInstance(error) && (error.statusCode ?? 0) >= 400 && ![408, 504].includes(error.statusCode!);
@@ -438,17 +406,14 @@ const isRefused = (error: unknown): boolean =>
 /** A denial in the form of the SDK. It heeds waits below a minute; after a longer one it would retry in vain. */
 function denied(denial: RateLimitError): APICallError {
     const { message, retryAfter, data } = denial;
-    const headers: Record<string, string> = {};
-    if (retryAfter !== null) {
-        headers['retry-after-ms'] = String(Math.ceil(retryAfter));
-        headers['retry-after'] = String(Math.ceil(retryAfter / 1000));
-    }
+    const [wait, seconds] = [Math.ceil(retryAfter ?? 0), Math.ceil((retryAfter ?? 0) / 1000)];
+    const waits = { 'retry-after-ms': String(wait), 'retry-after': String(seconds) };
     return new APICallError({
         message,
         url: 'postgres-rate-limit:holdAll',
         requestBodyValues: {},
         statusCode: 429,
-        responseHeaders: headers,
+        responseHeaders: retryAfter === null ? {} : waits,
         isRetryable: retryAfter !== null && retryAfter < 60_000,
         data,
         cause: denial,
