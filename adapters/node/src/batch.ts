@@ -200,8 +200,8 @@ export class Batch {
 
     /** Sets the time after which the queue doesn't wait for the statement that is under way. */
     #watch(): void {
-        if (!this.#current || this.#timer !== undefined) return;
         const statement = this.#current;
+        if (!statement || this.#timer !== undefined) return;
         const median = [...this.#spans].sort((one, other) => one - other)[this.#spans.length >> 1] ?? 0;
         const left = statement.began + Math.max(SLOW, TIMES * median) - performance.now();
         this.#timer = setTimeout(() => {
@@ -223,16 +223,8 @@ export class Batch {
     #alone(waiting: Waiting, ended?: () => void): void {
         if (waiting.isEnded) return ended?.();
         waiting.isSent = true;
-        waiting.call.alone(waiting.left).then(
-            (rows) => {
-                ended?.();
-                waiting.resolve(rows);
-            },
-            (error) => {
-                ended?.();
-                waiting.reject(error);
-            },
-        );
+        const answer = waiting.call.alone(waiting.left).finally(ended);
+        answer.then((rows) => waiting.resolve(rows), (error) => waiting.reject(error));
     }
 
     /** Sends calls together. After that go alone those for locked rows, and all if they failed by an error of one. */

@@ -188,19 +188,13 @@ const NO_TEXT = /\\u(0000|d[89a-f])/;
 
 /** The error, or one that explains how to solve it with this package. */
 function explained(error: unknown, call: Call): unknown {
-    const its = databaseError(error, '42883', '3F000', '42501', '42704');
-    if (!its) return error;
-    if (its.code === '3F000') return new Error(MISSING, { cause: error });
-    if (its.code === '42883')
-        return new Error(`${its.message}: ${call} needs a later version of ratelimit in the database`, {
-            cause: error,
-        });
-    const name = /rate limit ("(?:[^"]|"")*")/.exec(its.message)?.[1];
-    if (its.code === '42501' && its.message.includes('permission denied to override')) {
-        const how = 'call it by its name alone, with new RateLimiter(…, { db, defined: true }), which sends no configs';
-        return new Error(`rate limit ${name} is defined in the database, and this role may not override it: ${how}`, {
-            cause: error,
-        });
-    }
-    return error;
+    const { code, message = '' } = databaseError(error, '42883', '3F000', '42501') ?? {};
+    const name = /permission denied to override rate limit ("(?:[^"]|"")*")/.exec(message)?.[1];
+    let text;
+    if (code === '3F000') text = MISSING;
+    else if (code === '42883') text = `${message}: ${call} needs a later version of ratelimit in the database`;
+    else if (name !== undefined)
+        text = `rate limit ${name} is defined in the database, and this role may not override it: call it by its name \
+alone, with new RateLimiter(…, { db, defined: true }), which sends no configs`;
+    return text === undefined ? error : new Error(text, { cause: error });
 }

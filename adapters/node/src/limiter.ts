@@ -372,8 +372,10 @@ export class RateLimiter<const D extends Definitions = {}> {
         const hold = async () =>
             new HoldAll<HoldRequests<D>>(list.length === 0 ? holdAllOf([]) : await ask(options, list, id), {
                 settle: (id, used) => this.settleAll(id, used, { db }),
-                again: (id, more) =>
-                    ask({ db, onError, [EXTENDS]: more === undefined }, more === undefined ? list : this.#listOf(more), id),
+                again: async (id, more) => {
+                    const isSame = more === undefined;
+                    return ask({ db, onError, [EXTENDS]: isSame }, isSame ? list : this.#listOf(more), id);
+                },
                 unsettled: this.#onUnsettled,
                 onException,
             });
@@ -456,10 +458,11 @@ export class RateLimiter<const D extends Definitions = {}> {
     #all(call: Call, requests: unknown, options: AnyOptions): Promise<AllResult> {
         const list = this.#listOf(requests);
         const values = [JSON.stringify(list)];
-        return this.#patiently(options, '', async () => allOf(await this.#sender.decidedAll(call, list, options, values)));
+        const attempt = async () => allOf(await this.#sender.decidedAll(call, list, options, values));
+        return this.#patiently(options, '', attempt);
     }
 
-    /** Runs the callback when reserved work may begin, and then ends what is held. If the wait is ended, none was used. */
+    /** Runs the callback when reserved work may begin, then ends what is held. If the wait is ended, none was used. */
     #during<H extends Lease | Hold | HoldAll<any>, T>(
         held: H,
         options: AnyOptions,

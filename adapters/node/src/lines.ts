@@ -20,10 +20,11 @@ export class Lines {
         const come = () => own.abort();
         line.push(come);
         try {
-            if (line[0] !== come)
-                await pause(milliseconds, signal ? AbortSignal.any([own.signal, signal]) : own.signal).catch((error) => {
-                    if (!own.signal.aborted || signal?.aborted) throw error;
-                });
+            const either = signal ? AbortSignal.any([own.signal, signal]) : own.signal;
+            const waits = line[0] === come ? undefined : pause(milliseconds, either);
+            await waits?.catch((error) => {
+                if (!own.signal.aborted || signal?.aborted) throw error;
+            });
             return await run();
         } finally {
             line.splice(line.indexOf(come), 1);

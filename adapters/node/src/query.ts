@@ -25,12 +25,11 @@ export interface How {
 
 /** The rows of a statement. */
 export async function rowsOf(db: any, text: string, values: unknown[], { timeout, prepare }: How = {}): Promise<any[]> {
-    const send = (name?: string, timeout?: number) =>
-        timeout === undefined
-            ? driverOf(db)!.run(db, text, values, name)
-            : isPool(db)
-              ? pooled(db, { text, values, name }, timeout)
-              : within(Promise.resolve(driverOf(db)!.run(db, text, values, name)), timeout);
+    const send = (name?: string, timeout?: number) => {
+        if (timeout !== undefined && isPool(db)) return pooled(db, { text, values, name }, timeout);
+        const running = runOf(db)!(db, text, values, name);
+        return timeout === undefined ? running : within(Promise.resolve(running), timeout);
+    };
     const result = await (prepare && isLender(db) ? prepared(db, text, timeout, send) : send(undefined, timeout));
     const rows = Array.isArray(result) ? result : result?.rows;
     if (!Array.isArray(rows)) throw new TypeError('the query of db returned no rows');
@@ -40,20 +39,16 @@ export async function rowsOf(db: any, text: string, values: unknown[], { timeout
 const is = (db: any, ...methods: string[]) => methods.every((name) => typeof db[name] === 'function');
 
 /** What runs SQL, by its methods. */
-const DRIVERS: { has: string[]; run(db: any, text: string, values: unknown[], name?: string): any }[] = [
-    { has: ['$queryRawUnsafe'], run: (db, text, values) => db.$queryRawUnsafe(text, ...values) }, // Prisma
-    // postgres.js
-    { has: ['unsafe'], run: (db, text, values, name) => db.unsafe(text, values, { prepare: name !== undefined }) },
-    { has: ['executeQuery', 'selectFrom'], run: (db, text, values) => db.executeQuery(compiled(text, values)) }, // Kysely
+const DRIVERS: [methods: string[], run: (db: any, text: string, values: unknown[], name?: string) => any][] = [
+    [['$queryRawUnsafe'], (db, text, values) => db.$queryRawUnsafe(text, ...values)], // Prisma
+    [['unsafe'], (db, text, values, name) => db.unsafe(text, values, { prepare: name !== undefined })], // postgres.js
+    [['executeQuery', 'selectFrom'], (db, text, values) => db.executeQuery(compiled(text, values))], // Kysely
     // Drizzle
-    {
-        has: ['execute', 'select'],
-        run: (db, sql, params) => db.execute({ getSQL: () => ({ toQuery: () => ({ sql, params }) }) }),
-    },
+    [['execute', 'select'], (db, sql, params) => db.execute({ getSQL: () => ({ toQuery: () => ({ sql, params }) }) })],
     // All others; only a pool of pg gets a name.
-    { has: ['query'], run: (db, text, values, name) => db.query(...(name ? [{ text, values, name }] : [text, values])) },
+    [['query'], (db, text, values, name) => (name ? db.query({ text, values, name }) : db.query(text, values))],
 ];
-const driverOf = (db: any) => DRIVERS.find(({ has }) => is(db, ...has));
+const runOf = (db: any) => DRIVERS.find(([methods]) => is(db, ...methods))?.[1];
 
 /** Whether this is certainly what lends connections: a Pool of pg, or postgres.js. */
 export const isLender = (db: any): boolean => isPool(db) || (is(db, 'unsafe', 'begin') && !is(db, 'savepoint'));
@@ -68,7 +63,7 @@ const compiled = (sql: string, parameters: unknown[]) => ({
 
 /** Throws a TypeError if this can't run SQL. */
 export function checked(db: unknown): any {
-    const runs = Object(db) === db && driverOf(db) !== undefined;
+    const runs = Object(db) === db && runOf(db) !== undefined;
     const known = 'a pool, client or transaction of pg, postgres.js, Drizzle, Kysely, Prisma or PGlite';
     allow(runs, 'db', db === null ? 'null' : typeof db, `${known}, or { query(text, values) }`);
     return db;

@@ -87,26 +87,21 @@ export class RateLimiterStore extends Abstract {
     // In version 9 it blocks.
     override async set(key: any, points: number, seconds: number, options: any = {}): Promise<RateLimiterRes> {
         const ms = (seconds >= 0 ? seconds : this.duration) * 1000;
-        try {
-            await this._upsert(this.getKey(key), points, ms, true, options);
-        } catch (error) {
-            return this.#insured(error, 'set', [key, points, ms / 1000, options]);
-        }
-        return new Result(0, ms > 0 ? ms : -1, points);
+        const done = this._upsert(this.getKey(key), points, ms, true, options);
+        return this.#insured(done, points, ms, 'set', [key, points, ms / 1000, options]);
     }
 
     async _block(key: string, points: number, ms: number, options: any): Promise<RateLimiterRes> {
-        try {
-            await this.#windows.sender.row('block', {}, [...this.#values(key), ms]);
-        } catch (error) {
-            return this.#insured(error, 'block', [this.parseKey(key), ms / 1000, options]);
-        }
-        return new Result(0, ms > 0 ? ms : -1, points);
+        const done = this.#windows.sender.row('block', {}, [...this.#values(key), ms]);
+        return this.#insured(done, points, ms, 'block', [this.parseKey(key), ms / 1000, options]);
     }
 
-    /** The answer of its insuranceLimiter in its place; without one, the error. */
-    #insured(error: unknown, call: string, given: unknown[]): Promise<RateLimiterRes> {
-        return new Promise((resolve, reject) => (this as any)._handleError(error, call, resolve, reject, given));
+    /** The answer when that is DONE; if it fails, that of its insuranceLimiter to the call; without one, the error. */
+    #insured(done: Promise<unknown>, points: number, ms: number, ...call: [name: string, given: unknown[]]) {
+        return new Promise<RateLimiterRes>((resolve, reject) => {
+            const failed = (error: unknown) => (this as any)._handleError(error, call[0], resolve, reject, call[1]);
+            done.then(() => resolve(new Result(0, ms > 0 ? ms : -1, points)), failed);
+        });
     }
 
     _getRateLimiterRes(_key: string, changed: number, { hits, wait }: Found): RateLimiterRes {

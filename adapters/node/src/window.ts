@@ -124,9 +124,7 @@ export class Window {
         const values = [this.name, keyOf(key), count, false, this.#config];
         const { sender } = this.windows;
         const row = await sender.decided('limit', {}, values, async () => [await this.#take(values, count)]);
-        if (!row.error) return this.#counted(row);
-        const wait = this.milliseconds;
-        return { ok: true, used: count, hits: count, wait, isEndless: false, isOpen: true };
+        return this.#counted(row, count);
     }
     async #take(values: unknown[], count: number): Promise<any> {
         const row = await this.windows.sender.row('limit', {}, values);
@@ -164,9 +162,10 @@ export class Window {
         await this.windows.sender[failsOpen ? 'decided' : 'row']('credit', {}, values);
     }
 
-    #counted(row: any): Counted {
-        const [ok, used] = [row.ok, row.error ? 0 : usedOf(row)];
-        const wait = ok ? endOf(row) : row.wait && row.wait * 1000;
+    /** UNCHECKED: what was used, if that is not known. */
+    #counted(row: any, unchecked = 0): Counted {
+        const [ok, used] = [row.ok, row.error ? unchecked : usedOf(row)];
+        const wait = row.error ? null : ok ? endOf(row) : row.wait && row.wait * 1000;
         const beyond = isWhole(this.limit) ? this.limit + 1 : Number.MAX_SAFE_INTEGER;
         const rest = { wait: Number(wait ?? this.milliseconds), isEndless: !ok && wait === null, isOpen: true };
         return { ok, used, hits: ok ? used : beyond, ...rest };
