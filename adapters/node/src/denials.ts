@@ -38,19 +38,14 @@ export class Denials {
     #allForgotten = -Infinity;
     #lastForgotten = -Infinity;
 
-    private constructor({ max = 10_000, atMost = 1000 }: RememberDenials) {
-        this.#max = max;
-        this.#atMost = atMost;
-    }
-
-    /** The denials for the option; undefined: none. Throws a TypeError for an invalid option. */
-    static of(option: unknown): Denials | undefined {
-        if (option === undefined || option === false) return undefined;
-        const given = option === true ? {} : (option as RememberDenials);
-        const { max = 1, atMost = 1 } = typeof given === 'object' && given !== null ? given : { max: 0 };
+    /** Throws a TypeError for an invalid option. */
+    constructor(option: true | RememberDenials) {
+        const given: RememberDenials = option === true ? {} : Object(option) === option ? option : { max: 0 };
+        const { max = 10_000, atMost = 1000 } = given;
         const are = Number.isSafeInteger(max) && max >= 1 && Number.isFinite(atMost) && atMost > 0;
         allow(are, 'rememberDenials', JSON.stringify(option), 'true, false, { max, atMost }, with numbers from 1 on');
-        return new Denials(given);
+        this.#max = max;
+        this.#atMost = atMost;
     }
 
     /**

@@ -43,7 +43,11 @@ export class RateLimitError extends Error {
         for (const found of causes(error)) {
             if (found[MARK]) return found;
             const denial = databaseDenial(found);
-            if (denial) return ofDetail(denial.detail ?? denial.details, error);
+            if (!denial) continue;
+            const { name = 'unknown', retryAfter = null } = parsed(denial.detail ?? denial.details);
+            // By the clock of this process, because the error has only a span.
+            const retryAt = retryAfter === null ? null : new Date(Date.now() + retryAfter);
+            return new RateLimitError(name, retryAfter, retryAt, { cause: error });
         }
         return undefined;
     }
@@ -108,14 +112,6 @@ function parsed(text: unknown): any {
     } catch {
         return {};
     }
-}
-
-/** A denial by the database; `retryAt` is by the clock of this process, because the error has only a span. */
-function ofDetail(text: unknown, cause: unknown): RateLimitError {
-    const detail: { name?: string; retryAfter?: number | null } = parsed(text);
-    const retryAfter = detail.retryAfter ?? null;
-    const retryAt = retryAfter === null ? null : new Date(Date.now() + retryAfter);
-    return new RateLimitError(detail.name ?? 'unknown', retryAfter, retryAt, { cause });
 }
 
 // The fields in which wrappers have the wrapped error: Drizzle and most others, Prisma, TypeORM, Sequelize,

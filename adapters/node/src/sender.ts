@@ -38,14 +38,14 @@ export class Sender {
     #batch: Batch | undefined;
 
     /** Throws a TypeError for invalid options. */
-    constructor({ prepare = true, batch = true, ...options }: RateLimiterOptions) {
-        const { db, schema, rememberDenials } = options;
+    constructor({ prepare = true, batch = true, rememberDenials = false, ...options }: RateLimiterOptions) {
+        const { db, schema } = options;
         if (db !== undefined) checked(db);
         checkedFailing(options);
         for (const [option, is] of Object.entries({ prepare, batch }))
             allow(typeof is === 'boolean', option, is, 'true, false');
         this.#options = { ...options, prepare };
-        this.#denials = Denials.of(rememberDenials);
+        if (rememberDenials !== false) this.#denials = new Denials(rememberDenials);
         this.#calls = new Calls(schema);
         if (!batch || db === undefined || !isLender(db)) return;
         const [batches, like] = [BATCHES.get(db) ?? new Map<string, Batch>(), `${prepare} ${schema}`];
