@@ -7,10 +7,8 @@ import { allow } from './errors';
 function groupsOf(address: string): number[] {
     // A URL has the short form, in hexadecimal.
     const short = new URL(`http://[${address}]`).hostname.slice(1, -1);
-    const [head = '', tail] = short.split('::');
     const groups = (text: string) => text.split(':').filter(Boolean).map((group) => parseInt(group, 16));
-    if (tail === undefined) return groups(head);
-    const [first, last] = [groups(head), groups(tail)];
+    const [first = [], last = []] = short.split('::').map(groups);
     return [...first, ...Array(8 - first.length - last.length).fill(0), ...last];
 }
 

@@ -34,10 +34,7 @@ async function main() {
         return;
     }
     const { url, schema = 'ratelimit', print } = options;
-    if (print) {
-        process.stdout.write(installSql({ schema }));
-        return;
-    }
+    if (print) return void process.stdout.write(installSql({ schema }));
     const { default: pg } = await import('pg');
     const client = new pg.Client(url);
     await client.connect();

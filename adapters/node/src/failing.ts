@@ -5,6 +5,10 @@ import { allow, causes, sqlstate } from './errors';
 /** "open": a call that can't be decided now is allowed. Denials, mistakes and refused logins are errors in any case. */
 export type OnError = 'closed' | 'open';
 
+/**
+ * Of a server that is a standby, full, starting or stopping; too many connections; a time-out inside it. PgBouncer uses
+ * 08P01 for a refused login, too.
+ */
 const isNotNowState = (code: string) =>
     notNow.sqlstates.includes(code) || (code.startsWith(notNow.class) && !notNow.except.includes(code));
 // No server answers, or not any more: errors of Node, of postgres.js, of Prisma.
