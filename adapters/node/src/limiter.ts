@@ -158,11 +158,6 @@ export type LimitRequest<D, K extends Kind = TokenKind, A = Asked> =
 
 type HoldRequests<D> = LimitRequest<D, HoldKind | 'concurrency'>[];
 
-/** The slots that a call waits for, which may be released at any time: its id, and whether they alone deny it. */
-interface Slots<R> {
-    id: string;
-    denies(result: R): boolean;
-}
 /** The milliseconds after which a caller that waits for slots checks again. */
 const LOOK = 250;
 
@@ -380,11 +375,9 @@ export class RateLimiter<const D extends Definitions = {}> {
                 onException,
             });
         const isOfSlots = ({ name, config = this.definitions[name] }: Sent) => config?.kind === 'concurrency';
-        const slots: Slots<HoldAll> = {
-            id: JSON.stringify(list),
-            denies: ({ results }) =>
-                denying(results).every((each) => isOfSlots(list[results.indexOf(each)])),
-        };
+        const denies = ({ results }: HoldAll) =>
+            denying(results).every((each) => isOfSlots(list[results.indexOf(each)]));
+        const slots = { id: JSON.stringify(list), denies };
         return this.#patiently(options, '', hold, list.some(isOfSlots) ? slots : undefined);
     }
 
@@ -482,12 +475,15 @@ export class RateLimiter<const D extends Definitions = {}> {
         return Ending.during(held, begun, (error) => this.#sender.opens(options, error));
     }
 
-    /** The answer of an attempt, or of later ones as long as the wait allows; or its denial as an error. */
+    /**
+     * The answer of an attempt, or of later ones as long as the wait allows; or its denial as an error. SLOTS may be
+     * released at any time: the id of their line, and whether they alone deny a result.
+     */
     async #patiently<R extends Denied>(
         options: AnyOptions,
         name: string,
         attempt: () => Promise<R>,
-        slots?: Slots<R>,
+        slots?: { id: string; denies(result: R): boolean },
     ): Promise<R> {
         const { wait = 0, throws = false, signal } = options;
         allow(wait >= 0, 'wait', wait, 'milliseconds');
@@ -522,11 +518,10 @@ function spread(wait: number, most: number): number {
 function keyOf(options: AnyOptions): string {
     const { key } = options;
     if (key === undefined && !Object.hasOwn(options, 'key')) return '';
-    const isNumber = typeof key === 'bigint' || Number.isFinite(key);
-    if (typeof key === 'string' || isNumber) return String(key);
-    throw new TypeError(
-        `key is ${key === null ? 'null' : typeof key}; allowed: a text or a number; without a key all share the limit`,
-    );
+    const isKey = typeof key === 'string' || typeof key === 'bigint' || Number.isFinite(key);
+    const given = key === null ? 'null' : typeof key;
+    allow(isKey, 'key', given, 'a text or a number; without a key all share the limit');
+    return String(key);
 }
 
 const interval = (ttl: unknown): string | null =>
