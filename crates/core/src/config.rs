@@ -35,9 +35,9 @@
 //! An unknown, missing or repeated field, a wrong type and a number out of range are a
 //! [`ConfigError`]. Nothing here depends on settings of the process or the machine.
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
-use crate::fields::{FieldError, Fields, Flag, TextField};
+use crate::fields::{FieldError, Fields, Flag, Given, Value, read_by};
 use crate::kinds::NotInMemory;
 use crate::text::{json_number, quoted, shortened};
 use crate::{Kind, Limit, Micros};
@@ -75,11 +75,15 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
+    /// An error of a config without a kind, a `timezone` or a plan.
+    fn new(problem: String, allowed: impl Into<String>) -> ConfigError {
+        let allowed = allowed.into();
+        ConfigError { problem, allowed, kind: None, calendar: false, plan: false }
+    }
+
     /// Refuses a config of more than [`MAX_BYTES`] bytes of JSON.
     pub fn too_long(bytes: usize) -> ConfigError {
-        let allowed = format!("at most {MAX_BYTES} bytes");
-        let problem = format!("it is {bytes} bytes long");
-        ConfigError { problem, allowed, kind: None, calendar: false, plan: false }
+        ConfigError::new(format!("it is {bytes} bytes long"), format!("at most {MAX_BYTES} bytes"))
     }
 
     /// Makes the error of a field; `kind` is the config's, if it has one.
@@ -103,7 +107,7 @@ impl ConfigError {
                 (format!("\"{field}\" is {value}"), allowed)
             }
         };
-        ConfigError { problem, allowed, kind, calendar: false, plan: false }
+        ConfigError { kind, ..ConfigError::new(problem, allowed) }
     }
 }
 
@@ -147,18 +151,11 @@ pub enum StoreKind {
     Memory,
 }
 
-impl<'de> Deserialize<'de> for StoreKind {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<StoreKind, D::Error> {
-        deserializer.deserialize_str(TextField {
-            allowed: r#""table" or "memory""#,
-            read: |text| match text {
-                "table" => Some(StoreKind::Table),
-                "memory" => Some(StoreKind::Memory),
-                _ => None,
-            },
-        })
-    }
-}
+read_by!(StoreKind, r#""table" or "memory""#, |given| match given {
+    Given::Text("table") => Some(StoreKind::Table),
+    Given::Text("memory") => Some(StoreKind::Memory),
+    _ => None,
+});
 
 /// The `save` implied by `applyUpdates` "asynchronously".
 const SAVE_LATER: Micros = Micros(1_000_000);
@@ -171,18 +168,11 @@ enum Updates {
     Asynchronously,
 }
 
-impl<'de> Deserialize<'de> for Updates {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Updates, D::Error> {
-        deserializer.deserialize_str(TextField {
-            allowed: r#""transactionally" or "asynchronously""#,
-            read: |text| match text {
-                "transactionally" => Some(Updates::Transactionally),
-                "asynchronously" => Some(Updates::Asynchronously),
-                _ => None,
-            },
-        })
-    }
-}
+read_by!(Updates, r#""transactionally" or "asynchronously""#, |given| match given {
+    Given::Text("transactionally") => Some(Updates::Transactionally),
+    Given::Text("asynchronously") => Some(Updates::Asynchronously),
+    _ => None,
+});
 
 /// Reads and checks the limit of a config. The caller checks that the text is no longer than [`MAX_BYTES`].
 ///
@@ -215,23 +205,15 @@ pub fn parse(json: &str) -> Result<Limit, ConfigError> {
 /// # Errors
 /// As [`parse`], and for a `store` that the limit can't be kept in.
 pub fn definition(json: &str) -> Result<Definition, ConfigError> {
-    let fields = Fields::from_json(json).ok_or_else(|| ConfigError {
-        problem: format!("it is {}", shortened(json)),
-        allowed: r#"an object such as {"kind": "token bucket", "rate": 10, "period": "1 minute"}"#
-            .into(),
-        kind: None,
-        calendar: false,
-        plan: false,
+    let fields = Fields::from_json(json).ok_or_else(|| {
+        ConfigError::new(
+            format!("it is {}", shortened(json)),
+            r#"an object such as {"kind": "token bucket", "rate": 10, "period": "1 minute"}"#,
+        )
     })?;
     let (calendar, plan) = (fields.get("timezone").is_some(), fields.get("plan"));
     read_definition(fields).map_err(|error| match plan {
-        Some(plan) => ConfigError {
-            problem: format!("\"plan\" is {plan}"),
-            allowed: "only in the definition of a key, without other fields".into(),
-            kind: None,
-            calendar: false,
-            plan: true,
-        },
+        Some(plan) => refused_plan(plan, "only in the definition of a key, without other fields"),
         None => ConfigError { calendar, ..error },
     })
 }
@@ -261,14 +243,13 @@ pub fn plan(json: &str, bytes: impl FnOnce(&str) -> usize) -> Result<Option<Stri
         Err(error @ FieldError::Repeated { .. }) => {
             Err(ConfigError { plan: true, ..ConfigError::from_field(error, None) })
         }
-        _ => Err(ConfigError {
-            problem: format!("\"plan\" is {value}"),
-            allowed: "the name of a limit, 1 to 200 bytes".into(),
-            kind: None,
-            calendar: false,
-            plan: true,
-        }),
+        _ => Err(refused_plan(value, "the name of a limit, 1 to 200 bytes")),
     }
+}
+
+/// The error of a `plan`.
+fn refused_plan(plan: Value, allowed: &str) -> ConfigError {
+    ConfigError { plan: true, ..ConfigError::new(format!("\"plan\" is {plan}"), allowed) }
 }
 
 /// Writes a config as JSON with its defaults resolved, so that nothing else is needed to decide calls on a state: with
@@ -337,36 +318,31 @@ fn read_definition(mut fields: Fields) -> Result<Definition, ConfigError> {
             return Err(refused("applyUpdates", value, r#"only with "store": "memory""#));
         }
     };
-    match store {
-        StoreKind::Table if save.is_some() => Err(refused(
-            "save",
-            json_number(save.unwrap_or_default().as_millis()),
-            r#"only with "store": "memory""#,
+    match (store, save, limit.not_in_memory()) {
+        (StoreKind::Table, Some(save), _) => {
+            let save = json_number(save.as_millis());
+            Err(refused("save", save, r#"only with "store": "memory""#))
+        }
+        (StoreKind::Memory, _, Some(NotInMemory::Kind { because })) => Err(refused(
+            "store",
+            r#""memory""#.into(),
+            &format!(r#""table" for {}, {because}"#, kind.with_article()),
         )),
-        StoreKind::Memory => match limit.not_in_memory() {
-            Some(NotInMemory::Kind { because }) => Err(refused(
-                "store",
-                r#""memory""#.into(),
-                &format!(r#""table" for {}, {because}"#, kind.with_article()),
-            )),
-            Some(NotInMemory::Field { field, value, allowed, because }) => Err(refused(
+        (StoreKind::Memory, _, Some(NotInMemory::Field { field, value, allowed, because })) => {
+            Err(refused(
                 field,
                 value.to_string(),
                 &format!(r#"{allowed} if "store" is "memory"{because}"#),
-            )),
-            None => Ok(Definition { limit, store, names_store, save, names_save, enforce, keyed }),
-        },
-        StoreKind::Table => {
-            Ok(Definition { limit, store, names_store, save, names_save, enforce, keyed })
+            ))
         }
+        _ => Ok(Definition { limit, store, names_store, save, names_save, enforce, keyed }),
     }
 }
 
-impl<'de> Deserialize<'de> for Kind {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Kind, D::Error> {
-        deserializer.deserialize_str(TextField { allowed: Kind::names(), read: Kind::from_name })
-    }
-}
+read_by!(Kind, Kind::names(), |given| match given {
+    Given::Text(name) => Kind::from_name(name),
+    _ => None,
+});
 
 #[cfg(test)]
 mod tests;

@@ -180,10 +180,9 @@ impl<'a> Fields<'a> {
         T::deserialize(Field { field, value })
     }
 
-    /// Keeps only these fields, and drops nulls.
-    pub(crate) fn keep(&mut self, fields: &[&str]) {
-        let is_null = |value: &Value| matches!(value, Value::Json(json) if json.get() == "null");
-        self.0.retain(|(name, value)| fields.contains(&&**name) && !is_null(value));
+    /// Drops the fields that are null.
+    pub(crate) fn drop_nulls(&mut self) {
+        self.0.retain(|(_, value)| !matches!(value, Value::Json(json) if json.get() == "null"));
     }
 
     /// The first field, in the order of writing, that is none of these.
@@ -318,6 +317,11 @@ impl<'de> Deserializer<'de> for Field<'de> {
         }
     }
 
+    /// The value of a field that the struct doesn't have, and allows.
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, FieldError> {
+        visitor.visit_unit()
+    }
+
     /// The JSON itself, for [`RawValue`], which requests it by a name of its own.
     fn deserialize_newtype_struct<V: Visitor<'de>>(
         self,
@@ -334,72 +338,72 @@ impl<'de> Deserializer<'de> for Field<'de> {
 
     forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
-        unit_struct seq tuple tuple_struct map struct enum identifier ignored_any
+        unit_struct seq tuple tuple_struct map struct enum identifier
     }
 }
 
-/// Reads a number for which `fits` is true.
-pub(crate) struct Number {
-    /// The condition in words.
+/// The value of a field, as a [`Reader`] sees it.
+pub(crate) enum Given<'a> {
+    Number(f64),
+    Text(&'a str),
+    Flag(bool),
+    Null,
+}
+
+/// Reads a value that `read` understands.
+pub(crate) struct Reader<T> {
+    /// The values that it understands, in words.
     pub allowed: &'static str,
-    pub fits: fn(f64) -> bool,
+    pub read: fn(Given) -> Option<T>,
 }
 
-impl Visitor<'_> for Number {
-    type Value = f64;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.allowed)
-    }
-
-    fn visit_f64<E: de::Error>(self, number: f64) -> Result<f64, E> {
-        if (self.fits)(number) {
-            Ok(number)
-        } else {
-            Err(E::invalid_value(Unexpected::Float(number), &self))
-        }
+impl<T> Reader<T> {
+    fn value<E: de::Error>(self, given: Given) -> Result<T, E> {
+        (self.read)(given).ok_or_else(|| E::invalid_value(Unexpected::Other("value"), &self))
     }
 }
 
-/// Reads a text that `read` understands.
-pub(crate) struct TextField<T> {
-    /// The texts that it understands, in words.
-    pub allowed: &'static str,
-    pub read: fn(&str) -> Option<T>,
-}
-
-impl<T> Visitor<'_> for TextField<T> {
+impl<T> Visitor<'_> for Reader<T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.allowed)
     }
 
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<T, E> {
+        self.value(Given::Number(number))
+    }
+
     fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
-        (self.read)(text).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+        self.value(Given::Text(text))
+    }
+
+    fn visit_bool<E: de::Error>(self, flag: bool) -> Result<T, E> {
+        self.value(Given::Flag(flag))
+    }
+
+    fn visit_unit<E: de::Error>(self) -> Result<T, E> {
+        self.value(Given::Null)
     }
 }
+
+/// Has a type read by a [`Reader`]: its allowed values, in words, and the function that understands them.
+macro_rules! read_by {
+    ($type:ty, $allowed:expr, $read:expr) => {
+        impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<$type, D::Error> {
+                from.deserialize_any($crate::fields::Reader { allowed: $allowed, read: $read })
+            }
+        }
+    };
+}
+pub(crate) use read_by;
 
 /// A `true` or a `false`.
 #[derive(Clone, Copy, serde::Serialize)]
 pub(crate) struct Flag(pub bool);
 
-impl<'de> Deserialize<'de> for Flag {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Flag, D::Error> {
-        struct TrueOrFalse;
-
-        impl Visitor<'_> for TrueOrFalse {
-            type Value = Flag;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("true or false")
-            }
-
-            fn visit_bool<E>(self, flag: bool) -> Result<Flag, E> {
-                Ok(Flag(flag))
-            }
-        }
-
-        deserializer.deserialize_bool(TrueOrFalse)
-    }
-}
+read_by!(Flag, "true or false", |given| match given {
+    Given::Flag(flag) => Some(Flag(flag)),
+    _ => None,
+});

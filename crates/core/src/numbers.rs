@@ -1,9 +1,9 @@
 //! The numbers of configs and states, each within the range that its field allows.
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Serialize, Serializer};
 
 use crate::Micros;
-use crate::fields::Number;
+use crate::fields::{Given, read_by};
 use crate::text::JsonNumber;
 
 /// The largest rate, capacity, maxReserved and count, in tokens.
@@ -24,12 +24,13 @@ macro_rules! number {
         #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
         pub(crate) struct $name(pub f64);
 
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$name, D::Error> {
-                let number = Number { allowed: $allowed, fits: $fits };
-                deserializer.deserialize_f64(number).map($name)
+        read_by!($name, $allowed, |given| {
+            let fits: fn(f64) -> bool = $fits;
+            match given {
+                Given::Number(number) if fits(number) => Some($name(number)),
+                _ => None,
             }
-        }
+        });
 
         impl Serialize for $name {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

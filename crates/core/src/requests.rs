@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use crate::Micros;
 use crate::argument::ArgumentError;
 use crate::config;
-use crate::fields::{FieldError, Fields, Flag, Number, TextField};
+use crate::fields::{FieldError, Fields, Flag, Given, read_by};
 use crate::micros::time_with_offset;
 use crate::text::shortened;
 
@@ -115,13 +115,11 @@ impl<'de> Deserialize<'de> for Key {
     }
 }
 
-impl<'de> Deserialize<'de> for Count {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Count, D::Error> {
-        // The caller checks the range, which depends on the kind of the limit.
-        let any = Number { allowed: "a number from 0 to 1e15", fits: |_| true };
-        deserializer.deserialize_f64(any).map(Count)
-    }
-}
+// The caller checks the range, which depends on the kind of the limit.
+read_by!(Count, "a number from 0 to 1e15", |given| match given {
+    Given::Number(count) => Some(Count(count)),
+    _ => None,
+});
 
 /// Reads a text, and refuses one that is too long in every encoding: the caller checks the length in the server's.
 struct Bounded {
@@ -184,11 +182,6 @@ pub struct InvalidRequest {
 /// # Errors
 /// [`RequestError`] for JSON other than a list with items.
 pub fn parse_each(json: &str) -> Result<Vec<ParsedRequest>, RequestError> {
-    let list: Option<Vec<&RawValue>> = serde_json::from_str(json).ok();
-    let list = list.filter(|list| !list.is_empty()).ok_or_else(|| RequestError {
-        n: 0,
-        error: ArgumentError::invalid("requests", type_of(json), LIST),
-    })?;
     let parse = |request: &&RawValue| {
         parse_one(request.get()).map_err(|error| {
             let given: Value = serde_json::from_str(request.get()).unwrap_or_default();
@@ -198,7 +191,18 @@ pub fn parse_each(json: &str) -> Result<Vec<ParsedRequest>, RequestError> {
             InvalidRequest { name: text("name"), key, error }
         })
     };
-    Ok(list.iter().map(parse).collect())
+    Ok(items(json, "requests", LIST)?.iter().map(parse).collect())
+}
+
+/// The items of a list that has any.
+fn items<'j>(
+    json: &'j str,
+    argument: &'static str,
+    allowed: &str,
+) -> Result<Vec<&'j RawValue>, RequestError> {
+    let list = serde_json::from_str(json).ok().filter(|list: &Vec<_>| !list.is_empty());
+    let refused = || ArgumentError::invalid(argument, type_of(json), allowed);
+    list.ok_or_else(|| RequestError { n: 0, error: refused() })
 }
 
 fn parse_one(json: &str) -> Result<RawRequest, ArgumentError> {
@@ -268,6 +272,7 @@ const LIMITED_BY: &str = "block, slots or tokens, or NULL";
 const OUTCOMES: &str = "an array of the rows of rl_limit_all, as jsonb_agg(r ORDER BY n) makes it";
 const OUTCOME: &str = "an object, a row of rl_limit_all";
 
+/// Other fields are ignored: a later version may return more.
 #[derive(Deserialize)]
 struct OutcomeFields {
     name: Name,
@@ -282,31 +287,15 @@ struct OutcomeFields {
     config: Option<Box<RawValue>>,
 }
 
-/// The fields of an outcome. Others are ignored: a later version may return more.
-const OUTCOME_FIELDS: [&str; 10] = [
-    "name",
-    "key",
-    "ok",
-    "retry_after",
-    "retry_at",
-    "remaining",
-    "capacity",
-    "reset_at",
-    "limited_by",
-    "config",
-];
-
 /// Declares a number of an outcome, with its allowed values.
 macro_rules! outcome_number {
     ($type:ident, $allowed:expr, $range:expr) => {
         struct $type(f64);
 
-        impl<'de> Deserialize<'de> for $type {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$type, D::Error> {
-                let number = Number { allowed: $allowed, fits: |number| $range.contains(&number) };
-                deserializer.deserialize_f64(number).map($type)
-            }
-        }
+        read_by!($type, $allowed, |given| match given {
+            Given::Number(number) if $range.contains(&number) => Some($type(number)),
+            _ => None,
+        });
     };
 }
 outcome_number!(Seconds, RETRY_AFTER, (0.0..=1e13));
@@ -315,22 +304,18 @@ outcome_number!(Capacity, CAPACITY, (0.0..=config::MAX_TOKENS));
 
 struct Time(Micros);
 
-impl<'de> Deserialize<'de> for Time {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Time, D::Error> {
-        let time = TextField { allowed: TIME, read: time_with_offset };
-        deserializer.deserialize_str(time).map(Time)
-    }
-}
+read_by!(Time, TIME, |given| match given {
+    Given::Text(time) => time_with_offset(time).map(Time),
+    _ => None,
+});
 
 /// The reason why a request is denied.
 struct Word;
 
-impl<'de> Deserialize<'de> for Word {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Word, D::Error> {
-        let is_word = |text: &str| matches!(text, "block" | "slots" | "tokens").then_some(Word);
-        deserializer.deserialize_str(TextField { allowed: LIMITED_BY, read: is_word })
-    }
-}
+read_by!(Word, LIMITED_BY, |given| match given {
+    Given::Text("block" | "slots" | "tokens") => Some(Word),
+    _ => None,
+});
 
 /// Reads a list of outcomes, as `jsonb_agg` makes it of the rows of `rl_limit_all`; a config may be added to each. The
 /// caller checks its length.
@@ -339,21 +324,16 @@ impl<'de> Deserialize<'de> for Word {
 /// [`RequestError`] for JSON other than a list with items, and for the first outcome with a field that is missing,
 /// or of a wrong type or range.
 pub fn parse_outcomes(json: &str) -> Result<Vec<RawOutcome>, RequestError> {
-    let list: Option<Vec<&RawValue>> = serde_json::from_str(json).ok();
-    let list = list.filter(|list| !list.is_empty()).ok_or_else(|| RequestError {
-        n: 0,
-        error: ArgumentError::invalid("results", type_of(json), OUTCOMES),
-    })?;
     let parse = |(n, outcome): (usize, &&RawValue)| {
         parse_outcome(outcome.get()).map_err(|error| RequestError { n: n + 1, error })
     };
-    list.iter().enumerate().map(parse).collect()
+    items(json, "results", OUTCOMES)?.iter().enumerate().map(parse).collect()
 }
 
 fn parse_outcome(json: &str) -> Result<RawOutcome, ArgumentError> {
     let mut fields = Fields::from_json(json)
         .ok_or_else(|| ArgumentError::invalid("it", type_of(json), OUTCOME))?;
-    fields.keep(&OUTCOME_FIELDS);
+    fields.drop_nulls();
     let outcome: OutcomeFields = fields.read()?;
     let level = match (outcome.remaining, outcome.capacity) {
         (None, None) => None,

@@ -111,29 +111,12 @@ struct Leases(Vec<[EpochMillis; 2]>);
 
 impl<'de> Deserialize<'de> for Leases {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Leases, D::Error> {
-        struct Pairs;
-
-        impl<'de> Visitor<'de> for Pairs {
-            type Value = Leases;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an array of at most 1000 pairs of epoch milliseconds")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut pairs: A) -> Result<Leases, A::Error> {
-                let refused = || A::Error::invalid_value(Unexpected::Seq, &Pairs);
-                let mut leases: Vec<[EpochMillis; 2]> = Vec::new();
-                while let Some(Pair(pair)) = pairs.next_element().map_err(|_| refused())? {
-                    if leases.len() >= MAX_SLOTS as usize {
-                        return Err(refused());
-                    }
-                    leases.push(pair);
-                }
-                Ok(Leases(leases))
-            }
-        }
-
-        deserializer.deserialize_seq(Pairs)
+        let pairs: Vec<Pair> = deserializer.deserialize_seq(Elements {
+            allowed: "an array of at most 1000 pairs of epoch milliseconds",
+            most: MAX_SLOTS as usize,
+            fit: |_| true,
+        })?;
+        Ok(Leases(pairs.into_iter().map(|Pair(pair)| pair).collect()))
     }
 }
 
@@ -141,29 +124,10 @@ struct Pair([EpochMillis; 2]);
 
 impl<'de> Deserialize<'de> for Pair {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Pair, D::Error> {
-        struct Two;
-
-        impl<'de> Visitor<'de> for Two {
-            type Value = Pair;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a pair of epoch milliseconds")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut two: A) -> Result<Pair, A::Error> {
-                let mut next = || {
-                    two.next_element()?
-                        .ok_or_else(|| A::Error::custom(&Two as &dyn serde::de::Expected))
-                };
-                let pair = [next()?, next()?];
-                match two.next_element::<EpochMillis>()? {
-                    None => Ok(Pair(pair)),
-                    Some(_) => Err(A::Error::invalid_value(Unexpected::Seq, &Two)),
-                }
-            }
-        }
-
-        deserializer.deserialize_seq(Two)
+        let allowed = "a pair of epoch milliseconds";
+        let pair: Vec<EpochMillis> =
+            deserializer.deserialize_seq(Elements { allowed, most: 2, fit: |_| true })?;
+        pair.try_into().map(Pair).map_err(|_| D::Error::custom(allowed))
     }
 }
 
@@ -173,29 +137,41 @@ struct Log(Vec<EpochMillis>);
 
 impl<'de> Deserialize<'de> for Log {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Log, D::Error> {
-        struct Entries;
+        let log = Elements {
+            allowed: "an array of at most 10000 epoch milliseconds, oldest first",
+            most: MAX_LOG as usize,
+            fit: <[EpochMillis]>::is_sorted,
+        };
+        deserializer.deserialize_seq(log).map(Log)
+    }
+}
 
-        impl<'de> Visitor<'de> for Entries {
-            type Value = Log;
+/// Reads an array.
+struct Elements<T> {
+    /// The arrays that are allowed, in words.
+    allowed: &'static str,
+    /// The most elements.
+    most: usize,
+    fit: fn(&[T]) -> bool,
+}
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an array of at most 10000 epoch milliseconds, oldest first")
+impl<'de, T: Deserialize<'de>> Visitor<'de> for Elements<T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.allowed)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<Vec<T>, A::Error> {
+        let refused = || A::Error::invalid_value(Unexpected::Seq, &self);
+        let mut elements = Vec::new();
+        while let Some(element) = array.next_element().map_err(|_| refused())? {
+            if elements.len() >= self.most {
+                return Err(refused());
             }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Log, A::Error> {
-                let refused = || A::Error::invalid_value(Unexpected::Seq, &Entries);
-                let mut log: Vec<EpochMillis> = Vec::new();
-                while let Some(entry) = entries.next_element().map_err(|_| refused())? {
-                    if log.last() > Some(&entry) || log.len() as f64 >= MAX_LOG {
-                        return Err(refused());
-                    }
-                    log.push(entry);
-                }
-                Ok(Log(log))
-            }
+            elements.push(element);
         }
-
-        deserializer.deserialize_seq(Entries)
+        if (self.fit)(&elements) { Ok(elements) } else { Err(refused()) }
     }
 }
 

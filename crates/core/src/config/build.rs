@@ -110,11 +110,9 @@ pub fn build(kind: Kind, arguments: &[(&str, Argument)]) -> Result<serde_json::V
     let first_request = matches!(given("first_request"), Some(Argument::Flag(true)));
     let calendar = timezone.is_some();
     let problem = |problem: String, allowed: &str| ConfigError {
-        problem,
-        allowed: allowed.into(),
         kind: Some(kind),
         calendar,
-        plan: false,
+        ..ConfigError::new(problem, allowed)
     };
     let mut fields = Vec::new();
     for (name, argument) in arguments {

@@ -77,7 +77,6 @@ impl Definition {
 
     /// The error of this config.
     fn refused(&self, problem: String, allowed: &str) -> ConfigError {
-        let kind = Some(self.limit.kind());
-        ConfigError { problem, allowed: allowed.into(), kind, calendar: false, plan: false }
+        ConfigError { kind: Some(self.limit.kind()), ..ConfigError::new(problem, allowed) }
     }
 }

@@ -1,15 +1,14 @@
 //! Periods, starts and time zones of a config, read from JSON and written to it.
 
-use std::fmt;
+use std::ops::RangeInclusive;
 
 use jiff::SpanRelativeTo;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
-use serde::de::{self, Deserialize, Deserializer, Unexpected, Visitor};
 use serde::{Serialize, Serializer};
 
 use crate::Micros;
-use crate::fields::TextField;
+use crate::fields::{Given, read_by};
 use crate::kinds::{Start, Unit, zone};
 use crate::micros::{MAX_EPOCH, time_with_offset};
 use crate::text::JsonNumber;
@@ -28,38 +27,14 @@ pub(crate) const FIRST_REQUEST: &str = "first request";
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Period(pub Micros);
 
-impl<'de> Deserialize<'de> for Period {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Period, D::Error> {
-        struct Millis;
-
-        impl Visitor<'_> for Millis {
-            type Value = Period;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(concat!(
-                    r#"a number of milliseconds from 1 to 1e15, or a duration such as "1 minute" or "PT1M"; "#,
-                    r#"a day is 24 hours; months and years only in a fixed window with "timezone""#
-                ))
-            }
-
-            fn visit_f64<E: de::Error>(self, millis: f64) -> Result<Period, E> {
-                if !(1.0..=MAX_PERIOD).contains(&millis) {
-                    return Err(E::invalid_value(Unexpected::Float(millis), &self));
-                }
-                Ok(Period(Micros::from_millis(millis)))
-            }
-
-            fn visit_str<E: de::Error>(self, duration: &str) -> Result<Period, E> {
-                match duration_in_millis(duration) {
-                    Some(millis) => self.visit_f64(millis),
-                    None => Err(E::invalid_value(Unexpected::Str(duration), &self)),
-                }
-            }
-        }
-
-        deserializer.deserialize_any(Millis)
-    }
-}
+read_by!(
+    Period,
+    concat!(
+        r#"a number of milliseconds from 1 to 1e15, or a duration such as "1 minute" or "PT1M"; "#,
+        r#"a day is 24 hours; months and years only in a fixed window with "timezone""#
+    ),
+    |given| Some(Period(span(given, 1.0..=MAX_PERIOD)?))
+);
 
 impl Serialize for Period {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -71,34 +46,18 @@ impl Serialize for Period {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Save(pub Micros);
 
-impl<'de> Deserialize<'de> for Save {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Save, D::Error> {
-        struct Millis;
+read_by!(Save, r#"100 milliseconds to 1 hour, such as "1 second" or 1000"#, |given| {
+    Some(Save(span(given, MIN_SAVE..=MAX_SAVE)?))
+});
 
-        impl Visitor<'_> for Millis {
-            type Value = Save;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(r#"100 milliseconds to 1 hour, such as "1 second" or 1000"#)
-            }
-
-            fn visit_f64<E: de::Error>(self, millis: f64) -> Result<Save, E> {
-                if !(MIN_SAVE..=MAX_SAVE).contains(&millis) {
-                    return Err(E::invalid_value(Unexpected::Float(millis), &self));
-                }
-                Ok(Save(Micros::from_millis(millis)))
-            }
-
-            fn visit_str<E: de::Error>(self, duration: &str) -> Result<Save, E> {
-                match duration_in_millis(duration) {
-                    Some(millis @ MIN_SAVE..=MAX_SAVE) => self.visit_f64(millis),
-                    _ => Err(E::invalid_value(Unexpected::Str(duration), &self)),
-                }
-            }
-        }
-
-        deserializer.deserialize_any(Millis)
-    }
+/// Reads a number of milliseconds in a range, or a duration of that length.
+fn span(given: Given, range: RangeInclusive<f64>) -> Option<Micros> {
+    let millis = match given {
+        Given::Number(millis) => millis,
+        Given::Text(duration) => duration_in_millis(duration)?,
+        _ => return None,
+    };
+    range.contains(&millis).then(|| Micros::from_millis(millis))
 }
 
 /// Reads a duration of fixed length, with days of 24 hours, truncated to whole microseconds.
@@ -116,17 +75,17 @@ pub(crate) struct Dates {
     pub every: i64,
 }
 
-impl<'de> Deserialize<'de> for Dates {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Dates, D::Error> {
-        deserializer.deserialize_str(TextField {
-            allowed: concat!(
-                r#"with "timezone", a whole number of days and weeks, or of months and years, "#,
-                r#"at most 100 years, such as "7 days" or "1 month""#
-            ),
-            read: duration_in_dates,
-        })
+read_by!(
+    Dates,
+    concat!(
+        r#"with "timezone", a whole number of days and weeks, or of months and years, "#,
+        r#"at most 100 years, such as "7 days" or "1 month""#
+    ),
+    |given| match given {
+        Given::Text(duration) => duration_in_dates(duration),
+        _ => None,
     }
-}
+);
 
 impl Serialize for Dates {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -154,62 +113,28 @@ fn duration_in_dates(duration: &str) -> Option<Dates> {
     }
 }
 
-/// The start of windows of fixed length.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum WindowStart {
-    At(Micros),
-    FirstRequest,
-}
-
-impl<'de> Deserialize<'de> for WindowStart {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<WindowStart, D::Error> {
-        struct Instant;
-
-        impl Visitor<'_> for Instant {
-            type Value = WindowStart;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(concat!(
-                    r#"epoch milliseconds, a time with its offset such as "2027-01-01T00:00:00Z", "#,
-                    r#"or "first request""#
-                ))
-            }
-
-            fn visit_f64<E: de::Error>(self, millis: f64) -> Result<WindowStart, E> {
-                if millis.abs() > MAX_EPOCH {
-                    return Err(E::invalid_value(Unexpected::Float(millis), &self));
-                }
-                Ok(WindowStart::At(Micros::from_millis(millis)))
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<WindowStart, E> {
-                if text == FIRST_REQUEST {
-                    return Ok(WindowStart::FirstRequest);
-                }
-                time_with_offset(text)
-                    .map(WindowStart::At)
-                    .ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
-            }
+read_by!(
+    Start,
+    concat!(
+        r#"epoch milliseconds, a time with its offset such as "2027-01-01T00:00:00Z", "#,
+        r#"or "first request""#
+    ),
+    |given| match given {
+        Given::Number(millis) if millis.abs() <= MAX_EPOCH => {
+            Some(Start::At(Micros::from_millis(millis)))
         }
-
-        deserializer.deserialize_any(Instant)
+        Given::Text(FIRST_REQUEST) => Some(Start::FirstRequest),
+        Given::Text(time) => time_with_offset(time).map(Start::At),
+        _ => None,
     }
-}
+);
 
-impl Serialize for WindowStart {
+impl Serialize for Start {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            WindowStart::At(at) => JsonNumber(at.as_millis()).serialize(serializer),
-            WindowStart::FirstRequest => serializer.serialize_str(FIRST_REQUEST),
-        }
-    }
-}
-
-impl From<WindowStart> for Start {
-    fn from(start: WindowStart) -> Start {
-        match start {
-            WindowStart::At(at) => Start::At(at),
-            WindowStart::FirstRequest => Start::FirstRequest,
+            Start::At(at) => JsonNumber(at.as_millis()).serialize(serializer),
+            Start::FirstRequest => serializer.serialize_str(FIRST_REQUEST),
+            Start::Derived => serializer.serialize_none(),
         }
     }
 }
@@ -222,15 +147,13 @@ impl LocalDate {
     pub(crate) const ALLOWED: &str = r#"with "timezone", a local date such as "2027-01-31""#;
 }
 
-impl<'de> Deserialize<'de> for LocalDate {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<LocalDate, D::Error> {
-        // Only the form in which dates are written: jiff would accept others, and drop a time of day.
-        let exact = |text: &str| text.parse().ok().filter(|date: &Date| date.to_string() == text);
-        deserializer
-            .deserialize_str(TextField { allowed: LocalDate::ALLOWED, read: exact })
-            .map(LocalDate)
+read_by!(LocalDate, LocalDate::ALLOWED, |given| match given {
+    // Only the form in which dates are written: jiff would accept others, and drop a time of day.
+    Given::Text(text) => {
+        text.parse().ok().filter(|date: &Date| date.to_string() == text).map(LocalDate)
     }
-}
+    _ => None,
+});
 
 impl Serialize for LocalDate {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -242,16 +165,14 @@ impl Serialize for LocalDate {
 #[derive(Clone, Debug)]
 pub(crate) struct ZoneName(pub TimeZone);
 
-impl<'de> Deserialize<'de> for ZoneName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ZoneName, D::Error> {
-        deserializer
-            .deserialize_str(TextField {
-                allowed: r#"the IANA name of a time zone in its exact spelling, such as "Europe/Berlin""#,
-                read: zone,
-            })
-            .map(ZoneName)
+read_by!(
+    ZoneName,
+    r#"the IANA name of a time zone in its exact spelling, such as "Europe/Berlin""#,
+    |given| match given {
+        Given::Text(name) => zone(name).map(ZoneName),
+        _ => None,
     }
-}
+);
 
 impl Serialize for ZoneName {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

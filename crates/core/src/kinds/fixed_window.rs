@@ -23,7 +23,7 @@ use super::limit_kind::LimitKind;
 use super::refill::Refill;
 use super::{Level, Tokens, rounded, tolerance};
 use crate::Micros;
-use crate::config::times::{Dates, LocalDate, Period, WindowStart, ZoneName};
+use crate::config::times::{Dates, LocalDate, Period, ZoneName};
 use crate::fields::{FieldError, Fields, Flag};
 use crate::headers::CallOutcome;
 use crate::numbers::{Rate, ShardCount, TokenCount};
@@ -74,7 +74,7 @@ pub enum Start {
 /// With a `timezone` (`Z`), `period` and `start` are dates.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(crate) struct WindowConfig<P = Period, S = WindowStart, Z = Option<ZoneName>> {
+pub(crate) struct WindowConfig<P = Period, S = Start, Z = Option<ZoneName>> {
     rate: Rate,
     period: P,
     capacity: Option<TokenCount>,
@@ -134,7 +134,7 @@ impl From<FixedWindowConfig> for FixedWindow {
 
         match config {
             FixedWindowConfig::Every(config) => {
-                let start = config.start.map_or(Start::Derived, Into::into);
+                let start = config.start.unwrap_or(Start::Derived);
                 let windows = Windows::Every { period: config.period.0, start };
                 config.with(windows)
             }
@@ -253,7 +253,7 @@ impl LimitKind for FixedWindow {
         }
         let config = fields.read::<WindowConfig>()?.with_overage(fields)?;
         match (config.start, config.shards) {
-            (Some(WindowStart::FirstRequest), Some(ShardCount(2.0..))) => {
+            (Some(Start::FirstRequest), Some(ShardCount(2.0..))) => {
                 let allowed = concat!(
                     r#"1 if "start" is "first request": "#,
                     "a key's first request reaches only one of the shards"
@@ -268,9 +268,8 @@ impl LimitKind for FixedWindow {
         match &self.windows {
             &Windows::Every { period, start } => {
                 let start = match start {
-                    Start::At(start) => WindowStart::At(start),
-                    Start::FirstRequest => WindowStart::FirstRequest,
-                    Start::Derived => WindowStart::At(Micros(phase.0.rem_euclid(period.0))),
+                    Start::Derived => Start::At(Micros(phase.0.rem_euclid(period.0))),
+                    given => given,
                 };
                 FixedWindowConfig::Every(self.fields(Period(period), start, None))
             }

@@ -8,17 +8,14 @@
 //! [article]: https://stack.convex.dev/rate-limiting
 //! [code]: https://github.com/get-convex/rate-limiter/blob/main/src/shared.ts
 
-use std::fmt;
-
-use serde::de::Visitor;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use super::limit_kind::LimitKind;
 use super::refill::Refill;
 use super::{Level, Tokens, rounded, tolerance};
 use crate::Micros;
 use crate::config::times::Period;
-use crate::fields::{FieldError, Fields};
+use crate::fields::{FieldError, Fields, Given, read_by};
 use crate::headers::CallOutcome;
 use crate::numbers::{Rate, ShardCount, TokenCount};
 
@@ -52,25 +49,10 @@ pub(crate) struct TokenBucketConfig {
 /// The `start` of a token bucket: null, as the Convex rate limiter allows it.
 struct NoStart;
 
-impl<'de> Deserialize<'de> for NoStart {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<NoStart, D::Error> {
-        struct Null;
-
-        impl Visitor<'_> for Null {
-            type Value = NoStart;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("null, or none: a token bucket has no windows")
-            }
-
-            fn visit_unit<E>(self) -> Result<NoStart, E> {
-                Ok(NoStart)
-            }
-        }
-
-        deserializer.deserialize_unit(Null)
-    }
-}
+read_by!(NoStart, "null, or none: a token bucket has no windows", |given| match given {
+    Given::Null => Some(NoStart),
+    _ => None,
+});
 
 impl From<TokenBucketConfig> for TokenBucket {
     fn from(config: TokenBucketConfig) -> TokenBucket {
