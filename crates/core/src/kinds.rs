@@ -265,9 +265,14 @@ impl Decision {
         Decision { ok: false, retry_after, level, state: None }
     }
 
+    /// Admitted without a wait.
+    fn admitted(level: Level, state: Option<State>) -> Decision {
+        Decision { ok: true, retry_after: None, level, state }
+    }
+
     /// Admitted without a change.
     fn unchanged(level: Level) -> Decision {
-        Decision { ok: true, retry_after: None, level, state: None }
+        Decision::admitted(level, None)
     }
 }
 

@@ -15,7 +15,6 @@ use super::{Decision, Kind, Leases, Level, Limit, State, decide};
 use crate::Micros;
 use crate::config::times::Period;
 use crate::fields::{FieldError, Fields};
-use crate::headers::CallOutcome;
 use crate::numbers::{MAX_SLOTS_IN_MEMORY, SlotCount};
 
 /// At most `slots` leases at the same time.
@@ -140,7 +139,7 @@ impl Concurrency {
             let level = self.level_of(&live, now);
             let after = (count > 0.0)
                 .then(|| State::Leases(Leases { leases: live, ts: state.ts.max(now) }));
-            return Decision { ok: true, retry_after: None, level, state: after };
+            return Decision::admitted(level, after);
         }
         if count > f64::from(self.slots) {
             return Decision::denied(None, level);
@@ -169,7 +168,7 @@ impl Concurrency {
         let (ts, level) = (state.ts.max(now), self.level_of(&live, now));
         let is_changed = had > 0 || more > 0.0;
         let after = is_changed.then_some(State::Leases(Leases { leases: live, ts }));
-        Decision { ok: true, retry_after: None, level, state: after }
+        Decision::admitted(level, after)
     }
 
     /// The state after a lease was released; `None` if it has expired, or does not exist.
@@ -249,11 +248,6 @@ impl LimitKind for Concurrency {
             allowed: format!("a whole number from 1 to {MAX_SLOTS_IN_MEMORY}"),
             because: "",
         })
-    }
-
-    /// Slots come back at several times; the outcome has only the last.
-    fn until_more(&self, outcome: &CallOutcome, _: Micros) -> Option<Micros> {
-        outcome.wait()
     }
 }
 

@@ -80,10 +80,10 @@ pub(super) trait LimitKind: Clone + Into<super::Limit> {
         })
     }
 
-    /// The time from `now` until more tokens are there than an outcome has left, for HTTP headers: to the reset, or to
-    /// the retry of a denial if that is earlier. `None`: unknown.
-    fn until_more(&self, outcome: &CallOutcome, now: Micros) -> Option<Micros> {
-        outcome.until_reset(now)
+    /// The time from `now` until more tokens are there than an outcome has left, for HTTP headers. `None`: unknown.
+    /// Of a kind with tokens that come back at several times the outcome has only the last.
+    fn until_more(&self, outcome: &CallOutcome, _now: Micros) -> Option<Micros> {
+        outcome.wait()
     }
 }
 

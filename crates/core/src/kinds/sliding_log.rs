@@ -12,7 +12,6 @@ use super::{Decision, Level, Log, State};
 use crate::Micros;
 use crate::config::times::Period;
 use crate::fields::{FieldError, Fields};
-use crate::headers::CallOutcome;
 use crate::numbers::WholeRate;
 
 /// At most `rate` tokens in any `period`, exactly.
@@ -100,11 +99,6 @@ impl LimitKind for SlidingLog {
     fn not_in_memory(&self) -> Option<NotInMemory> {
         Some(NotInMemory::Kind { because: "which stores an entry per token" })
     }
-
-    /// Tokens come back at several times; the outcome has only the last.
-    fn until_more(&self, outcome: &CallOutcome, _: Micros) -> Option<Micros> {
-        outcome.wait()
-    }
 }
 
 impl Formulas for SlidingLog {
@@ -134,12 +128,8 @@ impl Formulas for SlidingLog {
         let taken = live.last().map_or(now, |&newest| newest.max(now));
         let mut entries = live.to_vec();
         entries.resize(live.len() + count as usize, taken);
-        Decision {
-            ok: true,
-            retry_after: None,
-            level: self.level_of(&entries, now),
-            state: Some(State::Log(Log { entries, ts: taken })),
-        }
+        let level = self.level_of(&entries, now);
+        Decision::admitted(level, Some(State::Log(Log { entries, ts: taken })))
     }
 
     fn level(&self, log: &Log, now: Micros) -> Level {

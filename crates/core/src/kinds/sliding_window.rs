@@ -14,7 +14,6 @@ use super::{Counters, Decision, Level, State, confirmed, rounded, subtract, tole
 use crate::Micros;
 use crate::config::times::Period;
 use crate::fields::{FieldError, Fields};
-use crate::headers::CallOutcome;
 use crate::numbers::Rate;
 
 /// At most about `rate` tokens in any `period`.
@@ -142,11 +141,6 @@ impl LimitKind for SlidingWindow {
             (true, true) => ts,
         })
     }
-
-    /// Tokens come back at several times; the outcome has only the last.
-    fn until_more(&self, outcome: &CallOutcome, _: Micros) -> Option<Micros> {
-        outcome.wait()
-    }
 }
 
 impl Formulas for SlidingWindow {
@@ -168,12 +162,7 @@ impl Formulas for SlidingWindow {
             );
         }
         counters.value = -subtract(-counters.value, count);
-        Decision {
-            ok: true,
-            retry_after: None,
-            level: self.level_of(counters, now),
-            state: Some(State::Counters(counters)),
-        }
+        Decision::admitted(self.level_of(counters, now), Some(State::Counters(counters)))
     }
 
     fn level(&self, stored: &Counters, now: Micros) -> Level {

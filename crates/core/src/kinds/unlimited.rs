@@ -6,6 +6,7 @@ use super::limit_kind::{Formulas, LimitKind};
 use super::{Decision, Level, Limit, Tokens};
 use crate::Micros;
 use crate::fields::{FieldError, Fields};
+use crate::headers::CallOutcome;
 
 /// No limit: every call is admitted, and nothing is stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,6 +71,11 @@ impl LimitKind for Unlimited {
 
     fn unused_at(&self, _: &Tokens) -> Option<Micros> {
         Some(Micros(i64::MIN))
+    }
+
+    /// Of a key with a limit of its own.
+    fn until_more(&self, outcome: &CallOutcome, now: Micros) -> Option<Micros> {
+        outcome.until_reset(now)
     }
 }
 
