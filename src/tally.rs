@@ -55,9 +55,9 @@ pub fn count(catalog: &Catalog, counter: Option<Counter>, counted: Counted) {
         Verdict::Denied { enforced: true } => Count::Denied,
         Verdict::Denied { enforced: false } => Count::DeniedInDryRun,
     };
-    memory.tallies.count(id, scope, name, count);
+    memory.count(id, scope, name, count);
     if let Verdict::Denied { .. } = verdict {
-        memory.rankings.count(id, scope, name, key);
+        memory.count_denial(id, scope, name, key);
     }
 }
 
@@ -147,7 +147,7 @@ pub fn totals(function: pg_sys::Oid) -> Result<Vec<Totals>> {
 pub fn reset(function: pg_sys::Oid, name: Option<&[u8]>) -> Result<i64> {
     let (memory, scope) = counted(function)?;
     memory.rankings.forget(scope, name);
-    Ok(memory.tallies.reset(scope, name) as i64)
+    Ok(memory.tallies.reset(scope, name, clock::system_time()) as i64)
 }
 
 /// Returns the names with counts; none without memory.
@@ -161,7 +161,7 @@ pub fn names(function: pg_sys::Oid) -> Result<BTreeSet<Vec<u8>>> {
 pub fn forget_key(function: pg_sys::Oid, key: &[u8]) -> Result<()> {
     if let Some(memory) = memory_if_any(false)? {
         let scope = Scope::new(memory, catalog::latest(function)?.extension);
-        memory.rankings.forget_key(scope, |name| memory.id(scope, name, key));
+        memory.rankings.forget_key(scope, |name| memory.id(scope, name, key).key);
     }
     Ok(())
 }

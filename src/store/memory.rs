@@ -17,20 +17,18 @@ use ratelimit_pg::clock;
 use ratelimit_pg::error::PgError;
 use ratelimit_pg::shared_memory::{self, Lock, LockGuard, Need};
 
+use counters::{Rankings, Tallies};
 use databases::Databases;
 use id::Identifier;
-use rankings::Rankings;
 use states::States;
-use tallies::Tallies;
 
+mod counters;
 mod databases;
 mod entries;
 mod id;
 mod locked;
-mod rankings;
 mod saved;
 mod states;
-mod tallies;
 
 pub mod writer;
 
@@ -57,7 +55,7 @@ struct Header {
 
 /// The lock of a part of the segment.
 #[repr(transparent)]
-struct SessionLock(Lock);
+pub struct SessionLock(Lock);
 
 // SAFETY: an LWLock excludes processes, with the barriers that that takes. A session that asks for one that it has
 // waits forever, unless both are shared. The guard releases it; after an error the end of the (sub)transaction does,
@@ -81,9 +79,9 @@ pub struct Memory {
     /// The states of limits in memory.
     pub states: States,
     /// The counts of answers for each name.
-    pub tallies: Tallies,
+    pub tallies: &'static Tallies,
     /// The keys that are denied most.
-    pub rankings: Rankings,
+    pub rankings: &'static Rankings,
     databases: &'static Databases,
     identifier: Identifier,
     since: Micros,
@@ -182,7 +180,7 @@ fn name() -> &'static CStr {
 
 /// The offsets of the states, the tallies and the rankings, and the size of the segment, in bytes.
 fn parts(keys: usize) -> [usize; 4] {
-    let sizes = [States::size(keys), Tallies::SIZE, Rankings::SIZE];
+    let sizes = [States::size(keys), size_of::<Tallies>(), size_of::<Rankings>()];
     let mut parts = [size_of::<Header>().next_multiple_of(128); 4];
     for (n, size) in sizes.into_iter().enumerate() {
         parts[n + 1] = (parts[n] + size).next_multiple_of(128);
@@ -203,8 +201,9 @@ unsafe fn view(address: *mut u8, header: &'static Header) -> Memory {
     unsafe {
         Memory {
             states: States::new(address.add(states), keys),
-            tallies: Tallies::new(address.add(tallies)),
-            rankings: Rankings::new(address.add(rankings)),
+            // A scope is two numbers.
+            tallies: Tallies::at(address.add(tallies)),
+            rankings: Rankings::at(address.add(rankings)),
             databases: &header.databases,
             identifier: Identifier::new(header.seed),
             since: Micros(header.since),
@@ -232,7 +231,7 @@ fn fill(address: *mut u8, keys: usize) {
         let memory = view(address, &*header);
         memory.databases.lock().0.init(lock_group);
         memory.states.init(lock_group);
-        memory.tallies.init(lock_group);
-        memory.rankings.init(lock_group);
+        memory.tallies.lock().0.init(lock_group);
+        memory.rankings.locks().for_each(|lock| lock.0.init(lock_group));
     }
 }
