@@ -4,21 +4,23 @@ pub mod blocks;
 pub mod changed;
 pub mod definitions;
 
+use pgrx::pg_sys;
 use ratelimit_pg::values::text_datum;
 
 use crate::schema::catalog::{Catalog, Table, TableLock};
 use crate::schema::error::Result;
 use crate::schema::spi::{self, Connection, Statement};
 
-/// Selects rows of a key by a statement, and reads their names.
-fn names_of(
+/// Selects rows, under a lock, and reads their names.
+fn names(
     catalog: &Catalog,
     table: Table,
+    lock: TableLock,
     select: &Statement,
-    key: &[u8],
+    parameters: &[Option<pg_sys::Datum>],
 ) -> Result<Vec<Vec<u8>>> {
-    spi::with_owner(catalog, table, TableLock::Write, |spi| {
-        let count = spi.execute(select, &[Some(text_datum(key))])?;
+    spi::with_owner(catalog, table, lock, |spi| {
+        let count = spi.execute(select, parameters)?;
         Ok((0..count).filter_map(|row| spi.text(row, 1)).collect())
     })
 }

@@ -14,17 +14,16 @@ use ratelimit_limiter::ports::{
 };
 
 use crate::cache::{blocks, changed, definitions};
-use crate::schema::catalog::{self, Catalog, Table, TableLock};
+use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::{Error, Result};
 use crate::schema::invalidation;
 use crate::schema::settings::{self, Access};
 use crate::schema::spi;
-use crate::store::distributed::Distributed;
 use crate::store::heap::{Heap, HeldHeap};
-use crate::store::holds::{HeapHolds, SqlHolds};
+use crate::store::holds;
 use crate::store::memory::writer::{self, Origin};
 use crate::store::memory::{Memory, SavedMemory, SharedEntries};
-use crate::store::own_locks::{self, Noting};
+use crate::store::own_locks;
 use crate::tally;
 use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::check_for_interrupts;
@@ -75,25 +74,9 @@ impl Session<'_> {
         self.catalog.rate_limits.oid
     }
 
-    /// Runs `work` on the holds, accessed through SQL.
-    fn with_sql_holds<T>(
-        &self,
-        table: Table,
-        lock: TableLock,
-        work: impl FnOnce(&SqlHolds) -> PortResult<T>,
-    ) -> PortResult<T> {
-        Ok(spi::with_owner(self.catalog, table, lock, |sql| Ok(work(&SqlHolds(sql))?))?)
-    }
-
-    /// The table of holds.
-    ///
-    /// # Errors
-    /// [`Error::HoldsOnCitus`] (0A000).
-    fn holds_table(&self) -> PortResult<Table> {
-        match self.has_holds() {
-            true => Ok(self.catalog.rl_holds),
-            false => Err(Error::HoldsOnCitus.into()),
-        }
+    /// Refuses a call for holds where there are none ([`Error::HoldsOnCitus`], 0A000).
+    fn refuse_without_holds(&self) -> PortResult<()> {
+        if self.has_holds() { Ok(()) } else { Err(Error::HoldsOnCitus.into()) }
     }
 
     /// The entries of a memory, for this database and extension.
@@ -289,22 +272,16 @@ impl Host for Session<'_> {
                 return catalog::reading(table, || self.with_rows(RowAccess::Read, work));
             }
         };
-        if let (Access::Auto | Access::Heap, Ok(index)) = (settings::access(), catalog.index) {
-            let heap = Heap::open(catalog, index, lock)?;
-            return work(&Noting(&heap));
+        if let (Access::Auto | Access::Heap, Ok(index)) = (settings::ACCESS.get(), catalog.index) {
+            return work(&Heap::open(catalog, index, lock)?);
         }
         // SAFETY: in a transaction. Locked before the check, since the lock processes invalidations.
         lock.take(|| unsafe { pg_sys::LockRelationOid(table.oid, lock as _) });
         catalog::check(catalog)?;
-        if let (Access::Heap, Err(why)) = (settings::access(), catalog.index) {
+        if let (Access::Heap, Err(why)) = (settings::ACCESS.get(), catalog.index) {
             return Err(Error::NoHeap { why }.into());
         }
-        Ok(spi::with_owner(catalog, table, lock, |sql| {
-            Ok(match table.distributed {
-                true => work(&Noting(&Distributed(sql)))?,
-                false => work(&Noting(sql))?,
-            })
-        })?)
+        Ok(spi::with_owner(catalog, table, lock, |sql| Ok(work(sql)?))?)
     }
 
     /// Runs `work` on the holds. Called under the lock on the table of rows, which comes first.
@@ -312,37 +289,37 @@ impl Host for Session<'_> {
     /// # Errors
     /// [`Error::HoldsOnCitus`] (0A000).
     fn with_holds<T>(&self, work: impl FnOnce(&dyn Holds) -> PortResult<T>) -> PortResult<T> {
-        let (catalog, table) = (self.catalog, self.holds_table()?);
-        let lock = catalog::first_lock();
+        self.refuse_without_holds()?;
+        let (catalog, lock) = (self.catalog, catalog::first_lock());
         if let (Access::Auto | Access::Heap, Some(indexes)) =
-            (settings::access(), catalog.hold_indexes)
+            (settings::ACCESS.get(), catalog.hold_indexes)
         {
             let mut work = Some(work);
             let mut directly = || {
                 // If the table has changed meanwhile, uses SQL: the call may have written already, and can't
                 // start again.
-                let heap = HeldHeap::open(catalog, indexes, lock)?;
-                let holds = HeapHolds { heap: &heap, catalog, table, lock };
+                let holds = HeldHeap::open(catalog, indexes, lock)?;
                 Some(work.take()?(&holds))
             };
             let done = match lock {
-                TableLock::Read => catalog::reading(table, directly),
+                TableLock::Read => catalog::reading(catalog.rl_holds, directly),
                 TableLock::LockRows | TableLock::Write => directly(),
             };
             return match (done, work) {
                 (Some(done), _) => done,
-                (None, Some(work)) => self.with_sql_holds(table, lock, |holds| work(holds)),
+                (None, Some(work)) => holds::by_sql(catalog, lock, |holds| work(holds)),
                 (None, None) => Err(Error::Moved.into()),
             };
         }
-        self.with_sql_holds(table, lock, |holds| work(holds))
+        holds::by_sql(catalog, lock, |holds| work(holds))
     }
 
     fn with_key_holds<T>(
         &self,
         work: impl FnOnce(&dyn KeyHolds) -> PortResult<T>,
     ) -> PortResult<T> {
-        self.with_sql_holds(self.holds_table()?, catalog::first_lock(), |holds| work(holds))
+        self.refuse_without_holds()?;
+        holds::by_sql(self.catalog, catalog::first_lock(), |holds| work(holds))
     }
 
     fn has_holds(&self) -> bool {

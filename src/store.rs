@@ -2,7 +2,7 @@
 //! of `rl_holds`, and the limits in memory.
 
 mod codec;
-pub mod distributed;
+mod distributed;
 pub mod heap;
 pub mod holds;
 pub mod memory;

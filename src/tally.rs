@@ -32,7 +32,7 @@ pub struct Counter {
 /// Returns the counters of a request; `None`: it is not counted. Fails only if the call is cancelled: without memory,
 /// calls continue uncounted.
 pub fn counter(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Counter>> {
-    if !settings::track() {
+    if !settings::TRACK.get() {
         return Ok(None);
     }
     let counter = |memory: &'static Memory| {
@@ -107,7 +107,7 @@ fn is_end(sqlstate: i32) -> bool {
 
 /// Logs a share of the denied calls, including those of dry runs: with name, wait and role, never the key.
 fn log(name: &[u8], enforced: bool, retry_after: Option<Micros>) {
-    let share = settings::log_denials();
+    let share = settings::LOG_DENIALS.get();
     if share == 0.0 || fastrand::f64() >= share {
         return; // f64() is in [0, 1), so a share of 1 logs every denial
     }

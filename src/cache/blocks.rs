@@ -99,7 +99,8 @@ pub fn names(catalog: &Catalog, key: &[u8]) -> Result<Vec<Vec<u8>>> {
         results: &[TEXTOID],
         lock: TableLock::Read,
     };
-    super::names_of(catalog, catalog.rl_blocks, &NAMES, key)
+    let key = [Some(text_datum(key))];
+    super::names(catalog, catalog.rl_blocks, TableLock::Write, &NAMES, &key)
 }
 
 /// Deletes the block of a name and key; returns its end as a timestamptz, `None` if there was none.

@@ -355,7 +355,7 @@ pub fn default_of(catalog: &Catalog, name: &[u8]) -> Result<Option<Rc<Definition
     }
     let definition = spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
         spi.execute(&DEFAULT, &[Some(text_datum(name))])?;
-        spi.jsonb(0, 1).map(inline).transpose().map_err(|error| error.of_stored_config(name))
+        spi.jsonb(0, 1).map(inline).transpose().map_err(|error| error.of_config(name, true))
     })?;
     // The row may lack a change that was announced while it was read.
     if invalidation::definition_changes() == changes {
@@ -413,10 +413,7 @@ pub fn with_plan(catalog: &Catalog, plan: &[u8]) -> Result<Vec<Vec<u8>>> {
         results: &[TEXTOID],
         lock: TableLock::Read,
     };
-    spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
-        let count = spi.execute(&NAMES, &[Some(text_datum(plan))])?;
-        Ok((0..count).filter_map(|row| spi.text(row, 1)).collect())
-    })
+    super::names(catalog, catalog.rl_config, TableLock::Read, &NAMES, &[Some(text_datum(plan))])
 }
 
 /// Whether states of a name may be in the table. False if each definition of the name keeps them in memory without
@@ -478,10 +475,7 @@ pub fn exempt_keys(
             let (name, key, config) = (spi.text(row, 1)?, spi.text(row, 2)?, spi.jsonb(row, 3)?);
             Some(match inline(config) {
                 Ok(definition) => Ok(ExemptKey { name, key, definition }),
-                Err(Error::Limiter(LimiterError::Config(error))) => {
-                    Err(LimiterError::StoredConfig { name: utf8(&name).into(), error }.into())
-                }
-                Err(error) => Err(error),
+                Err(error) => Err(error.of_config(&name, true)),
             })
         };
         (0..count).filter_map(exempt).collect()
@@ -496,10 +490,7 @@ pub fn names(catalog: &Catalog) -> Result<Vec<Vec<u8>>> {
         results: &[TEXTOID],
         lock: TableLock::Read,
     };
-    spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
-        let count = spi.execute(&NAMES, &[])?;
-        Ok((0..count).filter_map(|row| spi.text(row, 1)).collect())
-    })
+    super::names(catalog, catalog.rl_config, TableLock::Read, &NAMES, &[])
 }
 
 /// Reads the names with an override for a key.
@@ -511,7 +502,8 @@ pub fn overridden(catalog: &Catalog, key: &[u8]) -> Result<Vec<Vec<u8>>> {
         results: &[TEXTOID],
         lock: TableLock::Read,
     };
-    super::names_of(catalog, catalog.rl_config, &OVERRIDDEN, key)
+    let key = [Some(text_datum(key))];
+    super::names(catalog, catalog.rl_config, TableLock::Write, &OVERRIDDEN, &key)
 }
 
 /// Creates or replaces a definition; false if the existing one has the same meaning, which stays as it is.
@@ -552,7 +544,7 @@ pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Resu
         lock: TableLock::LockRows,
         ..PLAN
     };
-    let row_config = of_row(config, key).map_err(|error| error.of_config(name))?;
+    let row_config = of_row(config, key).map_err(|error| error.of_config(name, false))?;
     spi::with_owner(catalog, catalog.rl_config, TableLock::Write, |spi| {
         let row = [Some(text_datum(name)), Some(text_datum(key)), Some(config.datum)];
         let is_same = || {

@@ -71,7 +71,7 @@ sql_function! {
         let key = trigger.text(c"key")?.map(valid_key).transpose()?;
         let of_row = |config, key: Option<&[u8]>| definitions::of_row(config, key.unwrap_or_default());
         let new = trigger.jsonb(c"config")?.map(|config| of_row(config, key)).transpose();
-        let new = new.map_err(|error| error.of_config(name.unwrap_or_default()))?;
+        let new = new.map_err(|error| error.of_config(name.unwrap_or_default(), false))?;
         match trigger.timing() {
             Timing::BeforeRow => catalog::announce(call.function(), trigger.relation())?,
             _ => catalog::announce_written(call.function(), trigger.relation())?,

@@ -4,6 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_int};
 use std::rc::Rc;
+use std::thread::LocalKey;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
@@ -32,8 +33,9 @@ pub struct Catalog {
     pub rl_blocks: Table,
     /// rl_holds.
     pub rl_holds: Table,
-    /// The indexes of rl_holds for direct access; `None` if the table needs SQL.
-    pub hold_indexes: Option<HoldIndexes>,
+    /// The indexes of rl_holds for direct access: that of its primary key, id, name and key; and that of name, key,
+    /// charge and expires_at. `None` if the table needs SQL.
+    pub hold_indexes: Option<[pg_sys::Oid; 2]>,
     /// The index of the primary key of rateLimits for direct access, or the reason why the table needs SQL.
     pub index: std::result::Result<pg_sys::Oid, &'static str>,
     /// Whether the primary key of rateLimits is unaltered, which rules out two rows of one key.
@@ -51,17 +53,6 @@ pub struct Table {
     pub distributed: bool,
     /// Whether it is distributed by the column `key`, or by none, with one copy of each row.
     pub by_key: bool,
-}
-
-/// rl_holds as CREATE EXTENSION made it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct HoldIndexes {
-    /// The table.
-    pub table: pg_sys::Oid,
-    /// The index of its primary key: id, name and key.
-    pub primary: pg_sys::Oid,
-    /// The index of name, key, charge and expires_at.
-    pub of_key: pg_sys::Oid,
 }
 
 /// The table lock of a statement, as Postgres takes it.
@@ -95,7 +86,7 @@ pub fn reading<T>(table: Table, work: impl FnOnce() -> T) -> T {
     if table.distributed || runs_code {
         return work();
     }
-    let _passing = Passing(PASSES.replace(true));
+    let _passing = Restore(&PASSES, PASSES.replace(true));
     with_passing_locks(work)
 }
 
@@ -131,21 +122,12 @@ struct Running {
     again: bool,
 }
 
-/// Sets PASSES back, also after an error.
-struct Passing(bool);
+/// Sets a variable back, also after an error: a trigger may run one call inside another.
+struct Restore<T: Copy + 'static>(&'static LocalKey<Cell<T>>, T);
 
-impl Drop for Passing {
+impl<T: Copy> Drop for Restore<T> {
     fn drop(&mut self) {
-        PASSES.set(self.0);
-    }
-}
-
-/// Sets RUNNING back, also after an error: a trigger may run one call inside another.
-struct Outer(Running);
-
-impl Drop for Outer {
-    fn drop(&mut self) {
-        RUNNING.set(self.0);
+        self.0.set(self.1);
     }
 }
 
@@ -188,7 +170,7 @@ pub fn with<T>(
     lock: TableLock,
     mut work: impl FnMut(&Catalog) -> Result<T>,
 ) -> Result<T> {
-    let _outer = Outer(RUNNING.replace(Running { lock, again: false }));
+    let _outer = Restore(&RUNNING, RUNNING.replace(Running { lock, again: false }));
     new_command();
     let _snapshot = Snapshot::ensure();
     let mut catalog = cached(function)?;
@@ -307,18 +289,14 @@ unsafe fn read(namespace: pg_sys::Oid) -> Result<Catalog> {
             CStr::from_ptr(pg_sys::quote_identifier(name)).to_owned()
         };
         let rate_limits = table(extension, namespace, c"ratelimits", "rateLimits")?;
-        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
-        let relation = pg_sys::try_table_open(rate_limits.oid, lock);
-        if relation.is_null() {
-            return Err(Error::NoTable { table: "rateLimits" }); // dropped while this waited
-        }
-        let index = unaltered_table::index_of(relation);
-        let usual_key = unaltered_table::unaltered_key(relation).is_some();
-        // Callers lock the table before they use it.
-        pg_sys::table_close(relation, lock);
+        let (index, usual_key) = opened(rate_limits.oid, |table| {
+            (unaltered_table::index_of(table), unaltered_table::unaltered_key(table).is_some())
+        })
+        .ok_or(Error::NoTable { table: "rateLimits" })?;
         let rl_holds = table(extension, namespace, c"rl_holds", "rl_holds")?;
         Ok(Catalog {
-            hold_indexes: hold_indexes(rl_holds),
+            hold_indexes: opened(rl_holds.oid, |table| unaltered_table::indexes_of_holds(table))
+                .flatten(),
             extension,
             namespace,
             schema,
@@ -333,21 +311,22 @@ unsafe fn read(namespace: pg_sys::Oid) -> Result<Catalog> {
     }
 }
 
-/// The indexes of the table of holds, if it is unaltered.
+/// Opens a table for `read`, and closes it: callers lock it before they use it. `None`: it was dropped while this
+/// waited.
 ///
 /// # Safety
 /// Inside a transaction.
-unsafe fn hold_indexes(holds: Table) -> Option<HoldIndexes> {
-    // SAFETY: as the caller says; the table is closed here.
+unsafe fn opened<T>(oid: pg_sys::Oid, read: impl FnOnce(pg_sys::Relation) -> T) -> Option<T> {
+    // SAFETY: as the caller says.
     unsafe {
         let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
-        let relation = pg_sys::try_table_open(holds.oid, lock);
+        let relation = pg_sys::try_table_open(oid, lock);
         if relation.is_null() {
             return None;
         }
-        let indexes = unaltered_table::indexes_of_holds(relation);
+        let result = read(relation);
         pg_sys::table_close(relation, lock);
-        indexes.map(|[primary, of_key]| HoldIndexes { table: holds.oid, primary, of_key })
+        Some(result)
     }
 }
 
@@ -373,9 +352,8 @@ unsafe fn table(
         if !member {
             return Err(Error::NoTable { table });
         }
-        let distribution = citus::distribution(oid);
-        let by_key = distribution.is_some_and(|distribution| distribution.by_key);
-        Ok(Table { oid, distributed: distribution.is_some(), by_key })
+        let by_key = citus::distribution(oid);
+        Ok(Table { oid, distributed: by_key.is_some(), by_key: by_key == Some(true) })
     }
 }
 
@@ -396,16 +374,30 @@ unsafe fn class_of<T>(
     relation: pg_sys::Oid,
     read: impl FnOnce(&pg_sys::FormData_pg_class) -> T,
 ) -> Option<T> {
-    // SAFETY: a look-up in the system catalogs; the tuple is read before it is released.
+    // SAFETY: as the caller says; rows of pg_class have this form.
     unsafe {
-        let tuple = pg_sys::SearchSysCache1(
-            pg_sys::SysCacheIdentifier::RELOID as c_int,
-            pg_sys::Datum::from(relation),
-        );
+        cached_row(pg_sys::SysCacheIdentifier::RELOID, relation, |tuple| {
+            read(&*pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_class>(tuple))
+        })
+    }
+}
+
+/// Reads a row of the system catalogs; `None`: there is none.
+///
+/// # Safety
+/// Inside a transaction.
+unsafe fn cached_row<T>(
+    cache: pg_sys::SysCacheIdentifier::Type,
+    oid: pg_sys::Oid,
+    read: impl FnOnce(pg_sys::HeapTuple) -> T,
+) -> Option<T> {
+    // SAFETY: as the caller says; the tuple is read before it is released.
+    unsafe {
+        let tuple = pg_sys::SearchSysCache1(cache as c_int, oid.into());
         if tuple.is_null() {
             return None;
         }
-        let result = read(&*pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_class>(tuple));
+        let result = read(tuple);
         pg_sys::ReleaseSysCache(tuple);
         Some(result)
     }
@@ -425,34 +417,20 @@ pub fn function_beside(table: pg_sys::Oid) -> pg_sys::Oid {
 
 /// Whether a database with this OID exists.
 pub fn has_database(database: pg_sys::Oid) -> bool {
-    let key = pg_sys::Datum::from(database);
-    let none = pg_sys::Datum::from(0);
-    // SAFETY: a look-up in the system catalogs, inside a transaction.
-    unsafe {
-        pg_sys::SearchSysCacheExists(
-            pg_sys::SysCacheIdentifier::DATABASEOID as c_int,
-            key,
-            none,
-            none,
-            none,
-        )
-    }
+    // SAFETY: in a transaction.
+    unsafe { cached_row(pg_sys::SysCacheIdentifier::DATABASEOID, database, drop) }.is_some()
 }
 
 /// Whether a database was altered since it was created: its row in pg_database was written by an UPDATE. False if it
 /// does not exist.
 pub fn is_database_altered(database: pg_sys::Oid) -> bool {
-    // SAFETY: a look-up in the system catalogs, in a transaction; the tuple is read before it is released.
-    unsafe {
-        let cache = pg_sys::SysCacheIdentifier::DATABASEOID as c_int;
-        let tuple = pg_sys::SearchSysCache1(cache, pg_sys::Datum::from(database));
-        if tuple.is_null() {
-            return false;
-        }
-        let bits = u32::from((*(*tuple).t_data).t_infomask);
-        pg_sys::ReleaseSysCache(tuple);
-        bits & pg_sys::HEAP_UPDATED != 0
-    }
+    // SAFETY: in a transaction; a tuple has a header.
+    let bits = unsafe {
+        cached_row(pg_sys::SysCacheIdentifier::DATABASEOID, database, |tuple| {
+            u32::from((*(*tuple).t_data).t_infomask)
+        })
+    };
+    bits.is_some_and(|bits| bits & pg_sys::HEAP_UPDATED != 0)
 }
 
 /// Finds the function `rl_define(text, jsonb, text)`; `InvalidOid` if there is none.

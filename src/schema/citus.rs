@@ -15,28 +15,12 @@ pub unsafe fn is_installed() -> bool {
     unsafe { pg_sys::get_extension_oid(c"citus".as_ptr(), true) != pg_sys::InvalidOid }
 }
 
-/// How Citus distributes a table.
-#[derive(Clone, Copy, Debug)]
-pub struct Distribution {
-    /// Whether by the column `key`, or by no column with one copy of each row.
-    pub by_key: bool,
-}
-
-/// Whether Citus distributes a table.
+/// How Citus distributes a table: whether by the column `key`, or by no column with one copy of each row; `None`: it
+/// doesn't. All nodes have Citus's list, pg_dist_partition, and Citus invalidates the table at each change of its entry.
 ///
 /// # Safety
 /// Inside a transaction.
-pub unsafe fn is_distributed(table: pg_sys::Oid) -> bool {
-    // SAFETY: as the caller says.
-    unsafe { distribution(table) }.is_some()
-}
-
-/// Finds a table in Citus's list, pg_dist_partition, which all nodes have. Citus invalidates the table at each change
-/// of its entry.
-///
-/// # Safety
-/// Inside a transaction.
-pub unsafe fn distribution(table: pg_sys::Oid) -> Option<Distribution> {
+pub unsafe fn distribution(table: pg_sys::Oid) -> Option<bool> {
     // SAFETY: scans a catalog of Citus, opened and closed here. Its column is compared if it is a regclass.
     unsafe {
         if !is_installed() {
@@ -52,7 +36,7 @@ pub unsafe fn distribution(table: pg_sys::Oid) -> Option<Distribution> {
         let description = (*list).rd_att;
         let column = pg_sys::SPI_fnumber(description, c"logicalrelid".as_ptr());
         // An unexpected layout of the list: assume that it contains the table.
-        let mut found = Some(Distribution { by_key: false });
+        let mut found = Some(false);
         if column > 0 && pg_sys::SPI_gettypeid(description, column) == pg_sys::REGCLASSOID {
             let mut key = pg_sys::ScanKeyData::default();
             pg_sys::ScanKeyInit(
@@ -65,8 +49,7 @@ pub unsafe fn distribution(table: pg_sys::Oid) -> Option<Distribution> {
             let none = pg_sys::InvalidOid;
             let scan = pg_sys::systable_beginscan(list, none, false, null_mut(), 1, &mut key);
             let row = pg_sys::systable_getnext(scan);
-            found =
-                (!row.is_null()).then(|| Distribution { by_key: by_key(row, description, table) });
+            found = (!row.is_null()).then(|| by_key(row, description, table));
             pg_sys::systable_endscan(scan);
         }
         pg_sys::table_close(list, lock);

@@ -117,7 +117,7 @@ impl Raised for Error {
                 let denial = report(b"PT429")
                     .detail(detail.to_string())
                     .hint(message.clone().unwrap_or_else(hint));
-                match settings::error_style() {
+                match settings::ERROR_STYLE.get() {
                     ErrorStyle::Pgrst => for_postgrest(denial, *retry_after, message.as_deref()),
                     _ => denial,
                 }
@@ -185,14 +185,11 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
     let report = |sqlstate| Report::new(sqlstate, error);
     match error {
         LimiterError::Argument(error) => of_argument(error),
-        LimiterError::Config(error) => report(b"22023")
-            .detail(only(&error.allowed))
-            .hint(format!("For example: {}", example(error, &schema()))),
-        LimiterError::ConfigOf { error: config, .. } | LimiterError::StoredConfig { error: config, .. } => {
-            report(b"22023")
-                .detail(only(&config.allowed))
-                .hint(format!("For example: {}", example(config, &schema())))
-        }
+        LimiterError::Config(config)
+        | LimiterError::ConfigOf { error: config, .. }
+        | LimiterError::StoredConfig { error: config, .. } => report(b"22023")
+            .detail(only(&config.allowed))
+            .hint(format!("For example: {}", example(config, &schema()))),
         LimiterError::Undefined { name, kind } => {
             report(b"42704").hint(format!("Define it: {}", definition(name, *kind, kind.example(false), &schema())))
         }
@@ -209,7 +206,7 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
                 "For example: SELECT * FROM {}{}({}, 'user-1'); in a list \"key\": \"user-1\", \
                  in a trigger 'key=author'.",
                 schema(),
-                if kind.has_leases() { "rl_acquire" } else { "rl_limit" },
+                taker(*kind),
                 literal(name)
             )),
         LimiterError::NotKeyed { name, kind } => report(b"22023")
@@ -219,7 +216,7 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
             .hint(format!(
                 "Omit the key: SELECT * FROM {}{}({});",
                 schema(),
-                if kind.has_leases() { "rl_acquire" } else { "rl_limit" },
+                taker(*kind),
                 literal(name)
             )),
         LimiterError::InlineConfig { name } => report(b"42501")
@@ -282,6 +279,11 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
             None => report(b"XX000"),
         },
     }
+}
+
+/// The function that takes from a limit.
+fn taker(kind: Kind) -> &'static str {
+    if kind.has_leases() { "rl_acquire" } else { "rl_limit" }
 }
 
 /// The reason why limits in memory have no holds.
@@ -416,24 +418,14 @@ pub fn literal(name: &str) -> String {
 }
 
 impl Error {
-    /// The same error, naming the limit that the config is for.
-    pub fn of_config(self, name: &[u8]) -> Error {
-        match self {
-            Error::Limiter(LimiterError::Config(error)) => {
-                LimiterError::ConfigOf { name: utf8(name).into_owned(), error }.into()
-            }
-            other => other,
-        }
-    }
-
-    /// The same error, of a config stored for a limit.
-    pub fn of_stored_config(self, name: &[u8]) -> Error {
-        match self {
-            Error::Limiter(LimiterError::Config(error)) => {
-                LimiterError::StoredConfig { name: utf8(name).into_owned(), error }.into()
-            }
-            other => other,
-        }
+    /// The same error, naming the limit that the config is for, or, if `is_stored`, for which it is stored.
+    pub fn of_config(self, name: &[u8], is_stored: bool) -> Error {
+        let Error::Limiter(LimiterError::Config(error)) = self else { return self };
+        let name = utf8(name).into_owned();
+        Error::Limiter(match is_stored {
+            true => LimiterError::StoredConfig { name, error },
+            false => LimiterError::ConfigOf { name, error },
+        })
     }
 }
 

@@ -37,36 +37,20 @@ pub enum Access {
     Heap,
 }
 
-static ACCESS: GucSetting<Access> = GucSetting::<Access>::new(Access::Auto);
-static ERROR_STYLE: GucSetting<ErrorStyle> = GucSetting::<ErrorStyle>::new(ErrorStyle::Pt429);
-static LOG_DENIALS: GucSetting<f64> = GucSetting::<f64>::new(0.0);
+/// `ratelimit.access`.
+pub static ACCESS: GucSetting<Access> = GucSetting::<Access>::new(Access::Auto);
+/// `ratelimit.error_style`.
+pub static ERROR_STYLE: GucSetting<ErrorStyle> = GucSetting::<ErrorStyle>::new(ErrorStyle::Pt429);
+/// `ratelimit.log_denials`, a share from 0 to 1.
+pub static LOG_DENIALS: GucSetting<f64> = GucSetting::<f64>::new(0.0);
 static MEMORY_KEYS: GucSetting<i32> = GucSetting::<i32>::new(100_000);
-static TRACK: GucSetting<bool> = GucSetting::<bool>::new(true);
+/// `ratelimit.track`.
+pub static TRACK: GucSetting<bool> = GucSetting::<bool>::new(true);
 static CLOCK: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(None);
-
-/// Returns `ratelimit.error_style`.
-pub fn error_style() -> ErrorStyle {
-    ERROR_STYLE.get()
-}
-
-/// Returns `ratelimit.access`.
-pub fn access() -> Access {
-    ACCESS.get()
-}
-
-/// Returns `ratelimit.log_denials`, a share from 0 to 1.
-pub fn log_denials() -> f64 {
-    LOG_DENIALS.get()
-}
 
 /// Returns `ratelimit.memory_keys`.
 pub fn memory_keys() -> usize {
     MEMORY_KEYS.get() as usize
-}
-
-/// Returns `ratelimit.track`.
-pub fn track() -> bool {
-    TRACK.get()
 }
 
 /// Declares the settings, once, when the library is loaded.

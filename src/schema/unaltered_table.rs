@@ -7,12 +7,14 @@ use std::ffi::{CStr, c_char, c_int};
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::*;
 
-use crate::schema::citus::is_distributed;
+use crate::schema::citus::distribution;
 
 /// A column as CREATE EXTENSION made it.
-struct Column {
-    name: &'static CStr,
-    data_type: pg_sys::BuiltinOid,
+pub struct Column {
+    /// Its name.
+    pub name: &'static CStr,
+    /// Its type.
+    pub data_type: pg_sys::BuiltinOid,
     not_null: bool,
     collation: pg_sys::Oid,
     /// Whether the storage is EXTENDED: out of line or compressed.
@@ -32,7 +34,8 @@ const fn text(name: &'static CStr) -> Column {
 /// The number of columns of the table.
 pub const COLUMNS: usize = 11;
 
-const CREATED: [Column; COLUMNS] = [
+/// The columns of rateLimits.
+pub const LIMITS: [Column; COLUMNS] = [
     text(c"name"),
     Column { has_default: true, ..text(c"key") },
     Column { has_default: true, ..column(c"shard", INT4OID) },
@@ -49,8 +52,8 @@ const CREATED: [Column; COLUMNS] = [
 /// The number of columns of rl_holds.
 pub const HOLD_COLUMNS: usize = 11;
 
-/// The columns of rl_holds as CREATE EXTENSION made it.
-const HOLDS_CREATED: [Column; HOLD_COLUMNS] = [
+/// The columns of rl_holds.
+pub const HOLDS: [Column; HOLD_COLUMNS] = [
     text(c"id"),
     text(c"name"),
     Column { has_default: true, ..text(c"key") },
@@ -64,19 +67,6 @@ const HOLDS_CREATED: [Column; HOLD_COLUMNS] = [
     Column { not_null: false, extended: true, ..column(c"config", JSONBOID) },
 ];
 
-/// The names and types of columns, in their order.
-pub type NamesAndTypes = fn(usize) -> (&'static CStr, pg_sys::BuiltinOid);
-
-/// The columns of rateLimits.
-pub fn of_limits(n: usize) -> (&'static CStr, pg_sys::BuiltinOid) {
-    (CREATED[n].name, CREATED[n].data_type)
-}
-
-/// The columns of rl_holds.
-pub fn of_holds(n: usize) -> (&'static CStr, pg_sys::BuiltinOid) {
-    (HOLDS_CREATED[n].name, HOLDS_CREATED[n].data_type)
-}
-
 /// Returns the primary key's index of the unaltered table.
 ///
 /// # Errors
@@ -87,7 +77,7 @@ pub fn of_holds(n: usize) -> (&'static CStr, pg_sys::BuiltinOid) {
 pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::Oid, &'static str> {
     // SAFETY: reads the open relation's descriptions.
     unsafe {
-        match alteration(table, &CREATED, 1) {
+        match alteration(table, &LIMITS, 1) {
             Some(why) => Err(why),
             None => unaltered_key(table).ok_or("has a different primary key"),
         }
@@ -101,23 +91,14 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
 pub unsafe fn indexes_of_holds(table: pg_sys::Relation) -> Option<[pg_sys::Oid; 2]> {
     // SAFETY: reads the open relation's descriptions.
     unsafe {
-        if alteration(table, &HOLDS_CREATED, 2).is_some() {
+        if alteration(table, &HOLDS, 2).is_some() {
             return None;
         }
         let (primary, indexes) = indexes(table);
-        let other = match indexes.as_slice() {
-            &[first, other] | &[other, first] if first == primary => other,
-            _ => return None,
-        };
-        let is_as_made = |oid, columns: &[i16], is_primary| {
-            let index = pg_sys::index_open(oid, pg_sys::AccessShareLock as _);
-            let is_as_made = has_index_columns(index, columns, is_primary);
-            pg_sys::index_close(index, pg_sys::AccessShareLock as _);
-            is_as_made
-        };
-        let are_both =
-            is_as_made(primary, &[1, 2, 3], true) && is_as_made(other, &[2, 3, 9, 8], false);
-        are_both.then_some([primary, other])
+        let other = indexes.into_iter().find(|&index| index != primary)?;
+        let are_as_made = is_unaltered_index(primary, &HOLDS, &[1, 2, 3], true)
+            && is_unaltered_index(other, &HOLDS, &[2, 3, 9, 8], false);
+        are_as_made.then_some([primary, other])
     }
 }
 
@@ -165,7 +146,7 @@ unsafe fn alteration(
                 publications_allow_writes(table),
                 "has a publication whose filter or columns forbid updates",
             ),
-            (!is_distributed((*table).rd_id), "is distributed by Citus"),
+            (distribution((*table).rd_id).is_none(), "is distributed by Citus"),
             (
                 snapshots_never_expire(),
                 "can lose rows that a snapshot still sees, because old_snapshot_threshold is set",
@@ -336,25 +317,30 @@ pub unsafe fn unaltered_key(table: pg_sys::Relation) -> Option<pg_sys::Oid> {
     // SAFETY: reads the open relation's descriptions.
     unsafe {
         let (index, _) = indexes(table);
-        if index == pg_sys::InvalidOid {
-            return None;
-        }
-        let relation = pg_sys::index_open(index, pg_sys::AccessShareLock as _);
-        let unaltered = is_unaltered_index(relation);
-        pg_sys::index_close(relation, pg_sys::AccessShareLock as _);
-        unaltered.then_some(index)
+        is_unaltered_index(index, &LIMITS, &[1, 2, 3], true).then_some(index)
     }
 }
 
-/// Whether an index of the table of holds has these columns, and otherwise the properties with which it was created.
+/// Whether an index of a table with these columns has those of these numbers, and otherwise the properties with which
+/// it was created: the order of its types, the C collation, valid, immediate and not partial. `indcheckxmin` doesn't
+/// matter: it is about snapshots older than the latest.
 ///
 /// # Safety
-/// The index is open.
-unsafe fn has_index_columns(index: pg_sys::Relation, columns: &[i16], is_primary: bool) -> bool {
-    // SAFETY: reads the open index's descriptions, each of as many entries as it has columns.
+/// The table is open, and the index is one of it or `InvalidOid`.
+unsafe fn is_unaltered_index(
+    index: pg_sys::Oid,
+    table: &[Column],
+    columns: &[i16],
+    is_primary: bool,
+) -> bool {
+    if index == pg_sys::InvalidOid {
+        return false;
+    }
+    // SAFETY: reads the index's descriptions, each of as many entries as it has columns, and closes it.
     unsafe {
+        let index = pg_sys::index_open(index, pg_sys::AccessShareLock as _);
         let form = &*(*index).rd_index;
-        (*(*index).rd_rel).relam == pg_sys::BTREE_AM_OID
+        let is_unaltered = (*(*index).rd_rel).relam == pg_sys::BTREE_AM_OID
             && form.indisunique == is_primary
             && form.indisprimary == is_primary
             && form.indimmediate
@@ -368,47 +354,18 @@ unsafe fn has_index_columns(index: pg_sys::Relation, columns: &[i16], is_primary
             && pg_sys::RelationGetIndexExpressions(index).is_null()
             && pg_sys::RelationGetIndexPredicate(index).is_null()
             && columns.iter().enumerate().all(|(n, &column)| {
-                let is_text = column <= 3;
+                let Column { data_type, collation, .. } = table[column as usize - 1];
+                let family = match data_type {
+                    TEXTOID => Some(pg_sys::TEXT_BTREE_FAM_OID),
+                    INT4OID => Some(pg_sys::INTEGER_BTREE_FAM_OID),
+                    _ => None,
+                };
                 *form.indkey.values.as_ptr().add(n) == column
-                    && (!is_text
-                        || *(*index).rd_opfamily.add(n) == pg_sys::TEXT_BTREE_FAM_OID
-                            && *(*index).rd_indcollation.add(n) == pg_sys::C_COLLATION_OID)
+                    && family.is_none_or(|family| *(*index).rd_opfamily.add(n) == family)
+                    && *(*index).rd_indcollation.add(n) == collation
                     && *(*index).rd_indoption.add(n) == 0
-            })
-    }
-}
-
-/// Whether an index has the columns name, key and shard in this order, in the C collation, and is unique, immediate and
-/// not partial. `indcheckxmin` doesn't matter: it is about snapshots older than the latest.
-///
-/// # Safety
-/// The index is open.
-unsafe fn is_unaltered_index(index: pg_sys::Relation) -> bool {
-    const FAMILIES: [pg_sys::Oid; 3] =
-        [pg_sys::TEXT_BTREE_FAM_OID, pg_sys::TEXT_BTREE_FAM_OID, pg_sys::INTEGER_BTREE_FAM_OID];
-    const COLLATIONS: [pg_sys::Oid; 3] =
-        [pg_sys::C_COLLATION_OID, pg_sys::C_COLLATION_OID, pg_sys::InvalidOid];
-    // SAFETY: reads the open index's descriptions, each of as many entries as it has columns.
-    unsafe {
-        let form = &*(*index).rd_index;
-        (*(*index).rd_rel).relam == pg_sys::BTREE_AM_OID
-            && form.indisunique
-            && form.indisprimary
-            && form.indimmediate
-            && form.indisvalid
-            && form.indisready
-            && form.indislive
-            && !form.indisexclusion
-            && !form.indnullsnotdistinct
-            && form.indnatts == 3
-            && form.indnkeyatts == 3
-            && pg_sys::RelationGetIndexExpressions(index).is_null()
-            && pg_sys::RelationGetIndexPredicate(index).is_null()
-            && (0..3).all(|n| {
-                *form.indkey.values.as_ptr().add(n) == n as i16 + 1
-                    && *(*index).rd_opfamily.add(n) == FAMILIES[n]
-                    && *(*index).rd_indcollation.add(n) == COLLATIONS[n]
-                    && *(*index).rd_indoption.add(n) == 0
-            })
+            });
+        pg_sys::index_close(index, pg_sys::AccessShareLock as _);
+        is_unaltered
     }
 }

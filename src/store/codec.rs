@@ -30,16 +30,8 @@ use crate::schema::error::{Error, Result};
 use ratelimit_pg::clock::{INFINITE, from_timestamptz, to_nearest_timestamptz};
 use ratelimit_pg::values::{float_datum, text_datum, utf8};
 
-/// The columns of a row after its primary key, as they are read. Times are timestamptz values.
-pub struct Columns {
-    pub kind: u8,
-    pub value: f64,
-    pub ts: i64,
-    pub added: Option<f64>,
-    pub prior: Option<f64>,
-    pub log: Option<Vec<i64>>,
-    pub leases: Option<Vec<i64>>,
-}
+/// The columns after the primary key, in the table's order; `None` for a NULL.
+pub type Values = [Option<pg_sys::Datum>; 8];
 
 /// The letters of `kind`.
 mod kind {
@@ -54,45 +46,74 @@ mod kind {
 }
 
 /// Decodes a row.
-pub fn decode(shard: i32, columns: Columns) -> Stored {
-    let ts = from_timestamptz(columns.ts);
-    decode_valid(shard, ts, columns).unwrap_or_else(|(column, value)| {
+///
+/// # Errors
+/// [`Error::NullState`] (55000): a NULL that no call writes.
+///
+/// # Safety
+/// The columns have the types of the table's.
+pub unsafe fn decode(shard: i32, columns: Values) -> Result<Version> {
+    let [kind, value, ts, others @ .., holds_due] = columns;
+    let bits = |column, datum: Option<pg_sys::Datum>| {
+        let null = || Error::NullState { table: "rateLimits", column };
+        datum.map(pg_sys::Datum::value).ok_or_else(null)
+    };
+    let kind = bits("kind", kind)? as u8;
+    let value = f64::from_bits(bits("value", value)? as u64);
+    let ts = from_timestamptz(bits("ts", ts)? as i64);
+    // SAFETY: as the caller says.
+    let stored = unsafe { decode_valid(shard, kind, value, ts, others) };
+    let stored = stored.unwrap_or_else(|(column, value)| {
         let ts = if infinite(&ts).is_some() { Micros(0) } else { ts };
         Stored::Invalid { ts, column, value }
-    })
+    });
+    let holds_due = holds_due.map(|holds_due| from_timestamptz(holds_due.value() as i64));
+    Ok(Version { stored, holds_due })
 }
 
 /// An invalid column and its value, which no call writes.
 type Wrong = (&'static str, String);
 
-fn decode_valid(shard: i32, ts: Micros, columns: Columns) -> std::result::Result<Stored, Wrong> {
+/// Decodes a row, with its columns from `added` to `leases`.
+///
+/// # Safety
+/// As [`decode`].
+unsafe fn decode_valid(
+    shard: i32,
+    kind: u8,
+    value: f64,
+    ts: Micros,
+    [added, prior, log, leases]: [Option<pg_sys::Datum>; 4],
+) -> std::result::Result<Stored, Wrong> {
     let finite = |column, value: f64| match value.is_finite() {
         true => Ok(value),
         false => Err((column, float_text(value))),
     };
+    let float = |column, datum: pg_sys::Datum| finite(column, f64::from_bits(datum.value() as u64));
     let in_time = |column, at: Micros| match infinite(&at) {
         None => Ok(at),
         Some(infinity) => Err((column, float_text(infinity))),
     };
     let missing = |column| (column, "NULL".to_owned());
-    let Columns { kind, added, prior, log, leases, .. } = columns;
     if !kind::ALL.contains(&kind) || shard != 0 && matches!(kind, kind::MARKER | kind::RESET_MARKER)
     {
         return Err(wrong_kind(kind));
     }
-    let value = finite("value", columns.value)?;
+    let value = finite("value", value)?;
     Ok(match kind {
         kind::TOKENS => {
-            let added = added.map(|added| finite("added", added)).transpose()?;
+            let added = added.map(|added| float("added", added)).transpose()?;
             State::Tokens(Tokens { value, ts: in_time("ts", ts)?, added })
         }
         kind::COUNTERS => {
-            let prior = finite("prior", prior.ok_or_else(|| missing("prior"))?)?;
+            let prior = float("prior", prior.ok_or_else(|| missing("prior"))?)?;
             State::Counters(Counters { value, prior, ts: in_time("ts", ts)? })
         }
         kind::LOG => {
             let ts = in_time("ts", ts)?;
-            let mut log = log.ok_or_else(|| missing("log"))?;
+            let log = log.ok_or_else(|| missing("log"))?;
+            // SAFETY: a timestamptz[], as the caller says.
+            let mut log = unsafe { decode_array(log, TIMESTAMPTZOID) };
             // The table's owner may have written the entries in another order.
             log.sort_unstable();
             let entries = log.into_iter().map(|at| in_time("log", from_timestamptz(at)));
@@ -101,6 +122,8 @@ fn decode_valid(shard: i32, ts: Micros, columns: Columns) -> std::result::Result
         kind::LEASES => {
             let ts = in_time("ts", ts)?;
             let leases = leases.ok_or_else(|| missing("leases"))?;
+            // SAFETY: a bigint[], as the caller says.
+            let leases = unsafe { decode_array(leases, INT8OID) };
             let (pairs, rest) = leases.as_chunks();
             if !rest.is_empty() {
                 return Err(("cardinality(leases)", leases.len().to_string()));
@@ -184,9 +207,6 @@ pub fn encode_hold(hold: &Hold) -> [Option<pg_sys::Datum>; 7] {
     let [count, spent, returned] = [count, spent, returned].map(float);
     [count, spent, returned, at(taken_at), at(expires_at), Some(charge.into()), lease]
 }
-
-/// The columns after the primary key, in the table's order, as they are written; `None` for a NULL.
-pub type Values = [Option<pg_sys::Datum>; 8];
 
 /// Encodes a row, with the first expiry of its holds; an invalid one, which no call writes, as if it were reset.
 pub fn encode(Version { stored, holds_due }: &Version) -> Values {
@@ -275,7 +295,7 @@ pub fn array_datum(
 ///
 /// # Safety
 /// The datum is an array of this type: timestamptz or bigint.
-pub unsafe fn decode_array(datum: pg_sys::Datum, element_type: pg_sys::BuiltinOid) -> Vec<i64> {
+unsafe fn decode_array(datum: pg_sys::Datum, element_type: pg_sys::BuiltinOid) -> Vec<i64> {
     let mut entries: Vec<i64> = Vec::new();
     // SAFETY: as the caller says; the values are copied out at once.
     unsafe {

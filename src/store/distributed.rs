@@ -15,18 +15,14 @@ use pgrx::pg_sys::BuiltinOid::{
     XIDOID,
 };
 use ratelimit_core::Micros;
-use ratelimit_limiter::error::Result as PortResult;
-use ratelimit_limiter::ports::{
-    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, TRIES, TupleId, Version,
-};
+use ratelimit_limiter::ports::{KeyRows, KeyedRow, Row, RowFacts, RowId, TRIES, TupleId, Version};
 
 use crate::schema::catalog::TableLock;
 use crate::schema::error::Result;
 use crate::schema::spi::{Connection, Statement};
 use crate::store::codec::{array_datum, int_array, text_array};
 use crate::store::sql::{
-    KEYED_ROW, ROW_PARAMETERS, SHARD_ROW, after, after_in_name, by_id, by_key, joined,
-    key_parameters, row_parameters, select, set_row, shard_row,
+    KEYED_ROW, ROW_PARAMETERS, SHARD_ROW, by_id, joined, row_parameters, set_row, shard_row,
 };
 use ratelimit_pg::transaction::beyond_savepoints;
 use ratelimit_pg::values::text_datum;
@@ -40,9 +36,6 @@ const BATCH: i64 = 10_000;
 /// The longest time of a message to another node that waits for no lock.
 const PATIENCE: Micros = Micros(100_000);
 
-/// The rows of a table that Citus distributes.
-pub struct Distributed<'a>(pub &'a Connection<'a>);
-
 /// The columns of [`VERSION`]: the columns of a row, the transaction that wrote it, and whether it is unlocked. A
 /// version also locked by its writer, as by `lock` without a wait, keeps the mark of that lock.
 macro_rules! version {
@@ -55,85 +48,17 @@ macro_rules! version {
 }
 
 /// The columns of [`SHARD_ROW`], then those of a version.
-const VERSION: [pg_sys::BuiltinOid; 11] = joined(SHARD_ROW, [XIDOID, BOOLOID]);
+pub(super) const VERSION: [pg_sys::BuiltinOid; 11] = joined(SHARD_ROW, [XIDOID, BOOLOID]);
 
 /// The columns of [`KEYED_ROW`], then those of a version.
-const KEYED_VERSION: [pg_sys::BuiltinOid; 13] = joined(KEYED_ROW, [XIDOID, BOOLOID]);
+pub(super) const KEYED_VERSION: [pg_sys::BuiltinOid; 13] = joined(KEYED_ROW, [XIDOID, BOOLOID]);
 
-impl Rows for Distributed<'_> {
-    fn read(&self, id: RowId) -> PortResult<Option<Row>> {
-        const READ: Statement = Statement {
-            sql: select!(version!(); by_id!()),
-            parameters: &[TEXTOID, TEXTOID, INT4OID],
-            results: &VERSION,
-            lock: TableLock::Read,
-        };
-        self.keep_key(id.key)?;
-        Ok(self.versions(&READ, &key_parameters(id))?.pop().map(|(_, row)| row))
-    }
+pub(super) use version;
 
-    fn read_key(
-        &self,
-        name: &[u8],
-        key: &[u8],
-        shards: Option<&[i32]>,
-    ) -> PortResult<Vec<ShardRow>> {
-        const READ_SHARDS: Statement = Statement {
-            sql: select!(version!(); by_key!(), " AND shard OPERATOR(pg_catalog.=) ANY ($3)"),
-            parameters: &[TEXTOID, TEXTOID, INT4ARRAYOID],
-            results: &VERSION,
-            lock: TableLock::Read,
-        };
-        const READ_KEY: Statement = Statement {
-            sql: select!(version!(); by_key!(), " ORDER BY shard"),
-            parameters: &[TEXTOID, TEXTOID],
-            results: &VERSION,
-            lock: TableLock::Read,
-        };
-        self.keep_key(key)?;
-        let (name, key) = (Some(text_datum(name)), Some(text_datum(key)));
-        Ok(match shards {
-            Some(shards) => self.versions(&READ_SHARDS, &[name, key, Some(int_array(shards))])?,
-            None => self.versions(&READ_KEY, &[name, key])?,
-        })
-    }
-
-    fn read_after(
-        &self,
-        after: (&[u8], &[u8]),
-        same_name: bool,
-        rows: i64,
-    ) -> PortResult<Vec<KeyedRow>> {
-        const READ_AFTER: Statement = Statement {
-            sql: select!(concat!("name, key, ", version!()); after!()),
-            parameters: &[TEXTOID, TEXTOID, INT8OID],
-            results: &KEYED_VERSION,
-            lock: TableLock::Read,
-        };
-        const READ_AFTER_IN_NAME: Statement = Statement {
-            sql: select!(concat!("name, key, ", version!()); after_in_name!()),
-            ..READ_AFTER
-        };
-        self.keep_all()?;
-        let statement = if same_name { &READ_AFTER_IN_NAME } else { &READ_AFTER };
-        let after = [Some(text_datum(after.0)), Some(text_datum(after.1)), Some(rows.into())];
-        let count = self.0.execute(statement, &after)?;
-        let row = |row| {
-            let mut keyed = self.0.keyed_row(row)?;
-            keyed.row.1.tuple = self.version(row, 12);
-            Ok(keyed)
-        };
-        (0..count).map(row).collect()
-    }
-
-    /// Always `None`: the table of this node has no pages.
-    fn random_key(&self) -> PortResult<Option<(Vec<u8>, Vec<u8>)>> {
-        Ok(None)
-    }
-
+impl Connection<'_> {
     /// Locks by an update that changes nothing: Citus treats SELECT ... FOR UPDATE as a read. The next version has no
     /// mark of this lock.
-    fn lock(&self, id: RowId, wait: bool) -> PortResult<Option<Row>> {
+    pub(super) fn touch(&self, id: RowId, wait: bool) -> Result<Option<Row>> {
         const TOUCH: Statement = Statement {
             sql: concat!(
                 "UPDATE @schema@.ratelimits SET value = value WHERE ",
@@ -158,25 +83,19 @@ impl Rows for Distributed<'_> {
             results: &SHARD_ROW,
             lock: TableLock::Write,
         };
-        Ok(self.0.row(if wait { &TOUCH } else { &TRY_TOUCH }, id)?)
+        self.row(if wait { &TOUCH } else { &TRY_TOUCH }, id)
     }
 
-    fn insert(&self, id: RowId, version: &Version, wait: bool) -> PortResult<bool> {
-        self.0.insert(id, version, wait)
-    }
-
-    fn update(&self, id: RowId, locked: TupleId, version: &Version) -> PortResult<()> {
-        self.0.update(id, locked, version)
-    }
-
-    fn delete(&self, id: RowId, locked: TupleId) -> PortResult<()> {
-        self.0.delete(id, locked)
-    }
-
-    /// Waits only with `wait`, and if the row was unlocked when it was read. A statement that waits locks the version
-    /// that it finds afterwards, even if that is not the version to replace: if another transaction intervenes, the row
-    /// may stay locked to the end of a transaction that took nothing from it.
-    fn replace(&self, id: RowId, seen: &Row, version: &Version, wait: bool) -> PortResult<bool> {
+    /// Replaces a version. Waits only with `wait`, and if the row was unlocked when it was read. A statement that waits
+    /// locks the version that it finds afterwards, even if that is not the version to replace: if another transaction
+    /// intervenes, the row may stay locked to the end of a transaction that took nothing from it.
+    pub(super) fn replace_version(
+        &self,
+        id: RowId,
+        seen: &Row,
+        version: &Version,
+        wait: bool,
+    ) -> Result<bool> {
         const REPLACE: Statement = Statement {
             sql: concat!(
                 "UPDATE @schema@.ratelimits SET ",
@@ -206,28 +125,29 @@ impl Rows for Distributed<'_> {
         let mut row = row_parameters(id, version).to_vec();
         row.push(Some(pg_sys::Datum::from(writer)));
         let statement = if wait && unlocked { &REPLACE } else { &REPLACE_UNLOCKED };
-        Ok(self.0.execute(statement, &row)? > 0)
+        Ok(self.execute(statement, &row)? > 0)
     }
 
-    fn remove(&self, keys: &[KeyRows]) -> PortResult<u64> {
+    /// Removes the rows of keys, except keys with a row that has changed or is locked; returns the number of rows.
+    pub(super) fn remove_unlocked(&self, keys: &[KeyRows]) -> Result<u64> {
         if !self.is_usual() {
             // The rows of a key may be on several nodes.
             let single = keys.iter().filter(|of| of.rows.len() == 1);
-            return Ok(single.map(|of| self.delete_unlocked(&[of])).sum::<Result<u64>>()?);
+            return single.map(|of| self.delete_unlocked(&[of])).sum();
         }
         let texts = keys.iter().map(|of| &of.key[..]);
         let mut by_shard: BTreeMap<i64, Vec<&KeyRows>> = BTreeMap::new();
         for (shard, of) in self.shards_of(texts)?.into_iter().zip(keys) {
             by_shard.entry(shard).or_default().push(of);
         }
-        let deleted = by_shard.values().map(|keys| self.delete_unlocked(keys));
-        Ok(deleted.sum::<Result<u64>>()?)
+        by_shard.values().map(|keys| self.delete_unlocked(keys)).sum()
     }
 
-    fn delete_name(&self, name: &[u8]) -> PortResult<Option<Vec<KeyedRow>>> {
+    /// Deletes the rows of a name.
+    pub(super) fn delete_all(&self, name: &[u8]) -> Result<Vec<KeyedRow>> {
         const DELETE_NAME: Statement = Statement {
-            // Leaves out the columns that can be large: the others say which row it is, and whether it has a state. A state
-            // without them decodes as an invalid one, which counts as one.
+            // Leaves out the columns that can be large: the others say which row it is, and whether it has a state. A
+            // state without them decodes as an invalid one, which counts as one.
             sql: "DELETE FROM @schema@.ratelimits WHERE name OPERATOR(pg_catalog.=) $1 \
                   RETURNING name, key, shard, kind, value, ts, \
                             NULL::pg_catalog.float8, NULL::pg_catalog.float8, \
@@ -237,56 +157,41 @@ impl Rows for Distributed<'_> {
             results: &KEYED_ROW,
             lock: TableLock::Write,
         };
-        if !self.is_usual() {
-            return Ok(None);
-        }
         // Without the lock, Citus raises 40001 for a statement on all shards if one of them was split.
         self.keep_all()?;
-        let count = self.0.execute(&DELETE_NAME, &[Some(text_datum(name))])?;
-        let deleted = (0..count).map(|row| self.0.keyed_row(row));
-        Ok(Some(deleted.collect::<Result<_>>()?))
+        let count = self.execute(&DELETE_NAME, &[Some(text_datum(name))])?;
+        (0..count).map(|row| self.keyed_row(row)).collect()
     }
 
-    fn facts(&self) -> RowFacts {
+    /// Facts about the rows.
+    pub(super) fn distributed_facts(&self) -> RowFacts {
         let batch = if self.is_usual() { BATCH } else { 1 };
         RowFacts { page: PAGE, batch, patience: PATIENCE, locks_first: true }
     }
-}
 
-impl Distributed<'_> {
+    /// Whether Citus distributes the table.
+    pub(super) fn is_distributed(&self) -> bool {
+        self.catalog.rate_limits.distributed
+    }
+
     /// Whether the table is distributed by the key, with one copy of each shard. Otherwise a key doesn't identify a
     /// shard, or each copy has its own versions: rows are locked one by one, and written by their primary key.
-    fn is_usual(&self) -> bool {
-        self.0.catalog.rate_limits.by_key
+    pub(super) fn is_usual(&self) -> bool {
+        self.catalog.rate_limits.by_key
     }
 
-    /// Selects rows with their versions.
-    fn versions(
-        &self,
-        statement: &Statement,
-        parameters: &[Option<pg_sys::Datum>],
-    ) -> Result<Vec<ShardRow>> {
-        let count = self.0.execute(statement, parameters)?;
-        let row = |row| {
-            let (shard, mut found) = self.0.decode_row(row, 1)?;
-            found.tuple = self.version(row, 10);
-            Ok((shard, found))
-        };
-        (0..count).map(row).collect()
-    }
-
-    /// The version of a row of the last result; column `first` has its writer.
-    fn version(&self, row: u64, first: c_int) -> TupleId {
+    /// The version of a row of the last result; column `first` has its writer, if the result has it.
+    pub(super) fn version(&self, row: u64, first: c_int) -> TupleId {
         if !self.is_usual() {
             return TupleId::NONE;
         }
-        let writer = self.0.field(row, first).map(|writer| writer.value() as u32);
-        let unlocked = self.0.field(row, first + 1).is_some_and(|unlocked| unlocked.value() != 0);
+        let writer = self.field(row, first).map(|writer| writer.value() as u32);
+        let unlocked = self.field(row, first + 1).is_some_and(|unlocked| unlocked.value() != 0);
         TupleId { tid: None, unlocked, writer }
     }
 
     /// Keeps the shard of a key in place to the end of the transaction. Waits while the shard is being moved.
-    fn keep_key(&self, key: &[u8]) -> Result<()> {
+    pub(super) fn keep_key(&self, key: &[u8]) -> Result<()> {
         // One statement does both: a separate look-up costs a large part of a call.
         const KEEP_KEY: Statement = Statement {
             sql: "SELECT id, pg_catalog.lock_shard_metadata(5, ARRAY[id]) FROM ( \
@@ -300,6 +205,9 @@ impl Distributed<'_> {
             sql: "SELECT pg_catalog.get_shard_id_for_distribution_column($1, $2)",
             ..KEEP_KEY
         };
+        if !self.is_distributed() {
+            return Ok(());
+        }
         if !self.is_usual() {
             return self.keep_all();
         }
@@ -308,8 +216,8 @@ impl Distributed<'_> {
         self.keep(|| of(&KEEP_KEY), || of(&SHARD_OF))
     }
 
-    /// Keeps all shards in place, as [`keep_key`](Distributed::keep_key).
-    fn keep_all(&self) -> Result<()> {
+    /// Keeps all shards in place, as [`keep_key`](Connection::keep_key).
+    pub(super) fn keep_all(&self) -> Result<()> {
         const KEEP_ALL: Statement = Statement {
             sql: "SELECT shardid, pg_catalog.lock_shard_metadata(5, ARRAY[shardid]) FROM ( \
                       SELECT shardid FROM pg_catalog.pg_dist_shard \
@@ -324,6 +232,9 @@ impl Distributed<'_> {
                   WHERE logicalrelid OPERATOR(pg_catalog.=) $1 ORDER BY shardid",
             ..KEEP_ALL
         };
+        if !self.is_distributed() {
+            return Ok(());
+        }
         let all = |statement| self.shard_list(statement, &[Some(self.table())]);
         self.keep(|| all(&KEEP_ALL), || all(&ALL))
     }
@@ -348,7 +259,7 @@ impl Distributed<'_> {
                 return beyond_savepoints(|| lock().map(drop));
             }
         }
-        Err(self.0.not_written())
+        Err(self.not_written())
     }
 
     /// Returns the shard of each key.
@@ -369,13 +280,13 @@ impl Distributed<'_> {
         statement: &Statement,
         parameters: &[Option<pg_sys::Datum>],
     ) -> Result<Vec<i64>> {
-        let count = self.0.execute(statement, parameters)?;
-        Ok((0..count).filter_map(|row| self.0.field(row, 1)).map(|id| id.value() as i64).collect())
+        let count = self.execute(statement, parameters)?;
+        Ok((0..count).filter_map(|row| self.field(row, 1)).map(|id| id.value() as i64).collect())
     }
 
     /// The table, as a parameter.
     fn table(&self) -> pg_sys::Datum {
-        pg_sys::Datum::from(self.0.catalog.rate_limits.oid)
+        pg_sys::Datum::from(self.catalog.rate_limits.oid)
     }
 
     /// Deletes the rows of keys of one shard, except keys with a row that has changed since it was read or is locked;
@@ -410,7 +321,7 @@ impl Distributed<'_> {
         let there: Vec<i32> = rows().map(|(of, _)| of.rows.len() as i32).collect();
         // No transaction has number 0: rows read without a version are not deleted.
         let writers = rows().map(|(_, (_, row))| row.tuple.writer.unwrap_or(0).into()).collect();
-        self.0.execute(
+        self.execute(
             &DELETE_UNLOCKED,
             &[
                 Some(text_array(rows().map(|(of, _)| &of.name[..]))),

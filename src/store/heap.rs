@@ -90,7 +90,7 @@
 //! - aminsertcleanup (17)
 //!   → not needed: nbtree has none
 //! - begins a new command afterwards (CommandCounterIncrement)
-//!   → [`Heap::update_version`], [`Heap::delete_version`], [`Heap::insert_row`]
+//!   → [`Heap::update_version`], [`Heap::delete_version`], [`Heap::insert_values`]
 //! - es_processed, RETURNING
 //!   → not needed
 //!
@@ -110,11 +110,11 @@
 //!   → the limiter has just read; a concurrent insert is found by its index entry, and waited for in
 //!   [`Heap::wait_for_inserter`]
 //! - table_tuple_insert_speculative under a speculative insertion lock
-//!   → [`Heap::insert_row`]
+//!   → [`Heap::insert_values`]
 //! - index entries with UNIQUE_CHECK_PARTIAL, which report a conflict without an error
 //!   → [`Heap::insert_index`]
 //! - table_tuple_complete_speculative, and the lock released
-//!   → [`Heap::insert_row`]
+//!   → [`Heap::insert_values`]
 //! - 40001 above READ COMMITTED if the other row is not in the snapshot (ExecCheckTIDVisible)
 //!   → not wanted: the latest state
 
@@ -125,6 +125,8 @@ use ratelimit_limiter::ports::{
 
 use read::decode;
 use row::RawRow;
+
+use crate::store::own_locks::{note, note_keys, noted};
 
 mod held;
 mod open;
@@ -146,7 +148,8 @@ impl Rows for Heap {
     }
 
     fn lock(&self, id: RowId, wait: bool) -> Result<Option<Row>> {
-        Ok(self.lock_newest(id, wait)?)
+        let locked = self.find(id).map(|found| self.lock_version(id, found, wait));
+        Ok(locked.transpose()?.flatten().inspect(|_| note(id)))
     }
 
     fn facts(&self) -> RowFacts {
@@ -154,7 +157,8 @@ impl Rows for Heap {
     }
 
     fn replace(&self, id: RowId, seen: &Row, version: &Version, wait: bool) -> Result<bool> {
-        Ok((wait || self.lock_seen(seen)) && self.update_version(id, seen.tuple, version))
+        let is_free = wait || self.lock_seen(seen);
+        Ok(noted(id, is_free && self.update_version(id, seen.tuple, version)))
     }
 
     fn read_key(&self, name: &[u8], key: &[u8], shards: Option<&[i32]>) -> Result<Vec<ShardRow>> {
@@ -164,7 +168,7 @@ impl Rows for Heap {
     }
 
     fn insert(&self, id: RowId, version: &Version, wait: bool) -> Result<bool> {
-        Ok(self.insert_row(id, version, wait))
+        Ok(noted(id, self.insert_row(id, version, wait)))
     }
 
     fn update(&self, id: RowId, locked: TupleId, version: &Version) -> Result<()> {
@@ -184,7 +188,11 @@ impl Rows for Heap {
             [(_, seen)] => self.lock_seen(seen) && self.delete_version(seen.tuple),
             _ => false,
         };
-        Ok(keys.iter().filter(remove).count() as u64)
+        let removed = keys.iter().filter(remove).count() as u64;
+        if removed > 0 {
+            note_keys(keys);
+        }
+        Ok(removed)
     }
 
     fn delete_name(&self, _: &[u8]) -> Result<Option<Vec<KeyedRow>>> {

@@ -13,7 +13,7 @@ use ratelimit_core::hold::{Hold, SETTLED_LATE};
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{Deleted, HoldRow, Holds, KeyHolds};
 
-use crate::schema::catalog::{Catalog, Table, TableLock};
+use crate::schema::catalog::{Catalog, TableLock};
 use crate::schema::error::{Error, Result};
 use crate::schema::spi::{self, Connection, Statement};
 use crate::store::codec::{bad_hold, decode_hold, encode_hold, float_array, text_array};
@@ -94,46 +94,39 @@ const ROW: [pg_sys::BuiltinOid; 11] = {
 const WRITTEN: [pg_sys::BuiltinOid; 8] =
     [FLOAT8OID, FLOAT8OID, FLOAT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID, INT8OID, BOOLOID];
 
+/// Runs `work` on the rows of rl_holds through SQL.
+pub fn by_sql<T>(
+    catalog: &Catalog,
+    lock: TableLock,
+    work: impl FnOnce(&SqlHolds) -> PortResult<T>,
+) -> PortResult<T> {
+    Ok(spi::with_owner(catalog, catalog.rl_holds, lock, |sql| Ok(work(&SqlHolds(sql))?))?)
+}
+
 /// The rows of rl_holds, accessed directly in the heap.
-pub struct HeapHolds<'a> {
-    /// The open table.
-    pub heap: &'a HeldHeap,
-    /// The extension's objects.
-    pub catalog: &'a Catalog,
-    /// The table.
-    pub table: Table,
-    /// The lock with which the table is open.
-    pub lock: TableLock,
-}
-
-impl HeapHolds<'_> {
-    /// Runs `work` through SQL.
-    fn by_sql<T>(&self, work: impl FnOnce(&SqlHolds) -> PortResult<T>) -> PortResult<T> {
-        let &HeapHolds { catalog, table, lock, .. } = self;
-        Ok(spi::with_owner(catalog, table, lock, |sql| Ok(work(&SqlHolds(sql))?))?)
-    }
-}
-
-impl Holds for HeapHolds<'_> {
+impl Holds for HeldHeap<'_> {
     fn of_id(&self, id: &[u8]) -> PortResult<Vec<HoldRow>> {
-        Ok(self.heap.find([id])?)
+        Ok(self.find([id])?)
     }
 
     fn one(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Option<HoldRow>> {
-        Ok(self.heap.find([id, name, key])?.pop())
+        Ok(self.find([id, name, key])?.pop())
     }
 
     fn insert(&self, row: &HoldRow) -> PortResult<bool> {
         // SQL waits for a transaction that is deleting the row.
-        if self.heap.insert(row) { Ok(true) } else { self.by_sql(|sql| sql.insert(row)) }
+        if self.insert_new(row) {
+            return Ok(true);
+        }
+        by_sql(self.catalog, self.lock, |sql| sql.insert(row))
     }
 
     fn update(&self, row: &HoldRow) -> PortResult<bool> {
-        self.by_sql(|sql| sql.update(row))
+        by_sql(self.catalog, self.lock, |sql| sql.update(row))
     }
 
     fn delete(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Deleted> {
-        Ok(self.heap.delete([id, name, key])?)
+        Ok(self.delete_or_lock([id, name, key])?)
     }
 }
 

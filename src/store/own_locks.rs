@@ -1,14 +1,11 @@
-//! The rows that the current transaction has locked or written. A transaction that has locked one row of a key waits
+//! The rows that the current transaction has locked or written, noted by each way to them. A transaction that has locked one row of a key waits
 //! for no other row of that key: that could be a deadlock.
 
 use std::cell::RefCell;
 
 use lru::LruCache;
 use pgrx::pg_sys;
-use ratelimit_limiter::error::Result;
-use ratelimit_limiter::ports::{
-    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, TupleId, Version,
-};
+use ratelimit_limiter::ports::{KeyRows, RowId};
 use xxhash_rust::xxh64::xxh64;
 
 use ratelimit_pg::transaction::{local_transaction, subtransaction};
@@ -48,7 +45,7 @@ pub fn own_rows(name: &[u8], key: &[u8]) -> Vec<i32> {
 }
 
 /// Notes that this transaction has locked a row.
-fn note(id: RowId) {
+pub fn note(id: RowId) {
     let transaction = local_transaction();
     let locked_in = subtransaction();
     OWN.with_borrow_mut(|own| {
@@ -84,79 +81,17 @@ pub fn forget(rolled_back: pg_sys::SubTransactionId) {
     });
 }
 
-/// A store that notes the rows that the transaction has locked or written.
-pub struct Noting<'a, S>(pub &'a S);
-
-impl<S: Rows> Rows for Noting<'_, S> {
-    fn lock(&self, id: RowId, wait: bool) -> Result<Option<Row>> {
-        Ok(self.0.lock(id, wait)?.inspect(|_| note(id)))
-    }
-
-    fn insert(&self, id: RowId, version: &Version, wait: bool) -> Result<bool> {
-        Ok(noted(id, self.0.insert(id, version, wait)?))
-    }
-
-    fn replace(&self, id: RowId, seen: &Row, version: &Version, wait: bool) -> Result<bool> {
-        Ok(noted(id, self.0.replace(id, seen, version, wait)?))
-    }
-
-    fn remove(&self, keys: &[KeyRows]) -> Result<u64> {
-        let removed = self.0.remove(keys)?;
-        // With several keys, also the rows that are only locked now.
-        if removed > 0 || self.0.facts().batch > 1 {
-            for KeyRows { name, key, rows } in keys {
-                rows.iter().for_each(|&(shard, _)| note(RowId { name, key, shard }));
-            }
-        }
-        Ok(removed)
-    }
-
-    fn delete_name(&self, name: &[u8]) -> Result<Option<Vec<KeyedRow>>> {
-        let deleted = self.0.delete_name(name)?;
-        for row in deleted.iter().flatten() {
-            note(RowId { name: &row.name, key: &row.key, shard: row.row.0 });
-        }
-        Ok(deleted)
-    }
-
-    fn update(&self, id: RowId, locked: TupleId, version: &Version) -> Result<()> {
-        self.0.update(id, locked, version)
-    }
-
-    fn delete(&self, id: RowId, locked: TupleId) -> Result<()> {
-        self.0.delete(id, locked)
-    }
-
-    fn read(&self, id: RowId) -> Result<Option<Row>> {
-        self.0.read(id)
-    }
-
-    fn read_key(&self, name: &[u8], key: &[u8], shards: Option<&[i32]>) -> Result<Vec<ShardRow>> {
-        self.0.read_key(name, key, shards)
-    }
-
-    fn read_after(
-        &self,
-        after: (&[u8], &[u8]),
-        same_name: bool,
-        rows: i64,
-    ) -> Result<Vec<KeyedRow>> {
-        self.0.read_after(after, same_name, rows)
-    }
-
-    fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-        self.0.random_key()
-    }
-
-    fn facts(&self) -> RowFacts {
-        self.0.facts()
-    }
-}
-
 /// Notes a row if it was written.
-fn noted(id: RowId, is_written: bool) -> bool {
+pub fn noted(id: RowId, is_written: bool) -> bool {
     if is_written {
         note(id);
     }
     is_written
+}
+
+/// Notes that this transaction has locked all rows of some keys.
+pub fn note_keys(keys: &[KeyRows]) {
+    for KeyRows { name, key, rows } in keys {
+        rows.iter().for_each(|&(shard, _)| note(RowId { name, key, shard }));
+    }
 }

@@ -1,4 +1,5 @@
-//! Access to the rows through SQL, which works on any table: with triggers, policies, or constraints.
+//! Access to the rows through SQL, which works on any table: with triggers, policies, or constraints, or distributed by
+//! Citus.
 
 use std::ffi::c_int;
 
@@ -16,11 +17,12 @@ use ratelimit_limiter::ports::{
 use crate::schema::catalog::TableLock;
 use crate::schema::error::{Error, Result};
 use crate::schema::spi::{Connection, Statement};
-use crate::store::codec::{Columns, decode, decode_array, encode, int_array};
-use ratelimit_pg::clock::from_timestamptz;
+use crate::store::codec::{decode, encode, int_array};
+use crate::store::distributed::{KEYED_VERSION, VERSION, version};
+use crate::store::own_locks::{note, note_keys, noted};
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::subtransaction::attempt_within;
-use ratelimit_pg::values::{text_datum, varlena_bytes};
+use ratelimit_pg::values::text_datum;
 
 /// Selects these columns of the rows that meet all conditions.
 macro_rules! select {
@@ -66,19 +68,12 @@ macro_rules! shard_row {
     };
 }
 
-/// The columns of [`KEYED_ROW`].
-macro_rules! keyed_row {
-    () => {
-        "name, key, shard, kind, value, ts, added, prior, log, leases, holds_due"
-    };
-}
-
 /// Inserts a row of [`ROW_PARAMETERS`].
 macro_rules! insert {
     () => {
         concat!(
-            "INSERT INTO @schema@.ratelimits (",
-            keyed_row!(),
+            "INSERT INTO @schema@.ratelimits (name, key, ",
+            shard_row!(),
             ") VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
         )
     };
@@ -91,17 +86,63 @@ macro_rules! set_row {
     };
 }
 
-pub(super) use {after, after_in_name, by_id, by_key, select, set_row, shard_row};
+pub(super) use {by_id, set_row, shard_row};
 
-impl Rows for Connection<'_> {
-    fn read(&self, id: RowId) -> PortResult<Option<Row>> {
-        const READ: Statement = Statement {
-            sql: select!(shard_row!(); by_id!()),
+/// The statements that read rows, all with the same columns.
+struct Reads {
+    row: Statement,
+    /// The rows of a key with some numbers, and all of them.
+    shards: Statement,
+    key: Statement,
+    after: Statement,
+    after_in_name: Statement,
+}
+
+/// Makes the statements for the columns of a macro, of these types; after name and key they have the others.
+macro_rules! reads {
+    ($columns:ident, $types:expr, $keyed_types:expr) => {{
+        const ROW: Statement = Statement {
+            sql: select!($columns!(); by_id!()),
             parameters: &[TEXTOID, TEXTOID, INT4OID],
-            results: &SHARD_ROW,
+            results: &$types,
             lock: TableLock::Read,
         };
-        Ok(self.row(&READ, id)?)
+        const AFTER: Statement = Statement {
+            sql: select!(concat!("name, key, ", $columns!()); after!()),
+            parameters: &[TEXTOID, TEXTOID, INT8OID],
+            results: &$keyed_types,
+            lock: TableLock::Read,
+        };
+        Reads {
+            row: ROW,
+            shards: Statement {
+                sql: select!($columns!(); by_key!(), " AND shard OPERATOR(pg_catalog.=) ANY ($3)"),
+                parameters: &[TEXTOID, TEXTOID, INT4ARRAYOID],
+                ..ROW
+            },
+            key: Statement {
+                sql: select!($columns!(); by_key!(), " ORDER BY shard"),
+                parameters: &[TEXTOID, TEXTOID],
+                ..ROW
+            },
+            after: AFTER,
+            after_in_name: Statement {
+                sql: select!(concat!("name, key, ", $columns!()); after_in_name!()),
+                ..AFTER
+            },
+        }
+    }};
+}
+
+static READS: Reads = reads!(shard_row, SHARD_ROW, KEYED_ROW);
+static VERSION_READS: Reads = reads!(version, VERSION, KEYED_VERSION);
+
+/// The rows of the table, also of one that Citus distributes: then each read keeps its shard in place first, and reads
+/// the version, too ([`distributed`](super::distributed)).
+impl Rows for Connection<'_> {
+    fn read(&self, id: RowId) -> PortResult<Option<Row>> {
+        self.keep_key(id.key)?;
+        Ok(self.row(&self.reads().row, id)?)
     }
 
     fn lock(&self, id: RowId, wait: bool) -> PortResult<Option<Row>> {
@@ -111,13 +152,14 @@ impl Rows for Connection<'_> {
             results: &SHARD_ROW,
             lock: TableLock::LockRows,
         };
-        const TRY_LOCK: Statement = Statement {
-            sql: select!(shard_row!(); by_id!(), " FOR UPDATE SKIP LOCKED"),
-            parameters: &[TEXTOID, TEXTOID, INT4OID],
-            results: &SHARD_ROW,
-            lock: TableLock::LockRows,
+        const TRY_LOCK: Statement =
+            Statement { sql: select!(shard_row!(); by_id!(), " FOR UPDATE SKIP LOCKED"), ..LOCK };
+        let row = match (self.is_distributed(), wait) {
+            (true, _) => self.touch(id, wait)?,
+            (false, true) => self.row(&LOCK, id)?,
+            (false, false) => self.row(&TRY_LOCK, id)?,
         };
-        Ok(self.row(if wait { &LOCK } else { &TRY_LOCK }, id)?)
+        Ok(row.inspect(|_| note(id)))
     }
 
     fn read_key(
@@ -126,39 +168,45 @@ impl Rows for Connection<'_> {
         key: &[u8],
         shards: Option<&[i32]>,
     ) -> PortResult<Vec<ShardRow>> {
-        const READ_SHARDS: Statement = Statement {
-            sql: select!(shard_row!(); by_key!(), " AND shard OPERATOR(pg_catalog.=) ANY ($3)"),
-            parameters: &[TEXTOID, TEXTOID, INT4ARRAYOID],
-            results: &SHARD_ROW,
-            lock: TableLock::Read,
+        self.keep_key(key)?;
+        let (reads, name, key) = (self.reads(), Some(text_datum(name)), Some(text_datum(key)));
+        let count = match shards {
+            Some(shards) => self.execute(&reads.shards, &[name, key, Some(int_array(shards))])?,
+            None => self.execute(&reads.key, &[name, key])?,
         };
-        const READ_KEY: Statement = Statement {
-            sql: select!(shard_row!(); by_key!(), " ORDER BY shard"),
-            parameters: &[TEXTOID, TEXTOID],
-            results: &SHARD_ROW,
-            lock: TableLock::Read,
-        };
-        let (name, key) = (Some(text_datum(name)), Some(text_datum(key)));
-        Ok(match shards {
-            Some(shards) => self.rows(&READ_SHARDS, &[name, key, Some(int_array(shards))])?,
-            None => self.rows(&READ_KEY, &[name, key])?,
-        })
+        (0..count).map(|row| Ok(self.decode_row(row, 1)?)).collect()
     }
 
     fn facts(&self) -> RowFacts {
-        RowFacts { locks_first: true, ..RowFacts::LOCAL }
+        match self.is_distributed() {
+            true => self.distributed_facts(),
+            false => RowFacts { locks_first: true, ..RowFacts::LOCAL },
+        }
     }
 
-    fn replace(&self, _: RowId, _seen: &Row, _: &Version, _wait: bool) -> PortResult<bool> {
-        Ok(false)
+    fn replace(&self, id: RowId, seen: &Row, version: &Version, wait: bool) -> PortResult<bool> {
+        let replaced = self.is_distributed() && self.replace_version(id, seen, version, wait)?;
+        Ok(noted(id, replaced))
     }
 
-    fn remove(&self, _: &[KeyRows]) -> PortResult<u64> {
-        Ok(0)
+    fn remove(&self, keys: &[KeyRows]) -> PortResult<u64> {
+        if !self.is_distributed() {
+            return Ok(0);
+        }
+        let removed = self.remove_unlocked(keys)?;
+        // With several keys, also the rows that are only locked now.
+        if removed > 0 || self.facts().batch > 1 {
+            note_keys(keys);
+        }
+        Ok(removed)
     }
 
-    fn delete_name(&self, _: &[u8]) -> PortResult<Option<Vec<KeyedRow>>> {
-        Ok(None)
+    fn delete_name(&self, name: &[u8]) -> PortResult<Option<Vec<KeyedRow>>> {
+        let deleted = if self.is_usual() { Some(self.delete_all(name)?) } else { None };
+        for KeyedRow { name, key, row: (shard, _) } in deleted.iter().flatten() {
+            note(RowId { name, key, shard: *shard });
+        }
+        Ok(deleted)
     }
 
     fn insert(&self, id: RowId, version: &Version, wait: bool) -> PortResult<bool> {
@@ -177,11 +225,11 @@ impl Rows for Connection<'_> {
         };
         let statement = if self.catalog.usual_key { &INSERT } else { &INSERT_BY_COLUMNS };
         let insert = || self.execute(statement, &row_parameters(id, version));
-        Ok(match wait {
-            true => insert()? > 0,
-            false => attempt_within(Micros::MILLISECOND, || insert().map(Some))?
-                .is_some_and(|rows| rows > 0),
-        })
+        let rows = match wait {
+            true => Some(insert()?),
+            false => attempt_within(Micros::MILLISECOND, || insert().map(Some))?,
+        };
+        Ok(noted(id, rows.is_some_and(|rows| rows > 0)))
     }
 
     fn update(&self, id: RowId, _: TupleId, version: &Version) -> PortResult<()> {
@@ -192,7 +240,7 @@ impl Rows for Connection<'_> {
             lock: TableLock::Write,
         };
         match self.execute(&UPDATE, &row_parameters(id, version))? {
-            0 => Err(Connection::not_written(self).into()),
+            0 => Err(self.not_written().into()),
             _ => Ok(()),
         }
     }
@@ -203,25 +251,12 @@ impl Rows for Connection<'_> {
         same_name: bool,
         rows: i64,
     ) -> PortResult<Vec<KeyedRow>> {
-        const READ_AFTER: Statement = Statement {
-            sql: select!(keyed_row!(); after!()),
-            parameters: &[TEXTOID, TEXTOID, INT8OID],
-            results: &KEYED_ROW,
-            lock: TableLock::Read,
-        };
-        const READ_AFTER_IN_NAME: Statement = Statement {
-            sql: select!(keyed_row!(); after_in_name!()),
-            parameters: &[TEXTOID, TEXTOID, INT8OID],
-            results: &KEYED_ROW,
-            lock: TableLock::Read,
-        };
+        self.keep_all()?;
+        let statement = if same_name { &self.reads().after_in_name } else { &self.reads().after };
         let (name, key) = after;
-        let count = self.execute(
-            if same_name { &READ_AFTER_IN_NAME } else { &READ_AFTER },
-            &[Some(text_datum(name)), Some(text_datum(key)), Some(rows.into())],
-        )?;
-        let row = |row| Ok(self.keyed_row(row)?);
-        (0..count).map(row).collect()
+        let after = [Some(text_datum(name)), Some(text_datum(key)), Some(rows.into())];
+        let count = self.execute(statement, &after)?;
+        (0..count).map(|row| Ok(self.keyed_row(row)?)).collect()
     }
 
     fn random_key(&self) -> PortResult<Option<(Vec<u8>, Vec<u8>)>> {
@@ -232,14 +267,13 @@ impl Rows for Connection<'_> {
             results: &[TEXTOID, TEXTOID],
             lock: TableLock::Read,
         };
-        let Some(page) = self.random_page() else { return Ok(None) };
+        // A table that Citus distributes has no pages on this node.
+        let page = if self.is_distributed() { None } else { self.random_page() };
+        let Some(page) = page else { return Ok(None) };
         if self.execute(&RANDOM_KEY, &[Some(page)])? == 0 {
             return Ok(None);
         }
-        // SAFETY: `execute` has checked that the columns are texts.
-        let text =
-            |column| self.field(0, column).map(|datum| unsafe { varlena_bytes(datum).to_vec() });
-        Ok(text(1).zip(text(2)))
+        Ok(self.text(0, 1).zip(self.text(0, 2)))
     }
 
     fn delete(&self, id: RowId, _: TupleId) -> PortResult<()> {
@@ -250,7 +284,7 @@ impl Rows for Connection<'_> {
             lock: TableLock::Write,
         };
         match self.execute(&DELETE, &key_parameters(id))? {
-            0 => Err(Connection::not_written(self).into()),
+            0 => Err(self.not_written().into()),
             _ => Ok(()),
         }
     }
@@ -300,54 +334,33 @@ impl Connection<'_> {
 
     /// Decodes row number `row` of the last result, from 0. The columns begin with those of [`KEYED_ROW`].
     pub(super) fn keyed_row(&self, row: u64) -> Result<KeyedRow> {
-        let text = |column| {
-            // SAFETY: `execute` has checked that the columns are texts.
-            let bytes = self.field(row, column).map(|datum| unsafe { varlena_bytes(datum) });
-            bytes.map(<[u8]>::to_vec).ok_or_else(|| Connection::not_written(self))
-        };
+        let text = |column| self.text(row, column).ok_or_else(|| self.not_written());
         Ok(KeyedRow { name: text(1)?, key: text(2)?, row: self.decode_row(row, 3)? })
     }
 
-    /// Selects rows.
-    fn rows(
-        &self,
-        statement: &Statement,
-        parameters: &[Option<pg_sys::Datum>],
-    ) -> Result<Vec<ShardRow>> {
-        let count = self.execute(statement, parameters)?;
-        (0..count).map(|row| self.decode_row(row, 1)).collect()
+    /// The statements that read rows.
+    fn reads(&self) -> &'static Reads {
+        if self.is_distributed() { &VERSION_READS } else { &READS }
     }
 
     /// Decodes row number `row` of the last result, from 0. From column number `first` on, its columns are those of
-    /// [`SHARD_ROW`].
+    /// [`SHARD_ROW`], and those of a version, if the result has them.
     ///
     /// # Errors
     /// [`Error::NullState`] (55000): a NULL that no call writes.
-    pub(super) fn decode_row(&self, row: u64, first: c_int) -> Result<ShardRow> {
+    fn decode_row(&self, row: u64, first: c_int) -> Result<ShardRow> {
         check_for_interrupts();
-        let field = |column| self.field(row, first + column);
-        let null = |column| Error::NullState { table: "rateLimits", column };
-        let not_null = |column, name| field(column).ok_or_else(|| null(name));
-        let (shard, kind) = (not_null(0, "shard")?, not_null(1, "kind")?);
-        let (value, ts) = (not_null(2, "value")?, not_null(3, "ts")?);
-        let float = |datum: pg_sys::Datum| f64::from_bits(datum.value() as u64);
+        let shard = self.field(row, first);
+        let shard = shard.ok_or(Error::NullState { table: "rateLimits", column: "shard" })?;
         let shard = shard.value() as i32;
-        let columns = Columns {
-            kind: kind.value() as u8,
-            value: float(value),
-            ts: ts.value() as i64,
-            added: field(4).map(float),
-            prior: field(5).map(float),
-            // SAFETY: `execute` has checked that the column is a timestamptz[].
-            log: field(6).map(|log| unsafe { decode_array(log, TIMESTAMPTZOID) }),
-            // SAFETY: `execute` has checked that the column is a bigint[].
-            leases: field(7).map(|leases| unsafe { decode_array(leases, INT8OID) }),
-        };
+        let mut columns = [1, 2, 3, 4, 5, 6, 7, 8].map(|n| self.field(row, first + n));
         // No holds exist if Citus distributes the table; there may have been some before.
-        let holds_due = field(8).filter(|_| !self.catalog.rate_limits.distributed);
-        let holds_due = holds_due.map(|holds_due| from_timestamptz(holds_due.value() as i64));
-        let version = Version { stored: decode(shard, columns), holds_due };
-        Ok((shard, Row { version, tuple: TupleId::NONE }))
+        if self.is_distributed() {
+            columns[7] = None;
+        }
+        // SAFETY: `execute` has checked their types.
+        let version = unsafe { decode(shard, columns)? };
+        Ok((shard, Row { version, tuple: self.version(row, first + 9) }))
     }
 }
 

@@ -1,29 +1,32 @@
 //! Holds directly in the heap: found by the index of the primary key, inserted and deleted, like the rows of limits.
 
-use std::ffi::c_int;
-
 use pgrx::pg_sys;
 use ratelimit_limiter::ports::{Deleted, HoldRow};
 
 use super::open::{Heap, guarded};
 use super::raw;
+use super::read::scan_keys;
 use super::row::copy_texts;
 use super::shortened::HOLDS;
-use crate::schema::catalog::{Catalog, HoldIndexes, TableLock};
+use crate::schema::catalog::{Catalog, TableLock};
 use crate::schema::error::Result;
 use crate::store::codec::{decode_hold, encode_hold};
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::values::{json_text, jsonb, jsonb_from_json, text_datum, utf8};
 
 /// The open table of holds and its indexes.
-pub struct HeldHeap {
+pub struct HeldHeap<'a> {
+    /// The extension's objects.
+    pub catalog: &'a Catalog,
+    /// The lock with which the table is open.
+    pub lock: TableLock,
     /// The table, with the index of its primary key.
     heap: Heap,
     /// The index of the holds of a key.
     of_key: pg_sys::Relation,
 }
 
-impl Drop for HeldHeap {
+impl Drop for HeldHeap<'_> {
     fn drop(&mut self) {
         self.heap.close_index(self.of_key);
     }
@@ -73,13 +76,16 @@ impl RawHold {
     }
 }
 
-impl HeldHeap {
+impl<'a> HeldHeap<'a> {
     /// Opens the table, under locks that last until the transaction or a [read](crate::schema::catalog::reading) ends;
     /// `None` if it has changed since the catalog was read.
-    pub fn open(catalog: &Catalog, indexes: HoldIndexes, lock: TableLock) -> Option<HeldHeap> {
-        let HoldIndexes { table, primary, of_key } = indexes;
-        let (heap, of_key) = Heap::open_others(catalog, table, [primary, of_key], lock)?;
-        Some(HeldHeap { heap, of_key })
+    pub fn open(
+        catalog: &'a Catalog,
+        indexes: [pg_sys::Oid; 2],
+        lock: TableLock,
+    ) -> Option<HeldHeap<'a>> {
+        let (heap, of_key) = Heap::open_others(catalog, catalog.rl_holds.oid, indexes, lock)?;
+        Some(HeldHeap { catalog, lock, heap, of_key })
     }
 
     /// Reads the rows with these first columns of the primary key, in its order.
@@ -91,25 +97,17 @@ impl HeldHeap {
     }
 
     fn scan<const N: usize>(&self, columns: [&[u8]; N]) -> Vec<RawHold> {
-        let mut keys = text_keys(columns.map(text_datum));
-        let keys = &mut keys[..];
-        let mut rows = Vec::new();
-        let found = &mut rows;
-        let heap = &self.heap;
-        // SAFETY: guarded; an error jumps over no value with a destructor: the list is outside.
-        unsafe {
-            guarded(|| {
-                heap.scan_latest(keys, |_| {
-                    found.push(RawHold::from_slot(heap.fetched));
-                    true
-                });
-            });
-        }
-        rows
+        let mut keys = scan_keys(columns.map(text_datum), 3, false);
+        let take = || {
+            // SAFETY: called with a row fetched.
+            unsafe { RawHold::from_slot(self.heap.fetched) }
+        };
+        // SAFETY: `take` copies, and an error of its own jumps over no copy.
+        unsafe { self.heap.collect(&mut keys, usize::MAX, take) }
     }
 
     /// Inserts a row; false if its primary key exists.
-    pub fn insert(&self, row: &HoldRow) -> bool {
+    pub fn insert_new(&self, row: &HoldRow) -> bool {
         let HoldRow { id, name, key, hold, config } = row;
         let [id, name, key] = [id, name, key].map(|text| Some(text_datum(text)));
         let [count, spent, returned, taken_at, expires_at, charge, lease] = encode_hold(hold);
@@ -120,42 +118,19 @@ impl HeldHeap {
             (|column: Option<_>| column.unwrap_or(0.into()), |column: Option<_>| column.is_none());
         let (mut values, mut nulls) = (columns.map(value), columns.map(is_null));
         let mut of_key = [name, key, charge, expires_at].map(value);
-        let (heap, index) = (&self.heap, self.of_key);
         // SAFETY: the description of the open table.
-        let whole = unsafe { (*heap.table).rd_att };
+        let whole = unsafe { (*self.heap.table).rd_att };
         let description = HOLDS.with(|short| short.description(whole, &nulls));
-        let (values, of_key, nulls) =
-            (values.as_mut_ptr(), of_key.as_mut_ptr(), nulls.as_mut_ptr());
-        // SAFETY: as `Heap::insert_row`; the other index has these columns, none of them NULL.
-        unsafe {
-            guarded(|| {
-                let tuple = raw::heap_form_tuple(description, values, nulls);
-                raw::ExecStoreHeapTuple(tuple, heap.written, true);
-                let xid = raw::GetCurrentTransactionId();
-                let token = raw::SpeculativeInsertionLockAcquire(xid);
-                raw::table_tuple_insert_speculative(heap.table, heap.written, token);
-                let mut tid = (*heap.written).tts_tid;
-                let alone = heap.insert_index(values, nulls, &mut tid, false);
-                if alone {
-                    let info = raw::BuildIndexInfo(index);
-                    let any = pg_sys::IndexUniqueCheck::UNIQUE_CHECK_NO;
-                    let tid = &mut tid;
-                    raw::index_insert(index, of_key, nulls, tid, heap.table, any, false, info);
-                }
-                raw::table_tuple_complete_speculative(heap.table, heap.written, token, alone);
-                raw::SpeculativeInsertionLockRelease(xid);
-                raw::clear(heap.written);
-                raw::CommandCounterIncrement();
-                alone
-            })
-        }
+        let other = Some((self.of_key, of_key.as_mut_ptr()));
+        // SAFETY: the values are those of the table's columns; the other index has these.
+        unsafe { self.heap.insert_values(description, &mut values, &mut nulls, other) }.is_some()
     }
 
     /// Deletes a row and returns it. A row that another transaction has is locked instead.
     ///
     /// # Errors
     /// Those of [`decode_hold`].
-    pub fn delete(&self, columns: [&[u8]; 3]) -> Result<Deleted> {
+    pub fn delete_or_lock(&self, columns: [&[u8]; 3]) -> Result<Deleted> {
         let Some(found) = self.scan(columns).pop() else { return Ok(Deleted::Gone) };
         let mut tid = found.tid;
         let (heap, tid) = (&self.heap, &mut tid);
@@ -186,28 +161,4 @@ impl HeldHeap {
             false => Deleted::Waited, // replaced, if it wasn't locked
         })
     }
-}
-
-/// Returns the scan keys for the first text columns of an index. Not inside a guard.
-fn text_keys<const N: usize>(arguments: [pg_sys::Datum; N]) -> [pg_sys::ScanKeyData; N] {
-    let mut keys = [pg_sys::ScanKeyData::default(); N];
-    let entries = keys.as_mut_ptr();
-    // SAFETY: initializes each key; the function is built in.
-    unsafe {
-        guarded(|| {
-            for (at, &argument) in arguments.iter().enumerate() {
-                raw::ScanKeyEntryInitialize(
-                    entries.add(at),
-                    0 as c_int,
-                    at as pg_sys::AttrNumber + 1,
-                    pg_sys::BTEqualStrategyNumber as pg_sys::StrategyNumber,
-                    pg_sys::InvalidOid,
-                    pg_sys::C_COLLATION_OID,
-                    pg_sys::F_TEXTEQ.into(),
-                    argument,
-                );
-            }
-        });
-    }
-    keys
 }

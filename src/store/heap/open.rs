@@ -22,45 +22,77 @@ pub struct Heap {
     pub written: *mut pg_sys::TupleTableSlot,
 }
 
+/// A table, its indexes, and the slots of [`Heap`].
+type Opened<const N: usize> = (
+    pg_sys::Relation,
+    [pg_sys::Relation; N],
+    *mut pg_sys::TupleTableSlot,
+    *mut pg_sys::TupleTableSlot,
+);
+
+/// Opens a table and its indexes.
+///
+/// # Safety
+/// Inside a guard; they are locked.
+unsafe fn opened<const N: usize>(oid: pg_sys::Oid, indexes: [pg_sys::Oid; N]) -> Opened<N> {
+    // SAFETY: as the caller says; closed when the heap is dropped, or after an error by the resource owner.
+    unsafe {
+        let table = raw::table_open(oid, UNLOCKED);
+        let mut open = [std::ptr::null_mut(); N];
+        for (open, &index) in open.iter_mut().zip(&indexes) {
+            *open = raw::index_open(index, UNLOCKED);
+        }
+        let fetched = raw::table_slot_create(table, std::ptr::null_mut());
+        let kind = &raw const pg_sys::TTSOpsHeapTuple;
+        (table, open, fetched, raw::MakeSingleTupleTableSlot((*table).rd_att, kind))
+    }
+}
+
+/// Locks rateLimits, another table and its indexes, and opens them, unless one of the extension's tables has changed
+/// since the catalog was read.
+fn locked<const N: usize>(
+    catalog: &Catalog,
+    oid: pg_sys::Oid,
+    indexes: [pg_sys::Oid; N],
+    lock: TableLock,
+) -> Option<Opened<N>> {
+    let (mode, first) = (lock as pg_sys::LOCKMODE, catalog.rate_limits.oid);
+    // SAFETY: plain data.
+    unsafe {
+        guarded(|| {
+            // Before the check, since the locks process invalidations.
+            lock.take(|| {
+                raw::LockRelationOid(first, mode);
+                if oid != first {
+                    raw::LockRelationOid(oid, mode);
+                }
+                for &index in &indexes {
+                    raw::LockRelationOid(index, mode);
+                }
+            });
+            catalog::is_fresh(catalog).then(|| opened(oid, indexes))
+        })
+    }
+}
+
 impl Heap {
     /// Opens the table. The locks on it and its index last until the transaction or a [read](catalog::reading) ends.
     ///
     /// # Errors
     /// [`Error::Moved`](crate::schema::error::Error::Moved): the table has changed since the catalog was read.
-    pub fn open(catalog: &Catalog, index_oid: pg_sys::Oid, lock: TableLock) -> Result<Heap> {
+    pub fn open(catalog: &Catalog, index: pg_sys::Oid, lock: TableLock) -> Result<Heap> {
         let oid = catalog.rate_limits.oid;
-        let mode = lock as pg_sys::LOCKMODE;
-        // SAFETY: closed when dropped, or after an error by the resource owner.
-        unsafe {
-            let open = || {
-                let table = raw::table_open(oid, UNLOCKED);
-                let index = raw::index_open(index_oid, UNLOCKED);
-                let fetched = raw::table_slot_create(table, std::ptr::null_mut());
-                let kind = &raw const pg_sys::TTSOpsHeapTuple;
-                let written = raw::MakeSingleTupleTableSlot((*table).rd_att, kind);
-                (table, index, fetched, written)
-            };
-            let opened = guarded(|| {
-                // Before the check, since the locks process invalidations.
-                lock.take(|| {
-                    raw::LockRelationOid(oid, mode);
-                    raw::LockRelationOid(index_oid, mode);
-                });
-                catalog::is_fresh(catalog).then(open)
-            });
-            let (table, index, fetched, written) = match opened {
-                Some(opened) => opened,
-                None => {
-                    catalog::check(catalog)?;
-                    guarded(open)
-                }
-            };
-            Ok(Heap { table, index, fetched, written })
-        }
+        let (table, [index], fetched, written) = match locked(catalog, oid, [index], lock) {
+            Some(opened) => opened,
+            None => {
+                catalog::check(catalog)?;
+                // SAFETY: locked above.
+                unsafe { guarded(|| opened(oid, [index])) }
+            }
+        };
+        Ok(Heap { table, index, fetched, written })
     }
-}
 
-impl Heap {
     /// Opens another table with two indexes, the first of them in its `index`, and returns the second as well. Locks
     /// rateLimits before them. `None` if one of the extension's tables has changed since the catalog was read.
     pub fn open_others(
@@ -69,29 +101,7 @@ impl Heap {
         indexes: [pg_sys::Oid; 2],
         lock: TableLock,
     ) -> Option<(Heap, pg_sys::Relation)> {
-        let mode = lock as pg_sys::LOCKMODE;
-        let rate_limits = catalog.rate_limits.oid;
-        // SAFETY: closed when dropped, or after an error by the resource owner.
-        let opened = unsafe {
-            guarded(|| {
-                lock.take(|| {
-                    raw::LockRelationOid(rate_limits, mode);
-                    raw::LockRelationOid(oid, mode);
-                    raw::LockRelationOid(indexes[0], mode);
-                    raw::LockRelationOid(indexes[1], mode);
-                });
-                if !catalog::is_fresh(catalog) {
-                    return None;
-                }
-                let table = raw::table_open(oid, UNLOCKED);
-                let [index, other] = indexes.map(|index| raw::index_open(index, UNLOCKED));
-                let fetched = raw::table_slot_create(table, std::ptr::null_mut());
-                let kind = &raw const pg_sys::TTSOpsHeapTuple;
-                let written = raw::MakeSingleTupleTableSlot((*table).rd_att, kind);
-                Some((table, index, other, fetched, written))
-            })
-        };
-        let (table, index, other, fetched, written) = opened?;
+        let (table, [index, other], fetched, written) = locked(catalog, oid, indexes, lock)?;
         Some((Heap { table, index, fetched, written }, other))
     }
 

@@ -12,10 +12,11 @@ use super::{own, raw, roots};
 use crate::schema::error::Result;
 use ratelimit_pg::interrupts::check_for_interrupts;
 
-/// Returns the scan keys for a name, a key and a shard number, or for the first one or two of them. They match equal
-/// values; with `above` the last one matches greater values. Not inside a guard.
+/// Returns the scan keys for the first columns of an index, of which the first `texts` are texts, and the others
+/// integers. They match equal values; with `above` the last one matches greater values. Not inside a guard.
 pub fn scan_keys<const N: usize>(
     arguments: [pg_sys::Datum; N],
+    texts: usize,
     above: bool,
 ) -> [pg_sys::ScanKeyData; N] {
     let mut keys = [pg_sys::ScanKeyData::default(); N];
@@ -25,7 +26,7 @@ pub fn scan_keys<const N: usize>(
         guarded(|| {
             for (at, &argument) in arguments.iter().enumerate() {
                 let n = at + 1;
-                let (strategy, function) = match (n == N && above, n < 3) {
+                let (strategy, function) = match (n == N && above, n <= texts) {
                     (true, true) => (pg_sys::BTGreaterStrategyNumber, pg_sys::F_TEXT_GT),
                     (true, false) => (pg_sys::BTGreaterStrategyNumber, pg_sys::F_INT4GT),
                     (false, true) => (pg_sys::BTEqualStrategyNumber, pg_sys::F_TEXTEQ),
@@ -37,7 +38,7 @@ pub fn scan_keys<const N: usize>(
                     n as pg_sys::AttrNumber,
                     strategy as pg_sys::StrategyNumber,
                     pg_sys::InvalidOid,
-                    if n < 3 { pg_sys::C_COLLATION_OID } else { pg_sys::InvalidOid },
+                    if n <= texts { pg_sys::C_COLLATION_OID } else { pg_sys::InvalidOid },
                     function.into(),
                     argument,
                 );
@@ -167,7 +168,7 @@ impl Heap {
             }
         }
         let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
-        let mut keys = scan_keys([name.datum(), key.datum(), id.shard.into()], false);
+        let mut keys = scan_keys([name.datum(), key.datum(), id.shard.into()], 2, false);
         let keys = &mut keys[..];
         // SAFETY: guarded; plain data, and the texts of the keys outlive the scan.
         let found = unsafe {
@@ -287,20 +288,17 @@ impl Heap {
         }
     }
 
-    /// Collects the results of `take` for at most `most` rows that match [`scan_keys`] of these arguments under the
-    /// latest state, in ascending order.
+    /// Collects the results of `take` for at most `most` rows that match these [`scan_keys`] under the latest state, in
+    /// ascending order.
     ///
     /// # Safety
     /// `take` can run inside a guard.
-    pub unsafe fn collect<const N: usize, T>(
+    pub unsafe fn collect<T>(
         &self,
-        arguments: [pg_sys::Datum; N],
-        above: bool,
+        keys: &mut [pg_sys::ScanKeyData],
         most: usize,
         take: impl Fn() -> T,
     ) -> Vec<T> {
-        let mut keys = scan_keys(arguments, above);
-        let keys = &mut keys[..];
         let mut rows = Vec::new();
         if most == 0 {
             return rows;
@@ -321,9 +319,9 @@ impl Heap {
     /// Reads all rows of a key; see [`Rows::read_key`](ratelimit_limiter::ports::Rows::read_key).
     pub fn rows_of(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
         let (name_text, key_text) = (TextDatum::new(name), TextDatum::new(key));
-        let arguments = [name_text.datum(), key_text.datum()];
+        let mut keys = scan_keys([name_text.datum(), key_text.datum()], 2, false);
         // SAFETY: called with a row fetched.
-        let rows = unsafe { self.collect(arguments, false, usize::MAX, || self.fetched_row()) };
+        let rows = unsafe { self.collect(&mut keys, usize::MAX, || self.fetched_row()) };
         rows.into_iter().map(decode).collect()
     }
 
@@ -346,9 +344,11 @@ impl Heap {
         };
         // SAFETY: `take` copies, and an error of its own jumps over no copy.
         let found = unsafe {
-            let mut found = self.collect([name.datum(), key.datum()], true, most, take);
+            let mut in_name = scan_keys([name.datum(), key.datum()], 2, true);
+            let mut found = self.collect(&mut in_name, most, take);
             if !same_name {
-                found.extend(self.collect([name.datum()], true, most - found.len(), take));
+                let mut later = scan_keys([name.datum()], 2, true);
+                found.extend(self.collect(&mut later, most - found.len(), take));
             }
             found
         };

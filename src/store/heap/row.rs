@@ -3,15 +3,13 @@
 use std::mem::MaybeUninit;
 
 use pgrx::pg_sys;
-use pgrx::pg_sys::BuiltinOid::{INT8OID, TIMESTAMPTZOID};
 use ratelimit_core::requests::MAX_KEY;
 use ratelimit_limiter::ports::{Row, RowId, ShardRow, TupleId, Version};
 
 use super::raw;
-use crate::schema::error::{Error, Result};
+use crate::schema::error::Result;
 use crate::schema::unaltered_table::COLUMNS;
-use crate::store::codec::{Columns, decode, decode_array, encode};
-use ratelimit_pg::clock::from_timestamptz;
+use crate::store::codec::{Values, decode, encode};
 use ratelimit_pg::values::{is_plain, text_datum};
 
 /// A fetched version, with its log in Postgres memory: plain data, for a guard.
@@ -22,17 +20,8 @@ pub struct RawRow {
     /// Whether no other transaction had locked or replaced it.
     pub unlocked: bool,
     shard: i32,
-    /// `None`: NULL, which the owner may have written while the column allowed it.
-    kind: Option<u8>,
-    value: Option<f64>,
-    ts: Option<i64>,
-    added: Option<f64>,
-    prior: Option<f64>,
-    /// A detoasted copy, or null.
-    log: *mut pg_sys::varlena,
-    /// A detoasted copy, or null.
-    leases: *mut pg_sys::varlena,
-    holds_due: Option<i64>,
+    /// The columns after the primary key, arrays as detoasted copies.
+    columns: Values,
 }
 
 impl RawRow {
@@ -47,24 +36,24 @@ impl RawRow {
                 let null = n >= (*slot).tts_nvalid as usize || *(*slot).tts_isnull.add(n);
                 (!null).then(|| *(*slot).tts_values.add(n))
             };
-            let float = |n| value(n).map(|datum| f64::from_bits(datum.value() as u64));
             let array = |n| {
-                value(n).map_or(std::ptr::null_mut(), |array| {
-                    raw::pg_detoast_datum_copy(array.cast_mut_ptr())
-                })
+                let array = raw::pg_detoast_datum_copy(value(n)?.cast_mut_ptr());
+                Some(pg_sys::Datum::from(array))
             };
             RawRow {
                 tid: (*slot).tts_tid,
                 unlocked,
                 shard: value(2).map_or(0, |shard| shard.value() as i32),
-                kind: value(3).map(|kind| kind.value() as u8),
-                value: float(4),
-                ts: value(5).map(|ts| ts.value() as i64),
-                added: float(6),
-                prior: float(7),
-                log: array(8),
-                leases: array(9),
-                holds_due: value(10).map(|holds_due| holds_due.value() as i64),
+                columns: [
+                    value(3),
+                    value(4),
+                    value(5),
+                    value(6),
+                    value(7),
+                    array(8),
+                    array(9),
+                    value(10),
+                ],
             }
         }
     }
@@ -72,26 +61,12 @@ impl RawRow {
     /// Decodes the row. Calls Postgres: not inside a guard.
     ///
     /// # Errors
-    /// [`Error::NullState`] (55000): a NULL that no call writes.
+    /// [`Error::NullState`](crate::schema::error::Error::NullState) (55000): a NULL that no call writes.
     pub fn decode(self) -> Result<ShardRow> {
-        let null = |column| Error::NullState { table: "rateLimits", column };
-        let array = |array: *mut pg_sys::varlena, element_type| {
-            // SAFETY: a detoasted array of this type, as the column is declared.
-            (!array.is_null()).then(|| unsafe { decode_array(array.into(), element_type) })
-        };
-        let columns = Columns {
-            kind: self.kind.ok_or_else(|| null("kind"))?,
-            value: self.value.ok_or_else(|| null("value"))?,
-            ts: self.ts.ok_or_else(|| null("ts"))?,
-            added: self.added,
-            prior: self.prior,
-            log: array(self.log, TIMESTAMPTZOID),
-            leases: array(self.leases, INT8OID),
-        };
-        let stored = decode(self.shard, columns);
+        // SAFETY: the columns of the unaltered table.
+        let version = unsafe { decode(self.shard, self.columns)? };
         let tid = (block(&self.tid), self.tid.ip_posid);
         let tuple = TupleId { tid: Some(tid), unlocked: self.unlocked, writer: None };
-        let version = Version { stored, holds_due: self.holds_due.map(from_timestamptz) };
         Ok((self.shard, Row { version, tuple }))
     }
 }

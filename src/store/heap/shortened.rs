@@ -5,24 +5,24 @@ use std::cell::Cell;
 
 use pgrx::{PgMemoryContexts, pg_sys};
 
-use crate::schema::unaltered_table::{COLUMNS, HOLD_COLUMNS, NamesAndTypes, of_holds, of_limits};
+use crate::schema::unaltered_table::{self, COLUMNS, Column, HOLD_COLUMNS};
 
 /// The descriptions for an unaltered table of `N` columns, by the number of columns in a tuple. Each is made once
 /// per session.
 pub struct Shortened<const N: usize> {
-    columns: NamesAndTypes,
+    columns: &'static [Column; N],
     made: [Cell<pg_sys::TupleDesc>; N],
 }
 
 thread_local! {
     /// The descriptions of rateLimits.
-    pub static LIMITS: Shortened<COLUMNS> = const { Shortened::new(of_limits) };
+    pub static LIMITS: Shortened<COLUMNS> = const { Shortened::new(&unaltered_table::LIMITS) };
     /// The descriptions of rl_holds.
-    pub static HOLDS: Shortened<HOLD_COLUMNS> = const { Shortened::new(of_holds) };
+    pub static HOLDS: Shortened<HOLD_COLUMNS> = const { Shortened::new(&unaltered_table::HOLDS) };
 }
 
 impl<const N: usize> Shortened<N> {
-    const fn new(columns: NamesAndTypes) -> Shortened<N> {
+    const fn new(columns: &'static [Column; N]) -> Shortened<N> {
         Shortened { columns, made: [const { Cell::new(std::ptr::null_mut()) }; N] }
     }
 
@@ -37,7 +37,7 @@ impl<const N: usize> Shortened<N> {
                 PgMemoryContexts::TopMemoryContext.switch_to(|_| {
                     let made = pg_sys::CreateTemplateTupleDesc(count as _);
                     for n in 0..count {
-                        let (name, data_type) = (self.columns)(n);
+                        let Column { name, data_type, .. } = self.columns[n];
                         let (number, data_type) = (n as i16 + 1, data_type.value());
                         pg_sys::TupleDescInitEntry(made, number, name.as_ptr(), data_type, -1, 0);
                     }

@@ -45,14 +45,6 @@ impl Heap {
         row.map(|row| Ok(row.decode()?.1)).transpose()
     }
 
-    /// Finds and locks a row; see [`lock_version`](Heap::lock_version).
-    pub fn lock_newest(&self, id: RowId, wait: bool) -> Result<Option<Row>> {
-        match self.find(id) {
-            Some(found) => self.lock_version(id, found, wait),
-            None => Ok(None),
-        }
-    }
-
     /// Locks a version that was read without a lock. Doesn't wait: false if another transaction has locked or
     /// replaced it.
     pub fn lock_seen(&self, seen: &Row) -> bool {
@@ -99,7 +91,8 @@ impl Heap {
                 let mut new = (*self.written).tts_tid;
                 let done = result == pg_sys::TM_Result::TM_Ok;
                 if done && enter {
-                    self.insert_index(values, nulls, &mut new, true);
+                    let unchecked = pg_sys::IndexUniqueCheck::UNIQUE_CHECK_NO;
+                    self.insert_index(self.index, values, nulls, &mut new, unchecked, true);
                 }
                 raw::clear(self.written);
                 raw::clear(self.fetched);
@@ -132,34 +125,31 @@ impl Heap {
         result == pg_sys::TM_Result::TM_Ok
     }
 
-    /// Inserts the index entry of a version. Returns whether the key of a new row is unique. A new version of a row is
-    /// not checked: the check would scan all versions of this transaction.
+    /// Inserts the entry of a version in an index, with the first of the values. Returns whether the key of a new row is
+    /// unique. A new version of a row is not checked: the check would scan all versions of this transaction.
     ///
     /// # Safety
-    /// Inside a guard; the values and the tuple id are the version's.
+    /// Inside a guard; the index is one of the table, the values and the tuple id are the version's.
     pub unsafe fn insert_index(
         &self,
+        index: pg_sys::Relation,
         values: *mut pg_sys::Datum,
         nulls: *mut bool,
         tid: *mut pg_sys::ItemPointerData,
+        check: pg_sys::IndexUniqueCheck::Type,
         new_version: bool,
     ) -> bool {
-        // SAFETY: the first three columns are those of the index, in order.
+        // SAFETY: as the caller says.
         unsafe {
-            let check = if new_version {
-                pg_sys::IndexUniqueCheck::UNIQUE_CHECK_NO
-            } else {
-                pg_sys::IndexUniqueCheck::UNIQUE_CHECK_PARTIAL
-            };
-            let info = raw::BuildIndexInfo(self.index);
-            raw::index_insert(self.index, values, nulls, tid, self.table, check, new_version, info)
+            let info = raw::BuildIndexInfo(index);
+            raw::index_insert(index, values, nulls, tid, self.table, check, new_version, info)
         }
     }
 
     /// Waits for the transaction that is inserting or deleting a row with this primary key.
     pub fn wait_for_inserter(&self, id: RowId) {
         let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
-        let mut keys = scan_keys([name.datum(), key.datum(), id.shard.into()], false);
+        let mut keys = scan_keys([name.datum(), key.datum(), id.shard.into()], 2, false);
         let keys = &mut keys[..];
         // SAFETY: as in the check of a unique index (check_exclusion_or_unique_constraint): a dirty snapshot returns
         // the transaction in progress; all pins are dropped before the wait.
@@ -194,6 +184,47 @@ impl Heap {
         }
     }
 
+    /// Inserts a row like INSERT ... ON CONFLICT DO NOTHING, and returns its tuple id: it is speculative until its
+    /// entry in the index has no conflict, and is deleted at once if it has. `other`: another index, and the values of
+    /// its columns, none of them NULL.
+    ///
+    /// # Safety
+    /// The description is that of the values, which are those of the table's columns, the first of them not NULL.
+    pub unsafe fn insert_values(
+        &self,
+        description: pg_sys::TupleDesc,
+        values: &mut [pg_sys::Datum],
+        nulls: &mut [bool],
+        other: Option<(pg_sys::Relation, *mut pg_sys::Datum)>,
+    ) -> Option<pg_sys::ItemPointerData> {
+        use pg_sys::IndexUniqueCheck::{UNIQUE_CHECK_NO, UNIQUE_CHECK_PARTIAL};
+        let (table, slot) = (self.table, self.written);
+        let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
+        // SAFETY: as the caller says.
+        unsafe {
+            guarded(|| {
+                let tuple = raw::heap_form_tuple(description, values, nulls);
+                raw::ExecStoreHeapTuple(tuple, slot, true);
+                let xid = raw::GetCurrentTransactionId();
+                let token = raw::SpeculativeInsertionLockAcquire(xid);
+                raw::table_tuple_insert_speculative(table, slot, token);
+                let mut tid = (*slot).tts_tid;
+                let check = UNIQUE_CHECK_PARTIAL;
+                let alone = self.insert_index(self.index, values, nulls, &mut tid, check, false);
+                if let Some((index, values)) = other
+                    && alone
+                {
+                    self.insert_index(index, values, nulls, &mut tid, UNIQUE_CHECK_NO, false);
+                }
+                raw::table_tuple_complete_speculative(table, slot, token, alone);
+                raw::SpeculativeInsertionLockRelease(xid);
+                raw::clear(slot);
+                raw::CommandCounterIncrement();
+                alone.then_some(tid)
+            })
+        }
+    }
+
     /// Inserts a row; see [`Rows::insert`](ratelimit_limiter::ports::Rows::insert). With `wait` it waits for a
     /// transaction that is inserting or deleting the same row.
     pub fn insert_row(&self, id: RowId, version: &Version, wait: bool) -> bool {
@@ -202,25 +233,8 @@ impl Heap {
         // SAFETY: the description of the open table.
         let whole = unsafe { (*self.table).rd_att };
         let description = LIMITS.with(|short| short.description(whole, &nulls));
-        let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
-        // SAFETY: like INSERT ... ON CONFLICT DO NOTHING: the row is speculative until its index entry has no conflict,
-        // and is deleted at once if it has.
-        let new = unsafe {
-            guarded(|| {
-                let tuple = raw::heap_form_tuple(description, values, nulls);
-                raw::ExecStoreHeapTuple(tuple, self.written, true);
-                let xid = raw::GetCurrentTransactionId();
-                let token = raw::SpeculativeInsertionLockAcquire(xid);
-                raw::table_tuple_insert_speculative(self.table, self.written, token);
-                let mut tid = (*self.written).tts_tid;
-                let alone = self.insert_index(values, nulls, &mut tid, false);
-                raw::table_tuple_complete_speculative(self.table, self.written, token, alone);
-                raw::SpeculativeInsertionLockRelease(xid);
-                raw::clear(self.written);
-                raw::CommandCounterIncrement();
-                alone.then_some(tid)
-            })
-        };
+        // SAFETY: the values are those of the table's columns.
+        let new = unsafe { self.insert_values(description, &mut values, &mut nulls, None) };
         match new {
             Some(tid) => {
                 let hash = hash(id);
