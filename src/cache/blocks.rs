@@ -25,19 +25,16 @@ pub struct Blocked {
 
 /// Reads whether a name and key are blocked.
 pub fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Blocked> {
-    const UNTIL: Statement = Statement {
-        sql: "SELECT until FROM ONLY @schema@.rl_blocks \
-              WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2",
-        parameters: &[TEXTOID, TEXTOID],
-        results: &[TIMESTAMPTZOID],
-        lock: TableLock::Read,
-    };
-    const ANY_KEY: Statement = Statement {
-        sql: "SELECT FROM ONLY @schema@.rl_blocks WHERE name OPERATOR(pg_catalog.=) $1 LIMIT 1",
-        parameters: &[TEXTOID],
-        results: &[],
-        lock: TableLock::Read,
-    };
+    const UNTIL: Statement = Statement::reads(
+        "SELECT until FROM ONLY @schema@.rl_blocks WHERE name @=@ $1 AND key @=@ $2",
+        &[TEXTOID, TEXTOID],
+        &[TIMESTAMPTZOID],
+    );
+    const ANY_KEY: Statement = Statement::reads(
+        "SELECT FROM ONLY @schema@.rl_blocks WHERE name @=@ $1 LIMIT 1",
+        &[TEXTOID],
+        &[],
+    );
     spi::with_owner(catalog, catalog.rl_blocks, TableLock::Read, |spi| {
         let name = Some(text_datum(name));
         if spi.execute(&ANY_KEY, &[name])? == 0 {
@@ -61,13 +58,12 @@ pub fn put(
     until: Micros,
     reason: Option<&[u8]>,
 ) -> Result<()> {
-    const PUT: Statement = Statement {
-        sql: "INSERT INTO @schema@.rl_blocks (name, key, until, reason) VALUES ($1, $2, $3, $4) \
-              ON CONFLICT (name, key) DO UPDATE SET until = EXCLUDED.until, reason = EXCLUDED.reason",
-        parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TEXTOID],
-        results: &[],
-        lock: TableLock::Write,
-    };
+    const PUT: Statement = Statement::writes(
+        "INSERT INTO @schema@.rl_blocks (name, key, until, reason) VALUES ($1, $2, $3, $4) \
+         ON CONFLICT (name, key) DO UPDATE SET until = EXCLUDED.until, reason = EXCLUDED.reason",
+        &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TEXTOID],
+        &[],
+    );
     spi::with_owner(catalog, catalog.rl_blocks, TableLock::Write, |spi| {
         let until = match until {
             FOREVER => i64::MAX,
@@ -92,33 +88,27 @@ pub fn delete(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
 
 /// Reads the names under which a key is or was blocked.
 pub fn names(catalog: &Catalog, key: &[u8]) -> Result<Vec<Vec<u8>>> {
-    const NAMES: Statement = Statement {
-        sql: "SELECT name FROM ONLY @schema@.rl_blocks \
-              WHERE name OPERATOR(pg_catalog.>) '' AND key OPERATOR(pg_catalog.=) $1",
-        parameters: &[TEXTOID],
-        results: &[TEXTOID],
-        lock: TableLock::Read,
-    };
+    const NAMES: Statement = Statement::reads(
+        "SELECT name FROM ONLY @schema@.rl_blocks WHERE name @>@ '' AND key @=@ $1",
+        &[TEXTOID],
+        &[TEXTOID],
+    );
     let key = [Some(text_datum(key))];
     super::names(catalog, catalog.rl_blocks, TableLock::Write, &NAMES, &key)
 }
 
 /// Deletes the block of a name and key; returns its end as a timestamptz, `None` if there was none.
 fn take(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<i64>> {
-    const LOCK: Statement = Statement {
-        sql: "SELECT until FROM ONLY @schema@.rl_blocks WHERE name OPERATOR(pg_catalog.=) $1 \
-              AND key OPERATOR(pg_catalog.=) $2 FOR UPDATE",
-        parameters: &[TEXTOID, TEXTOID],
-        results: &[TIMESTAMPTZOID],
-        lock: TableLock::LockRows,
-    };
-    const REMOVE: Statement = Statement {
-        sql: "DELETE FROM ONLY @schema@.rl_blocks WHERE name OPERATOR(pg_catalog.=) $1 \
-              AND key OPERATOR(pg_catalog.=) $2",
-        parameters: &[TEXTOID, TEXTOID],
-        results: &[],
-        lock: TableLock::Write,
-    };
+    const LOCK: Statement = Statement::locks(
+        "SELECT until FROM ONLY @schema@.rl_blocks WHERE name @=@ $1 AND key @=@ $2 FOR UPDATE",
+        &[TEXTOID, TEXTOID],
+        &[TIMESTAMPTZOID],
+    );
+    const REMOVE: Statement = Statement::writes(
+        "DELETE FROM ONLY @schema@.rl_blocks WHERE name @=@ $1 AND key @=@ $2",
+        &[TEXTOID, TEXTOID],
+        &[],
+    );
     super::delete(catalog, catalog.rl_blocks, [&LOCK, &REMOVE], name, key, |spi| {
         Ok(spi.field(0, 1).map_or(i64::MIN, |until| until.value() as i64))
     })
@@ -129,18 +119,15 @@ fn take(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<i64>> {
 
 /// Deletes at most `max_rows` expired blocks; returns their number. Skips rows that others have locked.
 pub fn prune(catalog: &Catalog, max_rows: i64) -> Result<i64> {
-    const PRUNE: Statement = Statement {
-        sql: "DELETE FROM ONLY @schema@.rl_blocks WHERE ctid OPERATOR(pg_catalog.=) ANY \
-              (ARRAY(SELECT ctid FROM ONLY @schema@.rl_blocks \
-                     WHERE name OPERATOR(pg_catalog.>) '' AND until OPERATOR(pg_catalog.<=) $1 \
-                     LIMIT $2 FOR UPDATE SKIP LOCKED))",
-        parameters: &[TIMESTAMPTZOID, INT8OID],
-        results: &[],
-        lock: TableLock::Write,
-    };
+    const PRUNE: Statement = Statement::writes(
+        "DELETE FROM ONLY @schema@.rl_blocks WHERE ctid @=@ ANY \
+         (ARRAY(SELECT ctid FROM ONLY @schema@.rl_blocks WHERE name @>@ '' AND until @<=@ $1 \
+                LIMIT $2 FOR UPDATE SKIP LOCKED))",
+        &[TIMESTAMPTZOID, INT8OID],
+        &[],
+    );
     const PRUNE_ALL: Statement = Statement {
-        sql: "DELETE FROM ONLY @schema@.rl_blocks \
-              WHERE name OPERATOR(pg_catalog.>) '' AND until OPERATOR(pg_catalog.<=) $1",
+        sql: "DELETE FROM ONLY @schema@.rl_blocks WHERE name @>@ '' AND until @<=@ $1",
         parameters: &[TIMESTAMPTZOID],
         ..PRUNE
     };
@@ -162,15 +149,13 @@ pub fn in_force(
     name: Option<&[u8]>,
     key: Option<&[u8]>,
 ) -> Result<Vec<BlockInForce>> {
-    const IN_FORCE: Statement = Statement {
-        sql: "SELECT name, key, until, reason FROM ONLY @schema@.rl_blocks \
-              WHERE name OPERATOR(pg_catalog.>) '' AND until OPERATOR(pg_catalog.>) $1 \
-              AND name OPERATOR(pg_catalog.=) COALESCE($2, name) \
-              AND key OPERATOR(pg_catalog.=) COALESCE($3, key)",
-        parameters: &[TIMESTAMPTZOID, TEXTOID, TEXTOID],
-        results: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TEXTOID],
-        lock: TableLock::Read,
-    };
+    const IN_FORCE: Statement = Statement::reads(
+        "SELECT name, key, until, reason FROM ONLY @schema@.rl_blocks \
+         WHERE name @>@ '' AND until @>@ $1 \
+         AND name @=@ COALESCE($2, name) AND key @=@ COALESCE($3, key)",
+        &[TIMESTAMPTZOID, TEXTOID, TEXTOID],
+        &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TEXTOID],
+    );
     let now = clock::to_nearest_timestamptz(clock::now());
     spi::with_owner(catalog, catalog.rl_blocks, TableLock::Read, |spi| {
         let count =

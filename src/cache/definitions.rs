@@ -233,37 +233,30 @@ struct Stored {
 
 /// Reads the rows of rl_config for a name and key.
 fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Stored> {
-    const ROWS: Statement = Statement {
-        sql: "SELECT key OPERATOR(pg_catalog.=) '', config, \
-                     (SELECT plan.config FROM ONLY @schema@.rl_config AS plan \
-                      WHERE plan.name OPERATOR(pg_catalog.=) (own.config OPERATOR(pg_catalog.->>) 'plan') \
-                      AND plan.key OPERATOR(pg_catalog.=) '') \
-              FROM ONLY @schema@.rl_config AS own WHERE name OPERATOR(pg_catalog.=) $1 \
-              AND (key OPERATOR(pg_catalog.=) '' OR key OPERATOR(pg_catalog.=) $2)",
-        parameters: &[TEXTOID, TEXTOID],
-        results: &[BOOLOID, JSONBOID, JSONBOID],
-        lock: TableLock::Read,
-    };
-    const HAS_KEYS: Statement = Statement {
-        sql: "SELECT FROM ONLY @schema@.rl_config \
-              WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.>) '' LIMIT 1",
-        parameters: &[TEXTOID],
-        results: &[],
-        lock: TableLock::Read,
-    };
+    const ROWS: Statement = Statement::reads(
+        "SELECT key @=@ '', config, \
+                (SELECT plan.config FROM ONLY @schema@.rl_config AS plan \
+                 WHERE plan.name @=@ (own.config @->>@ 'plan') AND plan.key @=@ '') \
+         FROM ONLY @schema@.rl_config AS own WHERE name @=@ $1 AND (key @=@ '' OR key @=@ $2)",
+        &[TEXTOID, TEXTOID],
+        &[BOOLOID, JSONBOID, JSONBOID],
+    );
+    const HAS_KEYS: Statement = Statement::reads(
+        "SELECT FROM ONLY @schema@.rl_config WHERE name @=@ $1 AND key @>@ '' LIMIT 1",
+        &[TEXTOID],
+        &[],
+    );
     // Without a copy of the table on this node, no invalidation arrives, for example on a node that was added and not
     // rebalanced yet. From another node's copy, it arrives too late.
-    const IS_HERE: Statement = Statement {
-        sql: "SELECT FROM pg_catalog.pg_dist_shard AS shard, pg_catalog.pg_dist_placement AS copy, \
-                          pg_catalog.pg_dist_local_group AS here \
-              WHERE shard.logicalrelid OPERATOR(pg_catalog.=) $1 \
-              AND copy.shardid OPERATOR(pg_catalog.=) shard.shardid \
-              AND copy.groupid OPERATOR(pg_catalog.=) here.groupid \
-              AND pg_catalog.current_setting('citus.enable_local_execution')::pg_catalog.bool",
-        parameters: &[REGCLASSOID],
-        results: &[],
-        lock: TableLock::Read,
-    };
+    const IS_HERE: Statement = Statement::reads(
+        "SELECT FROM pg_catalog.pg_dist_shard AS shard, pg_catalog.pg_dist_placement AS copy, \
+                     pg_catalog.pg_dist_local_group AS here \
+         WHERE shard.logicalrelid @=@ $1 \
+         AND copy.shardid @=@ shard.shardid AND copy.groupid @=@ here.groupid \
+         AND pg_catalog.current_setting('citus.enable_local_execution')::pg_catalog.bool",
+        &[REGCLASSOID],
+        &[],
+    );
     spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
         let name = Some(text_datum(name));
         let (mut default, mut own, mut plan) = (None, None, None);
@@ -338,13 +331,11 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Defi
 /// # Errors
 /// 22023: an invalid stored config.
 pub fn default_of(catalog: &Catalog, name: &[u8]) -> Result<Option<Rc<Definition>>> {
-    const DEFAULT: Statement = Statement {
-        sql: "SELECT config FROM ONLY @schema@.rl_config \
-              WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) ''",
-        parameters: &[TEXTOID],
-        results: &[JSONBOID],
-        lock: TableLock::Read,
-    };
+    const DEFAULT: Statement = Statement::reads(
+        "SELECT config FROM ONLY @schema@.rl_config WHERE name @=@ $1 AND key @=@ ''",
+        &[TEXTOID],
+        &[JSONBOID],
+    );
     let changes = invalidation::definition_changes();
     let known = DEFAULTS.with_borrow_mut(|(valid_at, defaults)| match *valid_at == changes {
         true => defaults.0.get(name).cloned(),
@@ -372,13 +363,11 @@ pub fn default_of(catalog: &Catalog, name: &[u8]) -> Result<Option<Rc<Definition
 /// Locks the row of a plan, if there is one, until the transaction ends: a key gets the plan either before or after a
 /// change. Does nothing if this subtransaction has locked it already.
 pub fn lock_plan(catalog: &Catalog, plan: &[u8]) -> Result<()> {
-    const LOCK: Statement = Statement {
-        sql: "SELECT FROM ONLY @schema@.rl_config \
-              WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) '' FOR SHARE",
-        parameters: &[TEXTOID],
-        results: &[],
-        lock: TableLock::LockRows,
-    };
+    const LOCK: Statement = Statement::locks(
+        "SELECT FROM ONLY @schema@.rl_config WHERE name @=@ $1 AND key @=@ '' FOR SHARE",
+        &[TEXTOID],
+        &[],
+    );
     let of = (catalog.rl_config.oid, local_transaction(), subtransaction());
     let is_locked = LOCKED.with_borrow_mut(|locked| {
         let locked = locked.as_mut().filter(|locked| locked.of == of);
@@ -405,29 +394,25 @@ pub fn lock_plan(catalog: &Catalog, plan: &[u8]) -> Result<()> {
 
 /// The names under which any key has this plan.
 pub fn with_plan(catalog: &Catalog, plan: &[u8]) -> Result<Vec<Vec<u8>>> {
-    const NAMES: Statement = Statement {
-        sql: "SELECT DISTINCT name FROM ONLY @schema@.rl_config \
-              WHERE name OPERATOR(pg_catalog.>) '' AND key OPERATOR(pg_catalog.>) '' \
-              AND (config OPERATOR(pg_catalog.->>) 'plan') OPERATOR(pg_catalog.=) $1",
-        parameters: &[TEXTOID],
-        results: &[TEXTOID],
-        lock: TableLock::Read,
-    };
+    const NAMES: Statement = Statement::reads(
+        "SELECT DISTINCT name FROM ONLY @schema@.rl_config WHERE name @>@ '' AND key @>@ '' \
+         AND (config @->>@ 'plan') @=@ $1",
+        &[TEXTOID],
+        &[TEXTOID],
+    );
     super::names(catalog, catalog.rl_config, TableLock::Read, &NAMES, &[Some(text_datum(plan))])
 }
 
 /// Whether states of a name may be in the table. False if each definition of the name keeps them in memory without
 /// saving, or exempts a key. A key with a plan counts as in the table.
 pub fn may_be_in_table(catalog: &Catalog, name: &[u8]) -> Result<bool> {
-    const STORES: Statement = Statement {
-        sql: "SELECT FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 AND \
-              ((config OPERATOR(pg_catalog.->>) 'store') OPERATOR(pg_catalog.=) 'memory' IS NOT TRUE \
-               OR config OPERATOR(pg_catalog.?) 'save') AND \
-              (config OPERATOR(pg_catalog.->>) 'kind') OPERATOR(pg_catalog.=) 'unlimited' IS NOT TRUE",
-        parameters: &[TEXTOID],
-        results: &[],
-        lock: TableLock::Read,
-    };
+    const STORES: Statement = Statement::reads(
+        "SELECT FROM ONLY @schema@.rl_config WHERE name @=@ $1 AND \
+         ((config @->>@ 'store') @=@ 'memory' IS NOT TRUE OR config @?@ 'save') AND \
+         (config @->>@ 'kind') @=@ 'unlimited' IS NOT TRUE",
+        &[TEXTOID],
+        &[],
+    );
     let in_memory = |definition: &Rc<Definition>| has_no_rows(definition);
     if !defined(catalog, name, b"")?.as_ref().is_some_and(in_memory) {
         return Ok(true);
@@ -447,22 +432,19 @@ pub fn exempt_keys(
     name: Option<&[u8]>,
     key: Option<&[u8]>,
 ) -> Result<Vec<ExemptKey>> {
-    const EXEMPT: Statement = Statement {
-        sql: "SELECT name, key, config FROM \
-              (SELECT name, key::pg_catalog.text, \
-                      CASE WHEN config OPERATOR(pg_catalog.?) 'plan' \
-                           THEN (SELECT plan.config FROM ONLY @schema@.rl_config AS plan \
-                                 WHERE plan.name OPERATOR(pg_catalog.=) (own.config OPERATOR(pg_catalog.->>) 'plan') \
-                                 AND plan.key OPERATOR(pg_catalog.=) '') ELSE config END AS config \
-               FROM ONLY @schema@.rl_config AS own \
-               WHERE name OPERATOR(pg_catalog.>) '' AND key OPERATOR(pg_catalog.>) '' \
-               AND ($1 IS NULL OR name OPERATOR(pg_catalog.=) $1) \
-               AND ($2 IS NULL OR key OPERATOR(pg_catalog.=) $2)) AS of_key \
-              WHERE (config OPERATOR(pg_catalog.->>) 'kind') OPERATOR(pg_catalog.=) 'unlimited'",
-        parameters: &[TEXTOID, TEXTOID],
-        results: &[TEXTOID, TEXTOID, JSONBOID],
-        lock: TableLock::Read,
-    };
+    const EXEMPT: Statement = Statement::reads(
+        "SELECT name, key, config FROM \
+         (SELECT name, key::pg_catalog.text, \
+                 CASE WHEN config @?@ 'plan' \
+                      THEN (SELECT plan.config FROM ONLY @schema@.rl_config AS plan \
+                            WHERE plan.name @=@ (own.config @->>@ 'plan') AND plan.key @=@ '') \
+                      ELSE config END AS config \
+          FROM ONLY @schema@.rl_config AS own WHERE name @>@ '' AND key @>@ '' \
+          AND ($1 IS NULL OR name @=@ $1) AND ($2 IS NULL OR key @=@ $2)) AS of_key \
+         WHERE (config @->>@ 'kind') @=@ 'unlimited'",
+        &[TEXTOID, TEXTOID],
+        &[TEXTOID, TEXTOID, JSONBOID],
+    );
     if let (Some(name), Some(key)) = (name, key) {
         let definition = defined(catalog, name, key)?;
         let exempt = definition.filter(|definition| definition.limit.is_unlimited());
@@ -484,24 +466,21 @@ pub fn exempt_keys(
 
 /// Reads the names with a definition, for all keys or for some.
 pub fn names(catalog: &Catalog) -> Result<Vec<Vec<u8>>> {
-    const NAMES: Statement = Statement {
-        sql: "SELECT DISTINCT name FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.>) ''",
-        parameters: &[],
-        results: &[TEXTOID],
-        lock: TableLock::Read,
-    };
+    const NAMES: Statement = Statement::reads(
+        "SELECT DISTINCT name FROM ONLY @schema@.rl_config WHERE name @>@ ''",
+        &[],
+        &[TEXTOID],
+    );
     super::names(catalog, catalog.rl_config, TableLock::Read, &NAMES, &[])
 }
 
 /// Reads the names with an override for a key.
 pub fn overridden(catalog: &Catalog, key: &[u8]) -> Result<Vec<Vec<u8>>> {
-    const OVERRIDDEN: Statement = Statement {
-        sql: "SELECT name FROM ONLY @schema@.rl_config \
-              WHERE name OPERATOR(pg_catalog.>) '' AND key OPERATOR(pg_catalog.=) $1",
-        parameters: &[TEXTOID],
-        results: &[TEXTOID],
-        lock: TableLock::Read,
-    };
+    const OVERRIDDEN: Statement = Statement::reads(
+        "SELECT name FROM ONLY @schema@.rl_config WHERE name @>@ '' AND key @=@ $1",
+        &[TEXTOID],
+        &[TEXTOID],
+    );
     let key = [Some(text_datum(key))];
     super::names(catalog, catalog.rl_config, TableLock::Write, &OVERRIDDEN, &key)
 }
@@ -514,33 +493,26 @@ pub fn overridden(catalog: &Catalog, key: &[u8]) -> Result<Vec<Vec<u8>>> {
 /// # Errors
 /// 22023: an invalid config; 42704: a plan that is not defined; 55000: the row could not be written.
 pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Result<bool> {
-    const THERE: Statement = Statement {
-        sql: "SELECT config FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
-              AND key OPERATOR(pg_catalog.=) $2",
-        parameters: &[TEXTOID, TEXTOID],
-        results: &[JSONBOID],
-        lock: TableLock::Read,
-    };
-    const PUT: Statement = Statement {
-        sql: "INSERT INTO @schema@.rl_config AS old (name, key, config) VALUES ($1, $2, $3) \
-              ON CONFLICT (name, key) DO UPDATE SET config = EXCLUDED.config \
-              WHERE old.config OPERATOR(pg_catalog.<>) EXCLUDED.config",
-        parameters: &[TEXTOID, TEXTOID, JSONBOID],
-        results: &[],
-        lock: TableLock::Write,
-    };
-    const PLAN: Statement = Statement {
-        sql: "SELECT FROM ONLY @schema@.rl_config \
-              WHERE name OPERATOR(pg_catalog.=) ($1 OPERATOR(pg_catalog.->>) 'plan') \
-              AND key OPERATOR(pg_catalog.=) ''",
-        parameters: &[JSONBOID],
-        results: &[],
-        lock: TableLock::Read,
-    };
+    const THERE: Statement = Statement::reads(
+        "SELECT config FROM ONLY @schema@.rl_config WHERE name @=@ $1 AND key @=@ $2",
+        &[TEXTOID, TEXTOID],
+        &[JSONBOID],
+    );
+    const PUT: Statement = Statement::writes(
+        "INSERT INTO @schema@.rl_config AS old (name, key, config) VALUES ($1, $2, $3) \
+         ON CONFLICT (name, key) DO UPDATE SET config = EXCLUDED.config \
+         WHERE old.config @<>@ EXCLUDED.config",
+        &[TEXTOID, TEXTOID, JSONBOID],
+        &[],
+    );
+    const PLAN: Statement = Statement::reads(
+        "SELECT FROM ONLY @schema@.rl_config WHERE name @=@ ($1 @->>@ 'plan') AND key @=@ ''",
+        &[JSONBOID],
+        &[],
+    );
     const LOCK_PLAN: Statement = Statement {
         sql: "SELECT FROM ONLY @schema@.rl_config \
-              WHERE name OPERATOR(pg_catalog.=) ($1 OPERATOR(pg_catalog.->>) 'plan') \
-              AND key OPERATOR(pg_catalog.=) '' FOR SHARE",
+              WHERE name @=@ ($1 @->>@ 'plan') AND key @=@ '' FOR SHARE",
         lock: TableLock::LockRows,
         ..PLAN
     };
@@ -575,28 +547,22 @@ pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Resu
 /// # Errors
 /// 2BP01: keys have it as their plan; 55000: the row could not be deleted.
 pub fn undefine(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
-    const LOCK: Statement = Statement {
-        sql: "SELECT FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
-              AND key OPERATOR(pg_catalog.=) $2 FOR UPDATE",
-        parameters: &[TEXTOID, TEXTOID],
-        results: &[],
-        lock: TableLock::LockRows,
-    };
-    const DROP: Statement = Statement {
-        sql: "DELETE FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
-              AND key OPERATOR(pg_catalog.=) $2",
-        parameters: &[TEXTOID, TEXTOID],
-        results: &[],
-        lock: TableLock::Write,
-    };
-    const WITH_PLAN: Statement = Statement {
-        sql: "SELECT pg_catalog.count(*) FROM ONLY @schema@.rl_config \
-              WHERE name OPERATOR(pg_catalog.>) '' AND key OPERATOR(pg_catalog.>) '' \
-              AND (config OPERATOR(pg_catalog.->>) 'plan') OPERATOR(pg_catalog.=) $1",
-        parameters: &[TEXTOID],
-        results: &[INT8OID],
-        lock: TableLock::Read,
-    };
+    const LOCK: Statement = Statement::locks(
+        "SELECT FROM ONLY @schema@.rl_config WHERE name @=@ $1 AND key @=@ $2 FOR UPDATE",
+        &[TEXTOID, TEXTOID],
+        &[],
+    );
+    const DROP: Statement = Statement::writes(
+        "DELETE FROM ONLY @schema@.rl_config WHERE name @=@ $1 AND key @=@ $2",
+        &[TEXTOID, TEXTOID],
+        &[],
+    );
+    const WITH_PLAN: Statement = Statement::reads(
+        "SELECT pg_catalog.count(*) FROM ONLY @schema@.rl_config WHERE name @>@ '' AND key @>@ '' \
+         AND (config @->>@ 'plan') @=@ $1",
+        &[TEXTOID],
+        &[INT8OID],
+    );
     let check = |spi: &Connection| {
         if !key.is_empty() {
             return Ok(());

@@ -32,15 +32,34 @@ use crate::schema::settings;
 
 /// A statement on the extension's tables. Constants only: names and keys are parameters.
 pub struct Statement {
-    /// The text; `@schema@` stands for the tables' schema. Says ONLY before a table from which rows are read, updated
-    /// or deleted.
+    /// The text; `@schema@` stands for the tables' schema, and `@=@` for the operator `=` of pg_catalog, like others.
+    /// Says ONLY before a table from which rows are read, updated or deleted.
     pub sql: &'static str,
     /// The types of its parameters.
-    pub parameters: &'static [pg_sys::BuiltinOid],
+    pub parameters: Types,
     /// The types of its columns, checked because the tables' owner may alter them.
-    pub results: &'static [pg_sys::BuiltinOid],
+    pub results: Types,
     /// The table lock that the statement takes.
     pub lock: TableLock,
+}
+
+type Types = &'static [pg_sys::BuiltinOid];
+
+impl Statement {
+    /// Reads rows: the text, and the types of its parameters and its columns.
+    pub const fn reads(sql: &'static str, parameters: Types, results: Types) -> Statement {
+        Statement { sql, parameters, results, lock: TableLock::Read }
+    }
+
+    /// Locks rows.
+    pub const fn locks(sql: &'static str, parameters: Types, results: Types) -> Statement {
+        Statement { sql, parameters, results, lock: TableLock::LockRows }
+    }
+
+    /// Writes rows.
+    pub const fn writes(sql: &'static str, parameters: Types, results: Types) -> Statement {
+        Statement { sql, parameters, results, lock: TableLock::Write }
+    }
 }
 
 /// A prepared statement, for the schema of the tables.
@@ -203,8 +222,7 @@ impl Connection<'_> {
     /// statement only in a transaction block or inside another query: called by a trigger or COPY, each statement
     /// would commit alone.
     fn distributed<T>(&self, work: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
-        const ONE_ROW: Statement =
-            Statement { sql: "SELECT 1", parameters: &[], results: &[], lock: TableLock::Read };
+        const ONE_ROW: Statement = Statement::reads("SELECT 1", &[], &[]);
         let plan = self.plan(&ONE_ROW)?;
         let (mut work, mut result) = (Some(work), None);
         let mut once = || {
@@ -377,9 +395,14 @@ impl Connection<'_> {
         if distributed {
             sql = sql.replace("ONLY @schema@", "@schema@").into();
         }
-        // Bytes, because the schema's name is in the server's encoding.
-        let parts: Vec<&[u8]> = sql.split("@schema@").map(str::as_bytes).collect();
-        let sql = CString::new(parts.join(schema.as_bytes())).unwrap_or_default();
+        // Bytes, because the schema's name is in the server's encoding. Every second part is a mark.
+        let part = |(n, part): (usize, &str)| match part {
+            "schema" if n % 2 == 1 => schema.as_bytes().to_vec(),
+            operator if n % 2 == 1 => format!("OPERATOR(pg_catalog.{operator})").into_bytes(),
+            text => text.into(),
+        };
+        let sql: Vec<u8> = sql.split('@').enumerate().flat_map(part).collect();
+        let sql = CString::new(sql).unwrap_or_default();
         let mut types: Vec<pg_sys::Oid> =
             statement.parameters.iter().map(|parameter| parameter.value()).collect();
         // SAFETY: a valid C string and types; a kept plan lives until it is freed.

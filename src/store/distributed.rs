@@ -40,10 +40,7 @@ const PATIENCE: Micros = Micros(100_000);
 /// version also locked by its writer, as by `lock` without a wait, keeps the mark of that lock.
 macro_rules! version {
     () => {
-        concat!(
-            shard_row!(),
-            ", xmin, xmax OPERATOR(pg_catalog.=) ANY (ARRAY['0'::pg_catalog.xid, xmin])"
-        )
+        concat!(shard_row!(), ", xmin, xmax @=@ ANY (ARRAY['0'::pg_catalog.xid, xmin])")
     };
 }
 
@@ -59,30 +56,28 @@ impl Connection<'_> {
     /// Locks by an update that changes nothing: Citus treats SELECT ... FOR UPDATE as a read. The next version has no
     /// mark of this lock.
     pub(super) fn touch(&self, id: RowId, wait: bool) -> Result<Option<Row>> {
-        const TOUCH: Statement = Statement {
-            sql: concat!(
+        const TOUCH: Statement = Statement::writes(
+            concat!(
                 "UPDATE @schema@.ratelimits SET value = value WHERE ",
                 by_id!(),
                 " RETURNING ",
                 shard_row!()
             ),
-            parameters: &[TEXTOID, TEXTOID, INT4OID],
-            results: &SHARD_ROW,
-            lock: TableLock::Write,
-        };
-        const TRY_TOUCH: Statement = Statement {
-            sql: concat!(
+            &[TEXTOID, TEXTOID, INT4OID],
+            &SHARD_ROW,
+        );
+        const TRY_TOUCH: Statement = Statement::writes(
+            concat!(
                 "UPDATE @schema@.ratelimits SET value = value WHERE ",
                 by_id!(),
-                " AND ctid OPERATOR(pg_catalog.=) (SELECT ctid FROM @schema@.ratelimits WHERE ",
+                " AND ctid @=@ (SELECT ctid FROM @schema@.ratelimits WHERE ",
                 by_id!(),
                 " FOR UPDATE SKIP LOCKED) RETURNING ",
                 shard_row!()
             ),
-            parameters: &[TEXTOID, TEXTOID, INT4OID],
-            results: &SHARD_ROW,
-            lock: TableLock::Write,
-        };
+            &[TEXTOID, TEXTOID, INT4OID],
+            &SHARD_ROW,
+        );
         self.row(if wait { &TOUCH } else { &TRY_TOUCH }, id)
     }
 
@@ -102,7 +97,7 @@ impl Connection<'_> {
                 set_row!(),
                 " WHERE ",
                 by_id!(),
-                " AND xmin OPERATOR(pg_catalog.=) $12"
+                " AND xmin @=@ $12"
             ),
             parameters: &joined::<11, 1, 12>(ROW_PARAMETERS, [XIDOID]),
             results: &[],
@@ -114,10 +109,10 @@ impl Connection<'_> {
                 set_row!(),
                 " WHERE ",
                 by_id!(),
-                " AND xmin OPERATOR(pg_catalog.=) $12 \
-                 AND ctid OPERATOR(pg_catalog.=) (SELECT ctid FROM @schema@.ratelimits WHERE ",
+                " AND xmin @=@ $12 \
+                 AND ctid @=@ (SELECT ctid FROM @schema@.ratelimits WHERE ",
                 by_id!(),
-                " AND xmin OPERATOR(pg_catalog.=) $12 FOR UPDATE SKIP LOCKED)"
+                " AND xmin @=@ $12 FOR UPDATE SKIP LOCKED)"
             ),
             ..REPLACE
         };
@@ -145,18 +140,17 @@ impl Connection<'_> {
 
     /// Deletes the rows of a name.
     pub(super) fn delete_all(&self, name: &[u8]) -> Result<Vec<KeyedRow>> {
-        const DELETE_NAME: Statement = Statement {
+        const DELETE_NAME: Statement = Statement::writes(
             // Leaves out the columns that can be large: the others say which row it is, and whether it has a state. A
             // state without them decodes as an invalid one, which counts as one.
-            sql: "DELETE FROM @schema@.ratelimits WHERE name OPERATOR(pg_catalog.=) $1 \
+            "DELETE FROM @schema@.ratelimits WHERE name @=@ $1 \
                   RETURNING name, key, shard, kind, value, ts, \
                             NULL::pg_catalog.float8, NULL::pg_catalog.float8, \
                             NULL::pg_catalog.timestamptz[], NULL::pg_catalog.int8[], \
                             NULL::pg_catalog.timestamptz",
-            parameters: &[TEXTOID],
-            results: &KEYED_ROW,
-            lock: TableLock::Write,
-        };
+            &[TEXTOID],
+            &KEYED_ROW,
+        );
         // Without the lock, Citus raises 40001 for a statement on all shards if one of them was split.
         self.keep_all()?;
         let count = self.execute(&DELETE_NAME, &[Some(text_datum(name))])?;
@@ -193,14 +187,12 @@ impl Connection<'_> {
     /// Keeps the shard of a key in place to the end of the transaction. Waits while the shard is being moved.
     pub(super) fn keep_key(&self, key: &[u8]) -> Result<()> {
         // One statement does both: a separate look-up costs a large part of a call.
-        const KEEP_KEY: Statement = Statement {
-            sql: "SELECT id, pg_catalog.lock_shard_metadata(5, ARRAY[id]) FROM ( \
-                      SELECT pg_catalog.get_shard_id_for_distribution_column($1, $2) OFFSET 0 \
-                  ) AS shard (id)",
-            parameters: &[REGCLASSOID, TEXTOID],
-            results: &[INT8OID],
-            lock: TableLock::Read,
-        };
+        const KEEP_KEY: Statement = Statement::reads(
+            "SELECT id, pg_catalog.lock_shard_metadata(5, ARRAY[id]) FROM ( SELECT \
+             pg_catalog.get_shard_id_for_distribution_column($1, $2) OFFSET 0 ) AS shard (id)",
+            &[REGCLASSOID, TEXTOID],
+            &[INT8OID],
+        );
         const SHARD_OF: Statement = Statement {
             sql: "SELECT pg_catalog.get_shard_id_for_distribution_column($1, $2)",
             ..KEEP_KEY
@@ -218,18 +210,17 @@ impl Connection<'_> {
 
     /// Keeps all shards in place, as [`keep_key`](Connection::keep_key).
     pub(super) fn keep_all(&self) -> Result<()> {
-        const KEEP_ALL: Statement = Statement {
-            sql: "SELECT shardid, pg_catalog.lock_shard_metadata(5, ARRAY[shardid]) FROM ( \
+        const KEEP_ALL: Statement = Statement::reads(
+            "SELECT shardid, pg_catalog.lock_shard_metadata(5, ARRAY[shardid]) FROM ( \
                       SELECT shardid FROM pg_catalog.pg_dist_shard \
-                      WHERE logicalrelid OPERATOR(pg_catalog.=) $1 ORDER BY shardid OFFSET 0 \
+                      WHERE logicalrelid @=@ $1 ORDER BY shardid OFFSET 0 \
                   ) AS shard",
-            parameters: &[REGCLASSOID],
-            results: &[INT8OID],
-            lock: TableLock::Read,
-        };
+            &[REGCLASSOID],
+            &[INT8OID],
+        );
         const ALL: Statement = Statement {
             sql: "SELECT shardid FROM pg_catalog.pg_dist_shard \
-                  WHERE logicalrelid OPERATOR(pg_catalog.=) $1 ORDER BY shardid",
+                  WHERE logicalrelid @=@ $1 ORDER BY shardid",
             ..KEEP_ALL
         };
         if !self.is_distributed() {
@@ -264,13 +255,12 @@ impl Connection<'_> {
 
     /// Returns the shard of each key.
     fn shards_of<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Result<Vec<i64>> {
-        const SHARDS_OF: Statement = Statement {
-            sql: "SELECT pg_catalog.get_shard_id_for_distribution_column($1, key) \
-                  FROM pg_catalog.unnest($2) WITH ORDINALITY AS keys (key, number) ORDER BY number",
-            parameters: &[REGCLASSOID, TEXTARRAYOID],
-            results: &[INT8OID],
-            lock: TableLock::Read,
-        };
+        const SHARDS_OF: Statement = Statement::reads(
+            "SELECT pg_catalog.get_shard_id_for_distribution_column($1, key) FROM \
+             pg_catalog.unnest($2) WITH ORDINALITY AS keys (key, number) ORDER BY number",
+            &[REGCLASSOID, TEXTARRAYOID],
+            &[INT8OID],
+        );
         self.shard_list(&SHARDS_OF, &[Some(self.table()), Some(text_array(keys))])
     }
 
@@ -293,9 +283,9 @@ impl Connection<'_> {
     /// returns the number of rows. The rows of such keys that it has locked stay locked.
     fn delete_unlocked(&self, keys: &[&KeyRows]) -> Result<u64> {
         // Locks row by row, then deletes the keys with all rows locked.
-        const DELETE_UNLOCKED: Statement = Statement {
-            sql: "DELETE FROM @schema@.ratelimits WHERE key OPERATOR(pg_catalog.=) ANY ($2) \
-                  AND ctid OPERATOR(pg_catalog.=) ANY (ARRAY( \
+        const DELETE_UNLOCKED: Statement = Statement::writes(
+            "DELETE FROM @schema@.ratelimits WHERE key @=@ ANY ($2) \
+                  AND ctid @=@ ANY (ARRAY( \
                       SELECT ctid FROM ( \
                           SELECT ctid, there, \
                                  pg_catalog.count(*) OVER (PARTITION BY name, key) AS locked \
@@ -305,17 +295,16 @@ impl Connection<'_> {
                                                 pg_catalog.unnest($3), pg_catalog.unnest($4), \
                                                 pg_catalog.unnest($5)) \
                                   AS seen (name, key, shard, writer, there) \
-                                  ON found.name OPERATOR(pg_catalog.=) seen.name \
-                                 AND found.key OPERATOR(pg_catalog.=) seen.key \
-                                 AND found.shard OPERATOR(pg_catalog.=) seen.shard \
-                                 AND found.xmin OPERATOR(pg_catalog.=) seen.writer \
-                                WHERE found.key OPERATOR(pg_catalog.=) ANY ($2) \
+                                  ON found.name @=@ seen.name \
+                                 AND found.key @=@ seen.key \
+                                 AND found.shard @=@ seen.shard \
+                                 AND found.xmin @=@ seen.writer \
+                                WHERE found.key @=@ ANY ($2) \
                                 FOR UPDATE OF found SKIP LOCKED) AS unlocked) AS counted \
-                      WHERE locked OPERATOR(pg_catalog.=) there))",
-            parameters: &[TEXTARRAYOID, TEXTARRAYOID, INT4ARRAYOID, XIDARRAYOID, INT4ARRAYOID],
-            results: &[],
-            lock: TableLock::Write,
-        };
+                      WHERE locked @=@ there))",
+            &[TEXTARRAYOID, TEXTARRAYOID, INT4ARRAYOID, XIDARRAYOID, INT4ARRAYOID],
+            &[],
+        );
         let rows = || keys.iter().flat_map(|of| of.rows.iter().map(move |row| (of, row)));
         let shards: Vec<i32> = rows().map(|(_, (shard, _))| *shard).collect();
         let there: Vec<i32> = rows().map(|(of, _)| of.rows.len() as i32).collect();

@@ -47,8 +47,8 @@ macro_rules! keys {
         concat!(
             "SELECT DISTINCT name, key FROM ONLY @schema@.rl_holds WHERE ",
             $name,
-            " AND key OPERATOR(pg_catalog.=) COALESCE($2, key) \
-              AND ($3 IS NULL OR count OPERATOR(pg_catalog.>) spent AND ",
+            " AND key @=@ COALESCE($2, key) \
+              AND ($3 IS NULL OR count @>@ spent AND ",
             is_held!("$3", "$4"),
             ")"
         )
@@ -58,13 +58,7 @@ macro_rules! keys {
 /// Whether tokens are held at a time. A charged hold keeps its tokens until a late settlement counts no more.
 macro_rules! is_held {
     ($now:literal, $charged_since:literal) => {
-        concat!(
-            "(expires_at OPERATOR(pg_catalog.>) ",
-            $now,
-            " OR charge AND expires_at OPERATOR(pg_catalog.>=) ",
-            $charged_since,
-            ")"
-        )
+        concat!("(expires_at @>@ ", $now, " OR charge AND expires_at @>=@ ", $charged_since, ")")
     };
 }
 
@@ -78,8 +72,7 @@ macro_rules! written {
 /// Matches the primary key: the first three parameters.
 macro_rules! by_id {
     () => {
-        "id OPERATOR(pg_catalog.=) $1 AND name OPERATOR(pg_catalog.=) $2 \
-         AND key OPERATOR(pg_catalog.=) $3"
+        "id @=@ $1 AND name @=@ $2 AND key @=@ $3"
     };
 }
 
@@ -135,29 +128,21 @@ pub struct SqlHolds<'a>(pub &'a Connection<'a>);
 
 impl Holds for SqlHolds<'_> {
     fn of_id(&self, id: &[u8]) -> PortResult<Vec<HoldRow>> {
-        const OF_ID: Statement = Statement {
-            sql: select!("id OPERATOR(pg_catalog.=) $1 ORDER BY name, key"),
-            parameters: &[TEXTOID],
-            results: &ROW,
-            lock: TableLock::Read,
-        };
+        const OF_ID: Statement =
+            Statement::reads(select!("id @=@ $1 ORDER BY name, key"), &[TEXTOID], &ROW);
         Ok(self.holds(&OF_ID, &[text(id)])?)
     }
 
     fn one(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Option<HoldRow>> {
-        const ONE: Statement = Statement {
-            sql: select!(by_id!()),
-            parameters: &[TEXTOID, TEXTOID, TEXTOID],
-            results: &ROW,
-            lock: TableLock::Read,
-        };
+        const ONE: Statement =
+            Statement::reads(select!(by_id!()), &[TEXTOID, TEXTOID, TEXTOID], &ROW);
         Ok(self.holds(&ONE, &[text(id), text(name), text(key)])?.pop())
     }
 
     fn insert(&self, row: &HoldRow) -> PortResult<bool> {
         // A conflict would raise an error with the id in it.
-        const INSERT: Statement = Statement {
-            sql: concat!(
+        const INSERT: Statement = Statement::writes(
+            concat!(
                 "INSERT INTO @schema@.rl_holds \
                  (id, name, key, count, spent, returned, taken_at, expires_at, charge, lease, config) \
                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11::pg_catalog.jsonb) \
@@ -165,10 +150,9 @@ impl Holds for SqlHolds<'_> {
                 written!(),
                 by_id!()
             ),
-            parameters: &ROW,
-            results: &WRITTEN,
-            lock: TableLock::Write,
-        };
+            &ROW,
+            &WRITTEN,
+        );
         for _ in 0..2 {
             if self.write_hold(&INSERT, row)? {
                 return Ok(true);
@@ -183,8 +167,8 @@ impl Holds for SqlHolds<'_> {
     }
 
     fn update(&self, row: &HoldRow) -> PortResult<bool> {
-        const UPDATE: Statement = Statement {
-            sql: concat!(
+        const UPDATE: Statement = Statement::writes(
+            concat!(
                 "UPDATE ONLY @schema@.rl_holds SET count = $4, spent = $5, returned = $6, \
                  taken_at = $7, expires_at = $8, charge = $9, lease = $10, \
                  config = $11::pg_catalog.jsonb WHERE ",
@@ -193,10 +177,9 @@ impl Holds for SqlHolds<'_> {
                 written!(),
                 by_id!()
             ),
-            parameters: &ROW,
-            results: &WRITTEN,
-            lock: TableLock::Write,
-        };
+            &ROW,
+            &WRITTEN,
+        );
         let written = self.write_hold(&UPDATE, row)?;
         if !written && self.one(&row.id, &row.name, &row.key)?.is_some() {
             return Err(self.0.not_written().into());
@@ -205,25 +188,18 @@ impl Holds for SqlHolds<'_> {
     }
 
     fn delete(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Deleted> {
-        const LOCK_UNLOCKED: Statement = Statement {
-            sql: select!(by_id!(), " FOR UPDATE SKIP LOCKED"),
-            parameters: &[TEXTOID, TEXTOID, TEXTOID],
-            results: &ROW,
-            lock: TableLock::LockRows,
-        };
+        const LOCK_UNLOCKED: Statement = Statement::locks(
+            select!(by_id!(), " FOR UPDATE SKIP LOCKED"),
+            &[TEXTOID, TEXTOID, TEXTOID],
+            &ROW,
+        );
         const LOCK: Statement =
             Statement { sql: select!(by_id!(), " FOR UPDATE"), ..LOCK_UNLOCKED };
-        const DELETE: Statement = Statement {
-            sql: concat!(
-                "DELETE FROM ONLY @schema@.rl_holds WHERE ",
-                by_id!(),
-                " RETURNING ",
-                row!()
-            ),
-            parameters: &[TEXTOID, TEXTOID, TEXTOID],
-            results: &ROW,
-            lock: TableLock::Write,
-        };
+        const DELETE: Statement = Statement::writes(
+            concat!("DELETE FROM ONLY @schema@.rl_holds WHERE ", by_id!(), " RETURNING ", row!()),
+            &[TEXTOID, TEXTOID, TEXTOID],
+            &ROW,
+        );
         let of_id = [text(id), text(name), text(key)];
         if self.0.execute(&LOCK_UNLOCKED, &of_id)? == 0 {
             if self.0.execute(&LOCK, &of_id)? > 0 {
@@ -251,44 +227,32 @@ impl KeyHolds for SqlHolds<'_> {
         until: Micros,
         most: i64,
     ) -> PortResult<Vec<HoldRow>> {
-        const RETURNING: Statement = Statement {
-            sql: select!(
-                "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 AND NOT charge \
-                 AND expires_at OPERATOR(pg_catalog.>=) $3 AND expires_at OPERATOR(pg_catalog.<=) $4 \
-                 AND count OPERATOR(pg_catalog.>) spent ORDER BY expires_at, id LIMIT $5"
+        const RETURNING: Statement = Statement::reads(
+            select!(
+                "name @=@ $1 AND key @=@ $2 AND NOT charge AND expires_at @>=@ $3 \
+                 AND expires_at @<=@ $4 AND count @>@ spent ORDER BY expires_at, id LIMIT $5"
             ),
-            parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID],
-            results: &ROW,
-            lock: TableLock::Read,
-        };
+            &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID],
+            &ROW,
+        );
         let times = [from, until].map(at);
         let given = [text(name), text(key), times[0], times[1], Some(most.into())];
         Ok(self.holds(&RETURNING, &given)?)
     }
 
     fn expire(&self, name: &[u8], key: &[u8], rows: &[HoldRow]) -> PortResult<()> {
-        const EXPIRE: Statement = Statement {
-            sql: "UPDATE ONLY @schema@.rl_holds AS hold \
-                  SET count = now.count, spent = now.spent, returned = now.returned \
+        const EXPIRE: Statement = Statement::writes(
+            "UPDATE ONLY @schema@.rl_holds AS hold \
+             SET count = now.count, spent = now.spent, returned = now.returned \
                   FROM ROWS FROM (pg_catalog.unnest($3), pg_catalog.unnest($4), \
                                   pg_catalog.unnest($5), pg_catalog.unnest($6)) \
                     AS now (id, count, spent, returned) \
-                  WHERE hold.id OPERATOR(pg_catalog.=) now.id \
-                    AND hold.name OPERATOR(pg_catalog.=) $1 AND hold.key OPERATOR(pg_catalog.=) $2 \
-                  RETURNING hold.count OPERATOR(pg_catalog.=) now.count \
-                    AND hold.spent OPERATOR(pg_catalog.=) now.spent \
-                    AND hold.returned OPERATOR(pg_catalog.=) now.returned",
-            parameters: &[
-                TEXTOID,
-                TEXTOID,
-                TEXTARRAYOID,
-                FLOAT8ARRAYOID,
-                FLOAT8ARRAYOID,
-                FLOAT8ARRAYOID,
-            ],
-            results: &[BOOLOID],
-            lock: TableLock::Write,
-        };
+             WHERE hold.id @=@ now.id AND hold.name @=@ $1 AND hold.key @=@ $2 \
+             RETURNING hold.count @=@ now.count AND hold.spent @=@ now.spent \
+               AND hold.returned @=@ now.returned",
+            &[TEXTOID, TEXTOID, TEXTARRAYOID, FLOAT8ARRAYOID, FLOAT8ARRAYOID, FLOAT8ARRAYOID],
+            &[BOOLOID],
+        );
         for rows in rows.chunks(TOGETHER) {
             let floats =
                 |of: fn(&Hold) -> f64| Some(float_array(rows.iter().map(move |row| of(&row.hold))));
@@ -314,21 +278,16 @@ impl KeyHolds for SqlHolds<'_> {
     }
 
     fn delete_of_key(&self, name: &[u8], key: &[u8]) -> PortResult<u64> {
-        const DELETE_OF_KEY: Statement = Statement {
-            sql: "DELETE FROM ONLY @schema@.rl_holds \
-                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2",
-            parameters: &[TEXTOID, TEXTOID],
-            results: &[],
-            lock: TableLock::Write,
-        };
-        const ANY: Statement = Statement {
-            sql: select!(
-                "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 LIMIT 1"
-            ),
-            parameters: &[TEXTOID, TEXTOID],
-            results: &ROW,
-            lock: TableLock::Read,
-        };
+        const DELETE_OF_KEY: Statement = Statement::writes(
+            "DELETE FROM ONLY @schema@.rl_holds WHERE name @=@ $1 AND key @=@ $2",
+            &[TEXTOID, TEXTOID],
+            &[],
+        );
+        const ANY: Statement = Statement::reads(
+            select!("name @=@ $1 AND key @=@ $2 LIMIT 1"),
+            &[TEXTOID, TEXTOID],
+            &ROW,
+        );
         let of_key = [text(name), text(key)];
         let deleted = self.0.execute(&DELETE_OF_KEY, &of_key)?;
         if self.0.execute(&ANY, &of_key)? > 0 {
@@ -343,18 +302,13 @@ impl KeyHolds for SqlHolds<'_> {
         key: Option<&[u8]>,
         held_at: Option<Micros>,
     ) -> PortResult<BTreeSet<(Vec<u8>, Vec<u8>)>> {
-        const OF_NAME: Statement = Statement {
-            sql: keys!("name OPERATOR(pg_catalog.=) $1"),
-            parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID],
-            results: &[TEXTOID, TEXTOID],
-            lock: TableLock::Read,
-        };
-        const OF_KEY: Statement = Statement {
-            sql: keys!("name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2"),
-            ..OF_NAME
-        };
-        const OF_ALL: Statement =
-            Statement { sql: keys!("name OPERATOR(pg_catalog.>) '' AND $1 IS NULL"), ..OF_NAME };
+        const OF_NAME: Statement = Statement::reads(
+            keys!("name @=@ $1"),
+            &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID],
+            &[TEXTOID, TEXTOID],
+        );
+        const OF_KEY: Statement = Statement { sql: keys!("name @=@ $1 AND key @=@ $2"), ..OF_NAME };
+        const OF_ALL: Statement = Statement { sql: keys!("name @>@ '' AND $1 IS NULL"), ..OF_NAME };
         let statement = match (name, key) {
             (Some(_), Some(_)) => &OF_KEY,
             (Some(_), None) => &OF_NAME,
@@ -367,18 +321,15 @@ impl KeyHolds for SqlHolds<'_> {
     }
 
     fn held(&self, name: &[u8], key: &[u8], since: Micros, now: Micros) -> PortResult<f64> {
-        const HELD: Statement = Statement {
-            sql: concat!(
-                "SELECT pg_catalog.sum(count OPERATOR(pg_catalog.-) spent) \
-                  FROM ONLY @schema@.rl_holds \
-                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
-                    AND count OPERATOR(pg_catalog.>) spent AND taken_at OPERATOR(pg_catalog.>=) $4 AND ",
+        const HELD: Statement = Statement::reads(
+            concat!(
+                "SELECT pg_catalog.sum(count @-@ spent) FROM ONLY @schema@.rl_holds \
+                 WHERE name @=@ $1 AND key @=@ $2 AND count @>@ spent AND taken_at @>=@ $4 AND ",
                 is_held!("$3", "$5")
             ),
-            parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID],
-            results: &[FLOAT8OID],
-            lock: TableLock::Read,
-        };
+            &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID],
+            &[FLOAT8OID],
+        );
         let charged_since = now.minus(SETTLED_LATE);
         let given = [text(name), text(key), at(now), at(since), at(charged_since)];
         self.0.execute(&HELD, &given)?;
@@ -396,31 +347,26 @@ impl KeyHolds for SqlHolds<'_> {
         now: Micros,
         most: i64,
     ) -> PortResult<Vec<(Vec<u8>, Vec<u8>)>> {
-        const DUE_KEYS: Statement = Statement {
-            sql: "SELECT DISTINCT name, key FROM ONLY @schema@.rl_holds \
-                  WHERE ROW(name, key) OPERATOR(pg_catalog.>) ROW($1, $2) AND NOT charge \
-                    AND expires_at OPERATOR(pg_catalog.<=) $3 AND count OPERATOR(pg_catalog.>) spent \
-                  ORDER BY name, key LIMIT $4",
-            parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, INT8OID],
-            results: &[TEXTOID, TEXTOID],
-            lock: TableLock::Read,
-        };
+        const DUE_KEYS: Statement = Statement::reads(
+            "SELECT DISTINCT name, key FROM ONLY @schema@.rl_holds \
+             WHERE ROW(name, key) @>@ ROW($1, $2) AND NOT charge \
+               AND expires_at @<=@ $3 AND count @>@ spent ORDER BY name, key LIMIT $4",
+            &[TEXTOID, TEXTOID, TIMESTAMPTZOID, INT8OID],
+            &[TEXTOID, TEXTOID],
+        );
         let given = [text(after.0), text(after.1), at(now), Some(most.into())];
         Ok(self.key_list(&DUE_KEYS, &given)?)
     }
 
     fn prune(&self, before: Micros, most: i64) -> PortResult<i64> {
-        const PRUNE: Statement = Statement {
-            sql: "DELETE FROM ONLY @schema@.rl_holds WHERE ctid OPERATOR(pg_catalog.=) ANY \
-                  (ARRAY(SELECT ctid FROM ONLY @schema@.rl_holds \
-                         WHERE name OPERATOR(pg_catalog.>) '' \
-                           AND expires_at OPERATOR(pg_catalog.<) $1 \
-                           AND (charge OR count OPERATOR(pg_catalog.<=) spent) \
-                         LIMIT $2 FOR UPDATE SKIP LOCKED))",
-            parameters: &[TIMESTAMPTZOID, INT8OID],
-            results: &[],
-            lock: TableLock::Write,
-        };
+        const PRUNE: Statement = Statement::writes(
+            "DELETE FROM ONLY @schema@.rl_holds WHERE ctid @=@ ANY \
+             (ARRAY(SELECT ctid FROM ONLY @schema@.rl_holds WHERE name @>@ '' \
+                    AND expires_at @<@ $1 AND (charge OR count @<=@ spent) \
+                    LIMIT $2 FOR UPDATE SKIP LOCKED))",
+            &[TIMESTAMPTZOID, INT8OID],
+            &[],
+        );
         Ok(self.0.execute(&PRUNE, &[at(before), Some(most.into())])? as i64)
     }
 }

@@ -14,7 +14,6 @@ use ratelimit_limiter::ports::{
     KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, TupleId, Version,
 };
 
-use crate::schema::catalog::TableLock;
 use crate::schema::error::{Error, Result};
 use crate::schema::spi::{Connection, Statement};
 use crate::store::codec::{decode, encode, int_array};
@@ -34,30 +33,28 @@ macro_rules! select {
 /// Matches name and key: the first two parameters.
 macro_rules! by_key {
     () => {
-        "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2"
+        "name @=@ $1 AND key @=@ $2"
     };
 }
 
 /// Matches the primary key: the first three parameters.
 macro_rules! by_id {
     () => {
-        "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
-         AND shard OPERATOR(pg_catalog.=) $3"
+        "name @=@ $1 AND key @=@ $2 AND shard @=@ $3"
     };
 }
 
 /// The first $3 rows after a name and key.
 macro_rules! after {
     () => {
-        "ROW(name, key) OPERATOR(pg_catalog.>) ROW($1, $2) ORDER BY name, key, shard LIMIT $3"
+        "ROW(name, key) @>@ ROW($1, $2) ORDER BY name, key, shard LIMIT $3"
     };
 }
 
 /// The first $3 rows of a name after a key.
 macro_rules! after_in_name {
     () => {
-        "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.>) $2 \
-         ORDER BY name, key, shard LIMIT $3"
+        "name @=@ $1 AND key @>@ $2 ORDER BY name, key, shard LIMIT $3"
     };
 }
 
@@ -101,22 +98,20 @@ struct Reads {
 /// Makes the statements for the columns of a macro, of these types; after name and key they have the others.
 macro_rules! reads {
     ($columns:ident, $types:expr, $keyed_types:expr) => {{
-        const ROW: Statement = Statement {
-            sql: select!($columns!(); by_id!()),
-            parameters: &[TEXTOID, TEXTOID, INT4OID],
-            results: &$types,
-            lock: TableLock::Read,
-        };
-        const AFTER: Statement = Statement {
-            sql: select!(concat!("name, key, ", $columns!()); after!()),
-            parameters: &[TEXTOID, TEXTOID, INT8OID],
-            results: &$keyed_types,
-            lock: TableLock::Read,
-        };
+        const ROW: Statement = Statement::reads(
+            select!($columns!(); by_id!()),
+            &[TEXTOID, TEXTOID, INT4OID],
+            &$types,
+        );
+        const AFTER: Statement = Statement::reads(
+            select!(concat!("name, key, ", $columns!()); after!()),
+            &[TEXTOID, TEXTOID, INT8OID],
+            &$keyed_types,
+        );
         Reads {
             row: ROW,
             shards: Statement {
-                sql: select!($columns!(); by_key!(), " AND shard OPERATOR(pg_catalog.=) ANY ($3)"),
+                sql: select!($columns!(); by_key!(), " AND shard @=@ ANY ($3)"),
                 parameters: &[TEXTOID, TEXTOID, INT4ARRAYOID],
                 ..ROW
             },
@@ -146,12 +141,11 @@ impl Rows for Connection<'_> {
     }
 
     fn lock(&self, id: RowId, wait: bool) -> PortResult<Option<Row>> {
-        const LOCK: Statement = Statement {
-            sql: select!(shard_row!(); by_id!(), " FOR UPDATE"),
-            parameters: &[TEXTOID, TEXTOID, INT4OID],
-            results: &SHARD_ROW,
-            lock: TableLock::LockRows,
-        };
+        const LOCK: Statement = Statement::locks(
+            select!(shard_row!(); by_id!(), " FOR UPDATE"),
+            &[TEXTOID, TEXTOID, INT4OID],
+            &SHARD_ROW,
+        );
         const TRY_LOCK: Statement =
             Statement { sql: select!(shard_row!(); by_id!(), " FOR UPDATE SKIP LOCKED"), ..LOCK };
         let row = match (self.is_distributed(), wait) {
@@ -212,12 +206,8 @@ impl Rows for Connection<'_> {
     fn insert(&self, id: RowId, version: &Version, wait: bool) -> PortResult<bool> {
         // Names no columns in ON CONFLICT: that would choose only the valid index, and the one that REINDEX
         // CONCURRENTLY is building would raise 23505.
-        const INSERT: Statement = Statement {
-            sql: concat!(insert!(), " ON CONFLICT DO NOTHING"),
-            parameters: &ROW_PARAMETERS,
-            results: &[],
-            lock: TableLock::Write,
-        };
+        const INSERT: Statement =
+            Statement::writes(concat!(insert!(), " ON CONFLICT DO NOTHING"), &ROW_PARAMETERS, &[]);
         // Raises 42P10 if no unique index covers the key.
         const INSERT_BY_COLUMNS: Statement = Statement {
             sql: concat!(insert!(), " ON CONFLICT (name, key, shard) DO NOTHING"),
@@ -233,12 +223,11 @@ impl Rows for Connection<'_> {
     }
 
     fn update(&self, id: RowId, _: TupleId, version: &Version) -> PortResult<()> {
-        const UPDATE: Statement = Statement {
-            sql: concat!("UPDATE ONLY @schema@.ratelimits SET ", set_row!(), " WHERE ", by_id!()),
-            parameters: &ROW_PARAMETERS,
-            results: &[],
-            lock: TableLock::Write,
-        };
+        const UPDATE: Statement = Statement::writes(
+            concat!("UPDATE ONLY @schema@.ratelimits SET ", set_row!(), " WHERE ", by_id!()),
+            &ROW_PARAMETERS,
+            &[],
+        );
         match self.execute(&UPDATE, &row_parameters(id, version))? {
             0 => Err(self.not_written().into()),
             _ => Ok(()),
@@ -260,13 +249,11 @@ impl Rows for Connection<'_> {
     }
 
     fn random_key(&self) -> PortResult<Option<(Vec<u8>, Vec<u8>)>> {
-        const RANDOM_KEY: Statement = Statement {
-            sql: "SELECT name, key FROM ONLY @schema@.ratelimits \
-                  WHERE ctid OPERATOR(pg_catalog.>=) $1 LIMIT 1",
-            parameters: &[TIDOID],
-            results: &[TEXTOID, TEXTOID],
-            lock: TableLock::Read,
-        };
+        const RANDOM_KEY: Statement = Statement::reads(
+            "SELECT name, key FROM ONLY @schema@.ratelimits WHERE ctid @>=@ $1 LIMIT 1",
+            &[TIDOID],
+            &[TEXTOID, TEXTOID],
+        );
         // A table that Citus distributes has no pages on this node.
         let page = if self.is_distributed() { None } else { self.random_page() };
         let Some(page) = page else { return Ok(None) };
@@ -277,12 +264,11 @@ impl Rows for Connection<'_> {
     }
 
     fn delete(&self, id: RowId, _: TupleId) -> PortResult<()> {
-        const DELETE: Statement = Statement {
-            sql: concat!("DELETE FROM ONLY @schema@.ratelimits WHERE ", by_id!()),
-            parameters: &[TEXTOID, TEXTOID, INT4OID],
-            results: &[],
-            lock: TableLock::Write,
-        };
+        const DELETE: Statement = Statement::writes(
+            concat!("DELETE FROM ONLY @schema@.ratelimits WHERE ", by_id!()),
+            &[TEXTOID, TEXTOID, INT4OID],
+            &[],
+        );
         match self.execute(&DELETE, &key_parameters(id))? {
             0 => Err(self.not_written().into()),
             _ => Ok(()),
