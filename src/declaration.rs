@@ -3,12 +3,7 @@
 
 use std::ffi::CStr;
 
-use pgrx::pg_sys;
-
 use crate::schema::{error, settings};
-use ratelimit_pg::call::sql_types::{self, Json, SqlRow, SqlValue, Timestamptz};
-use ratelimit_pg::call::{Call, Rows};
-use ratelimit_pg::error::Result;
 use ratelimit_pg::transaction::{refuse_parallel, refuse_read_only};
 
 /// The effect of a function: decides where the function is refused.
@@ -43,84 +38,6 @@ impl Effect {
     }
 }
 
-/// The result of a trigger function.
-pub struct Proceed(pub pg_sys::Datum);
-
-/// The result of an SQL function.
-pub trait SqlResult: Sized {
-    /// Runs before the arguments are read. `PgError::Declaration`: the declared result is different.
-    fn begin(_: &Call) -> Result<()> {
-        Ok(())
-    }
-
-    /// Converts the result to a datum.
-    fn end(self, call: &Call) -> Result<pg_sys::Datum>;
-}
-
-/// Calls a macro with the types of values that functions return.
-macro_rules! values {
-    ($implement:ident) => {
-        $implement!(bool, i32, i64, f64, sql_types::Text, Json, Timestamptz);
-    };
-}
-
-macro_rules! value_is_result {
-    ($($type:ty),*) => {$(
-        impl SqlResult for $type {
-            fn end(self, call: &Call) -> Result<pg_sys::Datum> {
-                Some(self).end(call)
-            }
-        }
-    )*};
-}
-values!(value_is_result);
-
-impl<T: SqlValue> SqlResult for Option<T> {
-    fn end(self, call: &Call) -> Result<pg_sys::Datum> {
-        Ok(self.datum().unwrap_or_else(|| call.null()))
-    }
-}
-
-impl SqlResult for Proceed {
-    fn end(self, _: &Call) -> Result<pg_sys::Datum> {
-        Ok(self.0)
-    }
-}
-
-impl<R: SqlRow> SqlResult for Rows<R> {
-    fn end(self, call: &Call) -> Result<pg_sys::Datum> {
-        Ok(call.null())
-    }
-}
-
-/// One row.
-pub struct One<R>(pub R);
-
-impl<R: SqlRow> SqlResult for One<R> {
-    /// Runs before any wait: afterwards the function may have been dropped.
-    fn begin(call: &Call) -> Result<()> {
-        call.row_type(R::COLUMNS)
-    }
-
-    fn end(self, call: &Call) -> Result<pg_sys::Datum> {
-        call.row(self.0)
-    }
-}
-
-/// One row of a window function, for the current row.
-pub struct OneInWindow<R>(pub R);
-
-impl<R: SqlRow> SqlResult for OneInWindow<R> {
-    fn begin(call: &Call) -> Result<()> {
-        call.row_type(R::COLUMNS)?;
-        call.evaluate_arguments()
-    }
-
-    fn end(self, call: &Call) -> Result<pg_sys::Datum> {
-        call.row(self.0)
-    }
-}
-
 /// Defines an SQL function: its version-1 record, and an entry point that reads the arguments, runs the body and raises
 /// its error. Arguments that may be NULL are an `Option`. Arguments are read and checked in their order.
 ///
@@ -143,7 +60,7 @@ macro_rules! sql_function {
                     sql: <$type as ratelimit_pg::call::sql_types::Argument>::SQL,
                     nullable: <$type as ratelimit_pg::call::sql_types::Argument>::NULLABLE,
                 }),*],
-                returns: <$result as declared::Returns>::RETURNED,
+                returns: <$result as ratelimit_pg::call::result::SqlResult>::RETURNED,
                 effect: declaration::Effect::$effect,
             }
         };
@@ -170,7 +87,8 @@ macro_rules! sql_function {
             $(#[doc = $doc])*
             #[allow(clippy::redundant_closure_call, unused_mut, unused_variables)]
             fn run($call: $given) -> $crate::schema::error::Result<pgrx::pg_sys::Datum> {
-                use $crate::declaration::{Effect, SqlResult, c_str};
+                use $crate::declaration::{Effect, c_str};
+                use ratelimit_pg::call::result::SqlResult;
                 const NAME: &std::ffi::CStr = c_str(concat!(stringify!($name), "()\0"));
                 Effect::$effect.allow(NAME)?;
                 <$result as SqlResult>::begin($call)?;
@@ -196,9 +114,8 @@ pub const fn c_str(text: &'static str) -> &'static CStr {
 /// The functions as pg_proc must declare them: arguments as the library reads them, and results.
 #[cfg(feature = "server_tests")]
 pub mod declared {
-    use super::{Effect, One, OneInWindow, Proceed};
-    use ratelimit_pg::call::Rows;
-    use ratelimit_pg::call::sql_types::{self, Json, ResultColumn, SqlRow, SqlValue, Timestamptz};
+    use super::Effect;
+    use ratelimit_pg::call::result::Returned;
 
     pub struct Declaration {
         pub name: &'static str,
@@ -213,50 +130,5 @@ pub mod declared {
         /// Its SQL type.
         pub sql: &'static str,
         pub nullable: bool,
-    }
-
-    /// The declared result.
-    #[derive(Clone, Copy)]
-    pub enum Returned {
-        /// A value of an SQL type.
-        Value(&'static str),
-        /// A row of a composite type, of these columns.
-        Row(&'static str, &'static [ResultColumn]),
-        /// A set of rows.
-        Rows(&'static str, &'static [ResultColumn]),
-    }
-
-    /// A type of [results](super::SqlResult).
-    pub trait Returns {
-        const RETURNED: Returned;
-    }
-
-    macro_rules! value_returns {
-        ($($type:ty),*) => {$(
-            impl Returns for $type {
-                const RETURNED: Returned = Returned::Value(<$type as SqlValue>::SQL);
-            }
-        )*};
-    }
-    values!(value_returns);
-
-    impl<T: SqlValue> Returns for Option<T> {
-        const RETURNED: Returned = Returned::Value(T::SQL);
-    }
-
-    impl Returns for Proceed {
-        const RETURNED: Returned = Returned::Value("trigger");
-    }
-
-    impl<R: SqlRow> Returns for Rows<R> {
-        const RETURNED: Returned = Returned::Rows(R::TYPE, R::COLUMNS);
-    }
-
-    impl<R: SqlRow> Returns for One<R> {
-        const RETURNED: Returned = Returned::Row(R::TYPE, R::COLUMNS);
-    }
-
-    impl<R: SqlRow> Returns for OneInWindow<R> {
-        const RETURNED: Returned = <One<R> as Returns>::RETURNED;
     }
 }

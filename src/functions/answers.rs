@@ -12,6 +12,14 @@ sql_row! {
     /// The outcome of a call.
     pub struct RlResult as "@extschema@.rl_result" {
         ok: bool,
+        ..outcome: Outcome,
+    }
+}
+
+sql_row! {
+    /// How a limit is after a call, and when to try again.
+    #[derive(Default)]
+    pub struct Outcome {
         retry_after: Option<f64>,
         retry_at: Option<Timestamptz>,
         remaining: Option<f64>,
@@ -23,9 +31,15 @@ sql_row! {
 
 impl From<&Answer> for RlResult {
     fn from(answer: &Answer) -> RlResult {
+        RlResult { ok: answer.ok, outcome: answer.into() }
+    }
+}
+
+impl From<&Answer> for Outcome {
+    #[inline]
+    fn from(answer: &Answer) -> Outcome {
         let (retry_after, retry_at) = retry(answer.now, answer.retry_after, Micros::ceil_to_millis);
-        RlResult {
-            ok: answer.ok,
+        Outcome {
             retry_after,
             retry_at,
             remaining: finite(answer.level.remaining),

@@ -1,5 +1,7 @@
 //! Arguments as types: each is checked when it is read.
 
+use std::ops::RangeInclusive;
+
 use ratelimit_core::config::{self, Interval};
 use ratelimit_core::headers::Style;
 use ratelimit_core::requests::{KEY_LENGTH, MAX_KEY, MAX_NAME, MAX_REQUESTS, NAME_LENGTH};
@@ -12,42 +14,32 @@ use ratelimit_pg::values::{Jsonb, utf8};
 
 type Result<T> = std::result::Result<T, ArgumentError>;
 
-/// The name of a limit.
-#[derive(Clone, Copy)]
-pub struct LimitName<'a>(pub &'a [u8]);
+/// Declares texts that are checked when they are read.
+macro_rules! texts {
+    ($($(#[$doc:meta])* $name:ident: $check:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        pub struct $name<'a>(pub &'a [u8]);
 
-impl<'a> Checked<'a> for LimitName<'a> {
-    type Base = &'a [u8];
+        impl<'a> Checked<'a> for $name<'a> {
+            type Base = &'a [u8];
 
-    fn check(name: &'a [u8], _: &'static str) -> Result<LimitName<'a>> {
-        valid_name(name).map(LimitName)
-    }
+            fn check(text: &'a [u8], _: &'static str) -> Result<$name<'a>> {
+                $check(text).map($name)
+            }
+        }
+    )*};
 }
 
-/// The key of a limit.
-#[derive(Clone, Copy)]
-pub struct LimitKey<'a>(pub &'a [u8]);
-
-impl<'a> Checked<'a> for LimitKey<'a> {
-    type Base = &'a [u8];
-
-    fn check(key: &'a [u8], _: &'static str) -> Result<LimitKey<'a>> {
-        valid_key(key).map(LimitKey)
-    }
-}
-
-/// The most bytes of a block's reason.
-const MAX_REASON: usize = 200;
-
-/// Why a key is blocked.
-pub struct BlockReason<'a>(pub &'a [u8]);
-
-impl<'a> Checked<'a> for BlockReason<'a> {
-    type Base = &'a [u8];
-
-    fn check(reason: &'a [u8], _: &'static str) -> Result<BlockReason<'a>> {
-        valid_reason(reason).map(BlockReason)
-    }
+texts! {
+    /// The name of a limit.
+    LimitName: valid_name;
+    /// The key of a limit.
+    LimitKey: valid_key;
+    /// Why a key is blocked.
+    BlockReason: valid_reason;
+    /// The id of a hold, chosen by the caller.
+    HoldId: valid_hold_id;
 }
 
 /// The largest number of rows.
@@ -99,8 +91,7 @@ impl<'a> Checked<'a> for FieldText {
         if text.len() <= config::MAX_BYTES {
             return Ok(FieldText(utf8(text).into_owned()));
         }
-        let allowed = format!("at most {} bytes", config::MAX_BYTES);
-        Err(ArgumentError::invalid(argument, format!("{} bytes long", text.len()), allowed))
+        Err(wrong_length(argument, text.len(), format!("at most {} bytes", config::MAX_BYTES)))
     }
 }
 
@@ -123,20 +114,40 @@ pub fn required<T>(argument: Option<T>, name: &'static str) -> Result<T> {
     argument.ok_or(ArgumentError::Null(name))
 }
 
+/// Refuses a text of another length, in bytes; `allowed`: in words.
+fn of_length<'t>(
+    argument: &'static str,
+    text: &'t [u8],
+    lengths: RangeInclusive<usize>,
+    allowed: &str,
+) -> Result<&'t [u8]> {
+    match lengths.contains(&text.len()) {
+        true => Ok(text),
+        false => Err(wrong_length(argument, text.len(), allowed)),
+    }
+}
+
+fn wrong_length(argument: &'static str, bytes: usize, allowed: impl Into<String>) -> ArgumentError {
+    ArgumentError::invalid(argument, format!("{bytes} bytes long"), allowed)
+}
+
 /// Refuses a name that is empty or too long.
 pub fn valid_name(name: &[u8]) -> Result<&[u8]> {
-    if (1..=MAX_NAME).contains(&name.len()) {
-        return Ok(name);
-    }
-    Err(ArgumentError::invalid("name", format!("{} bytes long", name.len()), NAME_LENGTH))
+    of_length("name", name, 1..=MAX_NAME, NAME_LENGTH)
 }
 
 /// Refuses a key that is too long.
 pub fn valid_key(key: &[u8]) -> Result<&[u8]> {
-    if key.len() <= MAX_KEY {
-        return Ok(key);
-    }
-    Err(key_too_long(key.len()))
+    of_length("key", key, 0..=MAX_KEY, KEY_LENGTH)
+}
+
+/// Refuses a reason that is too long.
+pub fn valid_reason(reason: &[u8]) -> Result<&[u8]> {
+    of_length("reason", reason, 0..=200, "at most 200 bytes")
+}
+
+fn valid_hold_id(id: &[u8]) -> Result<&[u8]> {
+    of_length("id", id, 1..=200, "1 to 200 bytes, or NULL")
 }
 
 /// The maximum number of texts in a key: each takes at least three bytes.
@@ -144,11 +155,7 @@ pub const MAX_PARTS: usize = (MAX_KEY - 1) / 3;
 
 /// Makes a key of several texts: a JSON array without blanks, `["acme","ada"]`. Refuses a key that is too long.
 pub fn joined_key(parts: &[&[u8]]) -> Result<Vec<u8>> {
-    json_array(parts, MAX_KEY).map_err(key_too_long)
-}
-
-fn key_too_long(bytes: usize) -> ArgumentError {
-    ArgumentError::invalid("key", format!("{bytes} bytes long"), KEY_LENGTH)
+    json_array(parts, MAX_KEY).map_err(|bytes| wrong_length("key", bytes, KEY_LENGTH))
 }
 
 /// Refuses a list with more items than a list of requests may have.
@@ -160,16 +167,4 @@ pub fn refuse_long_list(argument: &'static str, list: Jsonb) -> Result<()> {
         }
         None => Ok(()),
     }
-}
-
-/// Refuses a reason that is too long.
-pub fn valid_reason(reason: &[u8]) -> Result<&[u8]> {
-    if reason.len() <= MAX_REASON {
-        return Ok(reason);
-    }
-    Err(ArgumentError::invalid(
-        "reason",
-        format!("{} bytes long", reason.len()),
-        "at most 200 bytes",
-    ))
 }

@@ -9,12 +9,14 @@ use ratelimit_limiter::target::{FOREVER, check_key};
 use super::arguments::{BlockReason, LimitKey, LimitName, valid_key, valid_name, valid_reason};
 use crate::cache::blocks;
 use crate::cache::definitions;
-use crate::declaration::{Proceed, sql_function};
+use crate::declaration::sql_function;
 use crate::host::Session;
 use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::{Error, Result};
 use ratelimit_pg::call::Call;
+use ratelimit_pg::call::result::Proceed;
 use ratelimit_pg::call::sql_types::Timestamptz;
+use ratelimit_pg::call::trigger_data::Version;
 use ratelimit_pg::clock;
 use ratelimit_pg::server_log;
 use ratelimit_pg::values::utf8;
@@ -60,9 +62,10 @@ sql_function! {
         let trigger =
             call.trigger().ok_or(Error::NotATrigger { function: "rl_blocks_changed" })?;
         // The table's constraints refuse NULL.
-        trigger.text(c"name")?.map(valid_name).transpose()?;
-        trigger.text(c"key")?.map(valid_key).transpose()?;
-        trigger.text(c"reason")?.map(valid_reason).transpose()?;
+        let new = |column| trigger.text(Version::New, column);
+        new(c"name")?.map(valid_name).transpose()?;
+        new(c"key")?.map(valid_key).transpose()?;
+        new(c"reason")?.map(valid_reason).transpose()?;
         catalog::announce(call.function(), trigger.relation())?;
         Ok(Proceed(trigger.proceed()))
     }

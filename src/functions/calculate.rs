@@ -6,9 +6,10 @@ use ratelimit_limiter::target::check_count;
 
 use super::answers::{finite, retry, time};
 use crate::cache::definitions;
-use crate::declaration::{One, sql_function};
+use crate::declaration::sql_function;
 use crate::schema::error::Error;
 use ratelimit_pg::call::Call;
+use ratelimit_pg::call::result::One;
 use ratelimit_pg::call::sql_types::{Json, Timestamptz, sql_row};
 use ratelimit_pg::interrupts::larger_reserve;
 use ratelimit_pg::values::Jsonb;

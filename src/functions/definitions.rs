@@ -5,13 +5,14 @@ use ratelimit_limiter::target::check_key;
 
 use super::arguments::{LimitKey, LimitName, valid_key, valid_name};
 use crate::cache::definitions::{self, RowConfig};
-use crate::declaration::{Proceed, sql_function};
+use crate::declaration::sql_function;
 use crate::host::Session;
 use crate::redefined::{self, Change};
 use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::{Error, Result};
 use ratelimit_pg::call::Call;
-use ratelimit_pg::call::trigger_data::{Event, Timing};
+use ratelimit_pg::call::result::Proceed;
+use ratelimit_pg::call::trigger_data::{Event, Timing, Version};
 use ratelimit_pg::values::Jsonb;
 
 sql_function! {
@@ -67,10 +68,10 @@ sql_function! {
         let trigger =
             call.trigger().ok_or(Error::NotATrigger { function: "rl_config_changed" })?;
         // The table's constraints refuse NULL.
-        let name = trigger.text(c"name")?.map(valid_name).transpose()?;
-        let key = trigger.text(c"key")?.map(valid_key).transpose()?;
+        let name = trigger.text(Version::New, c"name")?.map(valid_name).transpose()?;
+        let key = trigger.text(Version::New, c"key")?.map(valid_key).transpose()?;
         let of_row = |config, key: Option<&[u8]>| definitions::of_row(config, key.unwrap_or_default());
-        let new = trigger.jsonb(c"config")?.map(|config| of_row(config, key)).transpose();
+        let new = trigger.jsonb(Version::New, c"config")?.map(|config| of_row(config, key)).transpose();
         let new = new.map_err(|error| error.of_config(name.unwrap_or_default(), false))?;
         match trigger.timing() {
             Timing::BeforeRow => catalog::announce(call.function(), trigger.relation())?,
@@ -84,11 +85,11 @@ sql_function! {
             }
         }
         if trigger.timing() != Timing::BeforeRow {
-            let old_name = trigger.old_text(c"name")?;
+            let old_name = trigger.text(Version::Old, c"name")?;
             let has_key = |key: Option<&[u8]>| key.is_some_and(|key| !key.is_empty());
-            let old_key = trigger.old_text(c"key")?;
+            let old_key = trigger.text(Version::Old, c"key")?;
             // An old config that is not valid any more was not saved.
-            let old = trigger.old_jsonb(c"config")?.and_then(|old| of_row(old, old_key).ok());
+            let old = trigger.jsonb(Version::Old, c"config")?.and_then(|old| of_row(old, old_key).ok());
             let note = |name, key, old, new| {
                 let of_key = has_key(key);
                 redefined::note(call.function(), Change { name, of_key, old, new })

@@ -10,6 +10,7 @@ use ratelimit_core::text::float_text;
 use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_limiter::error::LimiterError;
 
+use super::answers::RlResult;
 use super::arguments::{
     HeaderStyle, LimitKey, LimitName, refuse_long_list, required, valid_key, valid_name,
 };
@@ -18,8 +19,8 @@ use crate::declaration::sql_function;
 use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::{Error, Result};
 use ratelimit_pg::call::Call;
-use ratelimit_pg::call::composite::{Column, ColumnType, Composite};
-use ratelimit_pg::call::sql_types::{Json, finite};
+use ratelimit_pg::call::composite::Composite;
+use ratelimit_pg::call::sql_types::{Json, SqlColumns, finite};
 use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::larger_reserve;
 use ratelimit_pg::values::{Jsonb, jsonb_from_json, server_text, utf8_bytes};
@@ -115,20 +116,10 @@ fn time_of_call(retry_at: Option<Micros>, retry_after: Option<Micros>) -> Option
     retry_at.filter(is_known).zip(retry_after).map(|(at, wait)| at.minus(wait))
 }
 
-/// The columns read from a result.
-const COLUMNS: &[Column] = &[
-    Column { name: c"ok", of: ColumnType::Bool },
-    Column { name: c"retry_after", of: ColumnType::Float },
-    Column { name: c"retry_at", of: ColumnType::Timestamptz },
-    Column { name: c"remaining", of: ColumnType::Float },
-    Column { name: c"capacity", of: ColumnType::Float },
-    Column { name: c"reset_at", of: ColumnType::Timestamptz },
-];
-
 /// Reads a result, possibly hand-made, and the time of its call, if known. 22004, 22023.
 fn outcome(result: &Composite) -> Result<(CallOutcome, Option<Micros>)> {
     result.require(
-        COLUMNS,
+        &RlResult::COLUMNS[..6], // all but limited_by
         "a row with ok, retry_after, retry_at, remaining, capacity and reset_at, as rl_limit() returns it",
     )?;
     let number =

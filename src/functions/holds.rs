@@ -9,13 +9,14 @@ use ratelimit_limiter::holds::{self, Held, Settled, Terms, Used};
 use ratelimit_limiter::request::Request;
 use serde_json::Value;
 
-use super::answers::{RlResult, time};
-use super::arguments::{LimitKey, LimitName, Span};
+use super::answers::{Outcome, RlResult, time};
+use super::arguments::{HoldId, LimitKey, LimitName, Span};
 use super::several::{denied_of_all, with_requests};
-use crate::declaration::{One, sql_function};
+use crate::declaration::sql_function;
 use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::{Result, literal};
-use ratelimit_pg::call::sql_types::{Checked, Constant, Text, Timestamptz, sql_row};
+use ratelimit_pg::call::result::One;
+use ratelimit_pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
 use ratelimit_pg::call::{Call, Rows};
 use ratelimit_pg::values::{Jsonb, server_text, utf8};
 
@@ -35,22 +36,6 @@ impl Checked<'_> for Ttl {
             _ => return Ok(Ttl(length)),
         };
         Err(ArgumentError::invalid(argument, value, "an interval from 1 millisecond to 366 days"))
-    }
-}
-
-/// The id of a hold, chosen by the caller.
-#[derive(Clone, Copy)]
-pub struct HoldId<'a>(&'a [u8]);
-
-impl<'a> Checked<'a> for HoldId<'a> {
-    type Base = &'a [u8];
-
-    fn check(id: &'a [u8], argument: &'static str) -> Result<HoldId<'a>, ArgumentError> {
-        if (1..=200).contains(&id.len()) {
-            return Ok(HoldId(id));
-        }
-        let value = format!("{} bytes long", id.len());
-        Err(ArgumentError::invalid(argument, value, "1 to 200 bytes, or NULL"))
     }
 }
 
@@ -82,12 +67,7 @@ sql_row! {
         hold: Option<Text>,
         held: f64,
         expires_at: Option<Timestamptz>,
-        retry_after: Option<f64>,
-        retry_at: Option<Timestamptz>,
-        remaining: Option<f64>,
-        capacity: Option<f64>,
-        reset_at: Option<Timestamptz>,
-        limited_by: Option<Constant>,
+        ..outcome: Outcome,
     }
 }
 
@@ -113,12 +93,7 @@ sql_function! {
         let hold = |host: &Session| holds::hold(host, &request, at_least, &terms);
         let held = Session::run(Use::Takes, call.function(), hold)?;
         refuse(slice::from_ref(&request), slice::from_ref(&held), throws)?;
-        let HeldOfAllRow {
-            ok, hold, held, expires_at, retry_after, retry_at, remaining, capacity, reset_at, limited_by, ..
-        } = held_row(0, &request, &held);
-        Ok(One(HeldRow {
-            ok, hold, held, expires_at, retry_after, retry_at, remaining, capacity, reset_at, limited_by,
-        }))
+        Ok(One(held_row(&held)))
     }
 }
 
@@ -128,10 +103,11 @@ sql_function! {
     fn rl_settle(call: &Call, hold: Option<&[u8]>, used: Option<f64>) -> One<RlResult> {
         let used = used.map(|used| checked("used", used)).transpose()?;
         // The hold of an exempt key: nothing to settle.
-        let Some(hold) = hold else { return Ok(One(RlResult { ok: true, ..unknown() })) };
+        let Some(hold) = hold else { return Ok(One(RlResult { ok: true, outcome: Outcome::default() })) };
         let settle = |host: &Session| holds::settle(host, hold, used);
         let settled = Session::run(Use::Takes, call.function(), settle)?;
-        Ok(One(settled.map_or_else(unknown, |settled| result(&settled))))
+        let outcome = settled.as_ref().map(outcome);
+        Ok(One(RlResult { ok: outcome.is_some(), outcome: outcome.unwrap_or_default() }))
     }
 }
 
@@ -141,16 +117,7 @@ sql_row! {
         n: i32,
         name: Text,
         key: Text,
-        ok: bool,
-        hold: Option<Text>,
-        held: f64,
-        expires_at: Option<Timestamptz>,
-        retry_after: Option<f64>,
-        retry_at: Option<Timestamptz>,
-        remaining: Option<f64>,
-        capacity: Option<f64>,
-        reset_at: Option<Timestamptz>,
-        limited_by: Option<Constant>,
+        ..held: HeldRow,
     }
 }
 
@@ -172,7 +139,8 @@ sql_function! {
             refuse(list, &held, throws)?;
             let rows = call.rows()?;
             for (n, (request, held)) in list.iter().zip(&held).enumerate() {
-                rows.put(held_row(n, request, held));
+                let (name, key) = (Text::new(request.name), Text::new(request.key));
+                rows.put(HeldOfAllRow { n: n as i32 + 1, name, key, held: held_row(held) });
             }
             Ok(rows)
         })
@@ -210,7 +178,7 @@ sql_function! {
         };
         let rows = call.rows()?;
         for settled in &settled {
-            let RlResult { retry_after, retry_at, remaining, capacity, reset_at, .. } = result(settled);
+            let Outcome { retry_after, retry_at, remaining, capacity, reset_at, .. } = outcome(settled);
             let (name, key) = (Text::new(&settled.name), Text::new(&settled.key));
             rows.put(SettledRow { name, key, retry_after, retry_at, remaining, capacity, reset_at });
         }
@@ -291,23 +259,10 @@ fn terms<'a>(ttl: &Ttl, id: &Option<HoldId<'a>>, on_expiry: OnExpiry) -> Terms<'
     Terms { ttl: ttl.0, id: id.map(|id| id.0), charge: on_expiry.charge }
 }
 
-/// The result of a settlement.
-fn result(settled: &Settled) -> RlResult {
-    let result = settled.answer.as_ref().map_or_else(unknown, RlResult::from);
-    RlResult { ok: true, limited_by: None, ..result }
-}
-
-/// The result for a hold that does not exist.
-fn unknown() -> RlResult {
-    RlResult {
-        ok: false,
-        retry_after: None,
-        retry_at: None,
-        remaining: None,
-        capacity: None,
-        reset_at: None,
-        limited_by: None,
-    }
+/// The outcome of a settlement.
+fn outcome(settled: &Settled) -> Outcome {
+    let outcome = settled.answer.as_ref().map(Outcome::from).unwrap_or_default();
+    Outcome { limited_by: None, ..outcome }
 }
 
 /// PT429 with `throws` if a hold is denied.
@@ -316,23 +271,14 @@ fn refuse(list: &[Request], held: &[Held], throws: bool) -> Result<()> {
     if throws && let Some(denied) = denied() { Err(denied) } else { Ok(()) }
 }
 
-/// The row of the `n`th request, from 0.
-fn held_row(n: usize, request: &Request, held: &Held) -> HeldOfAllRow {
-    let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at, limited_by } =
-        RlResult::from(&held.outcome.answer);
-    HeldOfAllRow {
-        n: n as i32 + 1,
-        name: Text::new(request.name),
-        key: Text::new(request.key),
-        ok,
+/// The row of a hold.
+fn held_row(held: &Held) -> HeldRow {
+    let answer = &held.outcome.answer;
+    HeldRow {
+        ok: answer.ok,
         hold: held.id.as_deref().map(Text::new),
         held: held.count,
         expires_at: held.expires_at.and_then(time),
-        retry_after,
-        retry_at,
-        remaining,
-        capacity,
-        reset_at,
-        limited_by,
+        outcome: answer.into(),
     }
 }

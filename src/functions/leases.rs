@@ -7,13 +7,14 @@ use ratelimit_limiter::leases;
 use ratelimit_limiter::request::Request;
 use ratelimit_limiter::target::FOREVER;
 
-use super::answers::{RlResult, denied, time};
+use super::answers::{Outcome, denied, time};
 use super::arguments::{LimitKey, LimitName};
-use crate::declaration::{One, sql_function};
+use crate::declaration::sql_function;
 use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::Result;
 use ratelimit_pg::call::Call;
-use ratelimit_pg::call::sql_types::{Checked, Constant, Text, Timestamptz, sql_row};
+use ratelimit_pg::call::result::One;
+use ratelimit_pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
 use ratelimit_pg::values::Jsonb;
 
 sql_row! {
@@ -22,12 +23,7 @@ sql_row! {
         ok: bool,
         lease: Option<Text>,
         expires_at: Option<Timestamptz>,
-        retry_after: Option<f64>,
-        retry_at: Option<Timestamptz>,
-        remaining: Option<f64>,
-        capacity: Option<f64>,
-        reset_at: Option<Timestamptz>,
-        limited_by: Option<Constant>,
+        ..outcome: Outcome,
     }
 }
 
@@ -73,11 +69,8 @@ sql_function! {
         }
         let text = |given: Given| lease::to_text(name.0, key.0, given.id);
         let lease = answer.lease.map(|given| Text::new(text(given).as_bytes()));
-        let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at, limited_by } = RlResult::from(&answer);
         let expires_at = answer.lease.and_then(|given| time(given.expires_at));
-        Ok(One(Acquired {
-            ok, lease, expires_at, retry_after, retry_at, remaining, capacity, reset_at, limited_by,
-        }))
+        Ok(One(Acquired { ok: answer.ok, lease, expires_at, outcome: (&answer).into() }))
     }
 }
 

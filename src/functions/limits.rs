@@ -4,13 +4,14 @@ use ratelimit_core::Micros;
 use ratelimit_limiter::request::{Answer, Request};
 use ratelimit_limiter::single;
 
-use super::answers::{RlResult, denied};
+use super::answers::{Outcome, RlResult, denied};
 use super::arguments::{LimitKey, LimitName};
-use crate::declaration::{One, sql_function};
+use crate::declaration::sql_function;
 use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::Result;
 use ratelimit_pg::call::Call;
-use ratelimit_pg::call::sql_types::{Constant, Timestamptz, sql_row};
+use ratelimit_pg::call::result::One;
+use ratelimit_pg::call::sql_types::sql_row;
 use ratelimit_pg::values::Jsonb;
 
 sql_function! {
@@ -56,12 +57,7 @@ sql_row! {
     pub struct Taken as "@extschema@.rl_take_result" {
         ok: bool,
         taken: f64,
-        retry_after: Option<f64>,
-        retry_at: Option<Timestamptz>,
-        remaining: Option<f64>,
-        capacity: Option<f64>,
-        reset_at: Option<Timestamptz>,
-        limited_by: Option<Constant>,
+        ..outcome: Outcome,
     }
 }
 
@@ -81,10 +77,8 @@ sql_function! {
         let config = inline(&config);
         let request = Request { name: name.0, key: key.0, count, reserve: false, config };
         let answer = Session::run(Use::Takes, call.function(), |host| single::take(host, &request, at_least))?;
-        let One(result) = answered(&request, &answer, throws)?;
-        let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at, limited_by } = result;
-        let taken = answer.taken;
-        Ok(One(Taken { ok, taken, retry_after, retry_at, remaining, capacity, reset_at, limited_by }))
+        let One(RlResult { ok, outcome }) = answered(&request, &answer, throws)?;
+        Ok(One(Taken { ok, taken: answer.taken, outcome }))
     }
 }
 

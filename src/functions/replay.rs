@@ -6,8 +6,9 @@ use ratelimit_limiter::target::check_count;
 
 use super::answers::RlResult;
 use crate::cache::definitions;
-use crate::declaration::{OneInWindow, sql_function};
+use crate::declaration::sql_function;
 use ratelimit_pg::call::Call;
+use ratelimit_pg::call::result::OneInWindow;
 use ratelimit_pg::values::Jsonb;
 
 /// The state after the calls of a partition. A denial leaves no state, as in the table.

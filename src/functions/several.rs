@@ -9,12 +9,12 @@ use ratelimit_limiter::ports::Host;
 use ratelimit_limiter::request::{Answer, Request};
 use ratelimit_limiter::several::{self, RequestOutcome};
 
-use super::answers::{self, RlResult};
+use super::answers::{self, Outcome};
 use super::arguments::{Span, refuse_long_list, valid_key, valid_name};
 use crate::declaration::sql_function;
 use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::{Error, Result};
-use ratelimit_pg::call::sql_types::{Checked, Constant, Json, Text, Timestamptz, sql_row};
+use ratelimit_pg::call::sql_types::{Checked, Json, Text, sql_row};
 use ratelimit_pg::call::{Call, Rows};
 use ratelimit_pg::error::{Raised, Report};
 use ratelimit_pg::interrupts::larger_reserve;
@@ -28,12 +28,7 @@ sql_row! {
         name: Option<Text>,
         key: Option<Text>,
         ok: bool,
-        retry_after: Option<f64>,
-        retry_at: Option<Timestamptz>,
-        remaining: Option<f64>,
-        capacity: Option<f64>,
-        reset_at: Option<Timestamptz>,
-        limited_by: Option<Constant>,
+        ..outcome: Outcome,
         /// The error of a request that is made on its own; any other fails the whole call.
         error: Option<Json>,
     }
@@ -165,12 +160,7 @@ impl Texts<'_> {
             name: self.name.as_deref().map(Text::new),
             key: self.key.as_deref().map(Text::new),
             ok: false,
-            retry_after: None,
-            retry_at: None,
-            remaining: None,
-            capacity: None,
-            reset_at: None,
-            limited_by: None,
+            outcome: Outcome::default(),
             error: Some(Json::new(error.into())),
         }
     }
@@ -235,19 +225,12 @@ pub fn denied_of_all<'o, O: Iterator<Item = &'o RequestOutcome>>(
 
 /// Returns the row of the `n`th request, from 0.
 fn row(n: usize, request: &Request, answer: &Answer) -> RequestRow {
-    let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at, limited_by } =
-        RlResult::from(answer);
     RequestRow {
         n: n as i32 + 1,
         name: Some(Text::new(request.name)),
         key: Some(Text::new(request.key)),
-        ok,
-        retry_after,
-        retry_at,
-        remaining,
-        capacity,
-        reset_at,
-        limited_by,
+        ok: answer.ok,
+        outcome: answer.into(),
         error: None,
     }
 }

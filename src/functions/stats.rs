@@ -2,10 +2,11 @@
 
 use super::answers::time;
 use super::arguments::{LimitName, MaxRows};
-use crate::declaration::{One, sql_function};
+use crate::declaration::sql_function;
 use crate::schema::settings;
 use crate::tally;
 use crate::writer;
+use ratelimit_pg::call::result::One;
 use ratelimit_pg::call::sql_types::{Text, Timestamptz, sql_row};
 use ratelimit_pg::call::{Call, Rows};
 

@@ -13,11 +13,12 @@ use ratelimit_limiter::target::{Target, valid_count};
 
 use super::answers::denied;
 use super::arguments::{joined_key, valid_key, valid_name};
-use crate::declaration::{Proceed, sql_function};
+use crate::declaration::sql_function;
 use crate::host::{Session, Use};
 use crate::schema::error::{Error, Result};
 use crate::schema::settings;
 use ratelimit_pg::call::Call;
+use ratelimit_pg::call::result::Proceed;
 use ratelimit_pg::call::trigger_data::{Column, Event, Timing, Trigger, TriggerRow};
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::memory_context::Scratch;

@@ -8,10 +8,11 @@ mod tests {
     use ratelimit_core::config::Interval;
 
     use super::super::{error_of, get, run};
-    use crate::declaration::declared::{Declaration, Parameter, Returned};
-    use crate::declaration::{Effect, One, sql_function};
+    use crate::declaration::declared::{Declaration, Parameter};
+    use crate::declaration::{Effect, sql_function};
     use crate::functions::DECLARED;
     use ratelimit_pg::call::Call;
+    use ratelimit_pg::call::result::{One, Returned};
     use ratelimit_pg::call::sql_types::{Json, ResultColumn, Text, sql_row};
     use ratelimit_pg::values::Jsonb;
 

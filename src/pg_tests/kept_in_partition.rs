@@ -5,9 +5,10 @@ mod tests {
     use pgrx::prelude::*;
 
     use super::super::{get, run};
-    use crate::declaration::{OneInWindow, sql_function};
+    use crate::declaration::sql_function;
     use crate::schema::error::{Error, Result};
     use ratelimit_pg::call::Call;
+    use ratelimit_pg::call::result::OneInWindow;
     use ratelimit_pg::call::sql_types::sql_row;
 
     sql_row! {

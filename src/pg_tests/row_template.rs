@@ -9,7 +9,7 @@ mod tests {
     use super::super::get;
     use crate::functions::RlResult;
     use ratelimit_pg::call::row_template;
-    use ratelimit_pg::call::sql_types::{SqlRow, constant_text};
+    use ratelimit_pg::call::sql_types::{SqlColumns, constant_text};
 
     /// Returns the description of a row type, which lives as long as the session.
     fn description(of: &str) -> pg_sys::TupleDesc {

@@ -19,6 +19,7 @@ use sql_types::{Argument, ResultColumn, SqlRow};
 use trigger_data::Trigger;
 
 pub mod composite;
+pub mod result;
 pub mod row_template;
 pub(crate) mod row_type;
 pub mod sql_types;
@@ -206,13 +207,9 @@ impl Call {
             (*description).tdtypeid = pg_sys::RECORDOID;
             (*description).tdtypmod = -1;
             pg_sys::BlessTupleDesc(description);
-            row.with_columns(|values, nulls| match order {
-                Order::Same => Ok(form(description, values, nulls)),
-                Order::Other(order) => {
-                    let (mut values, mut nulls) = row_type::in_order(&order, values, nulls);
-                    Ok(form(description, &mut values, &mut nulls))
-                }
-            })
+            Ok(row.with_columns(|values, nulls| {
+                order.arrange(values, nulls, |values, nulls| form(description, values, nulls))
+            }))
         }
     }
 
@@ -230,24 +227,18 @@ impl Call {
         }
         // SAFETY: the description has an attribute for each value, of its column's type.
         row.with_columns(|values, nulls| unsafe {
-            match order {
-                Order::Other(order) => {
-                    let (mut values, mut nulls) = row_type::in_order(order, values, nulls);
-                    Ok(form(*description, &mut values, &mut nulls))
+            if let Order::Same = order {
+                if (**description).natts as usize != values.len() {
+                    return Err(PgError::Declaration);
                 }
-                Order::Same if (**description).natts as usize != values.len() => {
-                    Err(PgError::Declaration)
-                }
-                Order::Same => {
-                    if const { row_template::fits(R::COLUMNS) }
-                        && let Some(row) =
-                            row_template::row::<R>(*description, R::COLUMNS, values, nulls)
-                    {
-                        return Ok(row);
-                    }
-                    Ok(form(*description, values, nulls))
+                if const { row_template::fits(R::COLUMNS) }
+                    && let Some(row) =
+                        row_template::row::<R>(*description, R::COLUMNS, values, nulls)
+                {
+                    return Ok(row);
                 }
             }
+            Ok(order.arrange(values, nulls, |values, nulls| form(*description, values, nulls)))
         })
     }
 }
@@ -307,16 +298,11 @@ impl<R: SqlRow> Rows<R> {
     /// Appends a row; the values are copied.
     pub fn put(&self, row: R) {
         // SAFETY: there is a value for each attribute of the description, which says how many are read.
-        row.with_columns(|values, nulls| unsafe {
-            let mut ordered = match &self.order {
-                Order::Same => None,
-                Order::Other(order) => Some(row_type::in_order(order, values, nulls)),
-            };
-            let (values, nulls) = match &mut ordered {
-                Some((values, nulls)) => (values.as_mut_ptr(), nulls.as_mut_ptr()),
-                None => (values.as_mut_ptr(), nulls.as_mut_ptr()),
-            };
-            pg_sys::tuplestore_putvalues(self.store, self.description, values, nulls);
+        row.with_columns(|values, nulls| {
+            self.order.arrange(values, nulls, |values, nulls| unsafe {
+                let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
+                pg_sys::tuplestore_putvalues(self.store, self.description, values, nulls);
+            });
         });
     }
 }

@@ -8,6 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
 use ratelimit_core::Micros;
 
+use crate::settings::locally;
+
 /// A callback at the rollback of a subtransaction, by its number.
 pub type RollbackHook = fn(pg_sys::SubTransactionId);
 
@@ -75,26 +77,11 @@ pub fn attempt_within<T, E>(
 ) -> Result<Option<T>, E> {
     let work = || {
         let limit = limit.ceil_to_millis().0 / Micros::MILLISECOND.0;
-        // SAFETY: the setting is for this level only, which the end of the subtransaction ends, too.
-        unsafe {
-            let given = i64::from(pg_sys::LockTimeout);
-            let limit = limit.clamp(1, if given > 0 { given } else { i32::MAX.into() });
-            let value = CString::new(format!("{limit}ms")).unwrap_or_default();
-            let level = pg_sys::NewGUCNestLevel();
-            pg_sys::set_config_option(
-                c"lock_timeout".as_ptr(),
-                value.as_ptr(),
-                pg_sys::GucContext::PGC_USERSET,
-                pg_sys::GucSource::PGC_S_SESSION,
-                pg_sys::GucAction::GUC_ACTION_SAVE,
-                true,
-                0,
-                false,
-            );
-            let outcome = work();
-            pg_sys::AtEOXact_GUC(true, level);
-            outcome
-        }
+        // SAFETY: reads a setting.
+        let given = i64::from(unsafe { pg_sys::LockTimeout });
+        let limit = limit.clamp(1, if given > 0 { given } else { i32::MAX.into() });
+        let limit = CString::new(format!("{limit}ms")).unwrap_or_default();
+        locally(&[(c"lock_timeout", &limit)], work)
     };
     PgTryBuilder::new(AssertUnwindSafe(|| attempt(work)))
         .catch_when(PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE, |_| Ok(None))

@@ -3,9 +3,10 @@
 use std::ffi::CStr;
 
 use pgrx::pg_sys;
+use pgrx::pg_sys::BuiltinOid::{BOOLOID, FLOAT8OID, TIMESTAMPTZOID};
 use ratelimit_core::{ArgumentError, Micros};
 
-use super::sql_types::Argument;
+use super::sql_types::{Argument, ResultColumn};
 use crate::clock::instant;
 use crate::error::Result;
 
@@ -59,12 +60,11 @@ impl Composite {
     ///
     /// # Errors
     /// [`ArgumentError::Invalid`] (22023).
-    pub fn require(&self, columns: &[Column], allowed: &str) -> Result<()> {
-        match columns.iter().find(|column| self.number(column.name, column.of.oid()).is_none()) {
+    pub fn require(&self, columns: &[ResultColumn], allowed: &str) -> Result<()> {
+        match columns.iter().find(|column| self.number(column.name, column.oid).is_none()) {
             None => Ok(()),
-            Some(Column { name, of }) => {
-                let value =
-                    format!("a row without a column {} {}", name.to_string_lossy(), of.sql());
+            Some(ResultColumn { name, sql, .. }) => {
+                let value = format!("a row without a column {} {sql}", name.to_string_lossy());
                 Err(ArgumentError::invalid(self.argument, value, allowed).into())
             }
         }
@@ -82,53 +82,16 @@ impl Composite {
 
     /// Reads a boolean column.
     pub fn bool(&self, column: &CStr) -> Option<bool> {
-        Some(self.field(column, ColumnType::Bool.oid())?.value() as u8 != 0)
+        Some(self.field(column, BOOLOID)?.value() as u8 != 0)
     }
 
     /// Reads a double precision column.
     pub fn float(&self, column: &CStr) -> Option<f64> {
-        Some(f64::from_bits(self.field(column, ColumnType::Float.oid())?.value() as u64))
+        Some(f64::from_bits(self.field(column, FLOAT8OID)?.value() as u64))
     }
 
     /// Reads a timestamptz column; `Some(None)` if it is infinite.
     pub fn timestamptz(&self, column: &CStr) -> Option<Option<Micros>> {
-        self.field(column, ColumnType::Timestamptz.oid()).map(instant)
-    }
-}
-
-/// A column that a row must have.
-pub struct Column {
-    /// Its name.
-    pub name: &'static CStr,
-    /// Its type, exactly.
-    pub of: ColumnType,
-}
-
-/// The readable types of columns.
-#[derive(Clone, Copy)]
-pub enum ColumnType {
-    /// boolean
-    Bool,
-    /// double precision
-    Float,
-    /// timestamptz
-    Timestamptz,
-}
-
-impl ColumnType {
-    fn oid(self) -> pg_sys::BuiltinOid {
-        match self {
-            ColumnType::Bool => pg_sys::BuiltinOid::BOOLOID,
-            ColumnType::Float => pg_sys::BuiltinOid::FLOAT8OID,
-            ColumnType::Timestamptz => pg_sys::BuiltinOid::TIMESTAMPTZOID,
-        }
-    }
-
-    fn sql(self) -> &'static str {
-        match self {
-            ColumnType::Bool => "boolean",
-            ColumnType::Float => "double precision",
-            ColumnType::Timestamptz => "timestamptz",
-        }
+        self.field(column, TIMESTAMPTZOID).map(instant)
     }
 }

@@ -55,21 +55,23 @@ impl Order {
             && order.iter().enumerate().all(|(n, &column)| column == Some(n));
         Ok(if is_same { Order::Same } else { Order::Other(order.into()) })
     }
-}
 
-/// Puts columns in the order of attributes: the values, and whether each is NULL.
-pub fn in_order(
-    order: &[Option<usize>],
-    values: &[pg_sys::Datum],
-    nulls: &[bool],
-) -> (Vec<pg_sys::Datum>, Vec<bool>) {
-    let value = |column: &Option<usize>| {
-        let column = column.filter(|&n| nulls.get(n) == Some(&false));
-        column
-            .and_then(|n| values.get(n))
-            .map_or((pg_sys::Datum::from(0), true), |&value| (value, false))
-    };
-    order.iter().map(value).unzip()
+    /// Passes columns to `work` in the order of the attributes: the values, and whether each is NULL.
+    pub fn arrange<T>(
+        &self,
+        values: &mut [pg_sys::Datum],
+        nulls: &mut [bool],
+        work: impl FnOnce(&mut [pg_sys::Datum], &mut [bool]) -> T,
+    ) -> T {
+        let Order::Other(order) = self else { return work(values, nulls) };
+        let value = |column: &Option<usize>| {
+            let column = column.filter(|&n| nulls.get(n) == Some(&false));
+            let value = column.and_then(|n| values.get(n));
+            value.map_or((pg_sys::Datum::from(0), true), |&value| (value, false))
+        };
+        let (mut values, mut nulls): (Vec<_>, Vec<_>) = order.iter().map(value).unzip();
+        work(&mut values, &mut nulls)
+    }
 }
 
 struct CachedType {

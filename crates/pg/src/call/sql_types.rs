@@ -327,18 +327,26 @@ impl<T: SqlValue> SqlValue for Option<T> {
     }
 }
 
+/// Columns of a result.
+pub trait SqlColumns: Sized {
+    /// The columns in their order.
+    const COLUMNS: &'static [ResultColumn];
+
+    /// Passes the value of each to `column`, in their order; `None`: NULL.
+    fn each_column(self, column: &mut impl FnMut(Option<pg_sys::Datum>));
+}
+
 /// A row that SQL functions return; see [`sql_row`].
-pub trait SqlRow: Sized {
+pub trait SqlRow: SqlColumns {
     /// Its composite type.
     const TYPE: &'static str;
-    /// Its columns in their order.
-    const COLUMNS: &'static [ResultColumn];
 
     /// Passes the columns to `work` in the form of heap_form_tuple: the values, and whether each is NULL.
     fn with_columns<T>(self, work: impl FnOnce(&mut [pg_sys::Datum], &mut [bool]) -> T) -> T;
 }
 
 /// A column of a function's result.
+#[derive(Clone, Copy)]
 pub struct ResultColumn {
     /// Its name.
     pub name: &'static CStr,
@@ -363,38 +371,95 @@ impl ResultColumn {
     }
 }
 
-/// Declares a row that SQL functions return: after `as` its composite type, and its columns in their order.
+/// Joins lists of columns.
+pub const fn joined<const N: usize>(lists: &[&[ResultColumn]]) -> [ResultColumn; N] {
+    let none = ResultColumn { name: c"", sql: "", oid: BuiltinOid::BOOLOID, is_constant: false };
+    let (mut all, mut list, mut n) = ([none; N], 0, 0);
+    while list < lists.len() {
+        let mut of_list = 0;
+        while of_list < lists[list].len() {
+            all[n] = lists[list][of_list];
+            (of_list, n) = (of_list + 1, n + 1);
+        }
+        list += 1;
+    }
+    all
+}
+
+/// Declares a row that SQL functions return: after `as` its composite type, and its columns in their order; `..` before
+/// a field stands for the columns of that field. Without a type, these are columns for such a field only.
 #[macro_export]
 macro_rules! sql_row {
     (
         $(#[$attribute:meta])*
-        pub struct $name:ident as $type:literal {
-            $($(#[$about:meta])* $column:ident: $of:ty),* $(,)?
+        pub struct $name:ident $(as $type:literal)? {
+            $($(#[$about:meta])* $column:ident: $of:ty,)*
+            $(..$inner:ident: $row:ty, $($(#[$about_last:meta])* $last:ident: $of_last:ty,)*)?
         }
     ) => {
         $(#[$attribute])*
         pub struct $name {
-            $($(#[$about])* pub $column: $of),*
+            $($(#[$about])* pub $column: $of,)*
+            $(
+                /// Further columns.
+                pub $inner: $row,
+                $($(#[$about_last])* pub $last: $of_last,)*
+            )?
         }
 
-        impl $crate::call::sql_types::SqlRow for $name {
-            const TYPE: &'static str = $type;
-            const COLUMNS: &'static [$crate::call::sql_types::ResultColumn] = &[
-                $($crate::call::sql_types::ResultColumn::new::<$of>(
-                    concat!(stringify!($column), "\0"),
-                )),*
-            ];
+        impl $crate::call::sql_types::SqlColumns for $name {
+            const COLUMNS: &'static [$crate::call::sql_types::ResultColumn] = {
+                use $crate::call::sql_types::{ResultColumn, SqlColumns, joined};
+                const LISTS: &[&[ResultColumn]] = &[
+                    &[$(ResultColumn::new::<$of>(concat!(stringify!($column), "\0"))),*],
+                    $(
+                        <$row as SqlColumns>::COLUMNS,
+                        &[$(ResultColumn::new::<$of_last>(concat!(stringify!($last), "\0"))),*],
+                    )?
+                ];
+                const COUNT: usize = {
+                    let (mut count, mut list) = (0, 0);
+                    while list < LISTS.len() {
+                        (count, list) = (count + LISTS[list].len(), list + 1);
+                    }
+                    count
+                };
+                const ALL: [ResultColumn; COUNT] = joined(LISTS);
+                &ALL
+            };
 
+            #[inline]
+            fn each_column(self, column: &mut impl FnMut(Option<pgrx::pg_sys::Datum>)) {
+                use $crate::call::sql_types::SqlValue;
+                $(column(SqlValue::datum(self.$column));)*
+                $(
+                    $crate::call::sql_types::SqlColumns::each_column(self.$inner, column);
+                    $(column(SqlValue::datum(self.$last));)*
+                )?
+            }
+        }
+
+        $(impl $crate::call::sql_types::SqlRow for $name {
+            const TYPE: &'static str = $type;
+
+            #[inline]
             fn with_columns<T>(
                 self,
                 work: impl FnOnce(&mut [pgrx::pg_sys::Datum], &mut [bool]) -> T,
             ) -> T {
-                let columns = [$($crate::call::sql_types::SqlValue::datum(self.$column)),*];
-                let mut values = columns.map(|value| value.unwrap_or(pgrx::pg_sys::Datum::from(0)));
-                let mut nulls = columns.map(|value| value.is_none());
+                use $crate::call::sql_types::SqlColumns;
+                const COUNT: usize = <$name as SqlColumns>::COLUMNS.len();
+                let (mut values, mut nulls) = ([pgrx::pg_sys::Datum::from(0); COUNT], [true; COUNT]);
+                let mut n = 0;
+                self.each_column(&mut |column| {
+                    if let Some(value) = column {
+                        (values[n], nulls[n]) = (value, false);
+                    }
+                    n += 1;
+                });
                 work(&mut values, &mut nulls)
             }
-        }
+        })?
     };
 }
 pub use sql_row;

@@ -43,6 +43,15 @@ pub enum Timing {
     AfterStatement,
 }
 
+/// A version of the row of a trigger FOR EACH ROW.
+#[derive(Clone, Copy)]
+pub enum Version {
+    /// Before an UPDATE or DELETE.
+    Old,
+    /// After an INSERT or UPDATE.
+    New,
+}
+
 impl<'a> Trigger<'a> {
     pub(super) fn new(data: &'a pg_sys::TriggerData) -> Trigger<'a> {
         Trigger(data)
@@ -189,54 +198,41 @@ impl<'a> Trigger<'a> {
         })
     }
 
-    /// Finds a column that must be of a type.
-    fn checked_column(&self, column: &CStr, of: BuiltinOid) -> Result<Column> {
-        self.column(column)
-            .filter(|column| column.declared == of.value())
-            .ok_or_else(|| PgError::AlteredColumn { column: column.to_string_lossy().into() })
-    }
-
-    /// Reads a column of the row that an INSERT or UPDATE writes; `None` if it is NULL or there is no such row.
-    fn field(&self, column: &CStr, of: BuiltinOid) -> Result<Option<pg_sys::Datum>> {
-        let Some(row) = self.row().filter(|_| self.event() != Event::Delete) else {
-            return Ok(None);
-        };
-        Ok(row.value(&self.checked_column(column, of)?))
-    }
-
-    /// Reads a text column of the row before an UPDATE or DELETE; `None` if it is NULL or there is no such row.
-    pub fn old_text(&self, column: &CStr) -> Result<Option<&[u8]>> {
-        let datum = self.old_field(column, TEXTOID)?;
-        // SAFETY: the type was checked.
-        Ok(datum.map(|datum| unsafe { varlena_bytes(datum) }))
-    }
-
-    /// Reads a jsonb column of that row.
-    pub fn old_jsonb(&self, column: &CStr) -> Result<Option<Jsonb<'_>>> {
-        let datum = self.old_field(column, JSONBOID)?;
-        // SAFETY: the type was checked.
-        Ok(datum.map(|datum| unsafe { jsonb(datum) }))
-    }
-
-    /// Reads a column of that row.
-    fn old_field(&self, column: &CStr, of: BuiltinOid) -> Result<Option<pg_sys::Datum>> {
-        if self.row().is_none() || !matches!(self.event(), Event::Update | Event::Delete) {
-            return Ok(None);
+    /// FOR EACH ROW: the row after an INSERT or UPDATE, or before an UPDATE or DELETE.
+    fn version(&self, version: Version) -> Option<TriggerRow<'_>> {
+        let row = self.row()?;
+        match (version, self.event()) {
+            (Version::New, Event::Insert | Event::Update) => Some(row),
+            (Version::Old, Event::Update | Event::Delete) => {
+                Some(TriggerRow { slot: self.0.tg_trigslot, ..row })
+            }
+            _ => None,
         }
-        let row = TriggerRow { slot: self.0.tg_trigslot, trigger: PhantomData };
-        Ok(row.value(&self.checked_column(column, of)?))
     }
 
-    /// Reads a text column of the new row.
-    pub fn text(&self, column: &CStr) -> Result<Option<&[u8]>> {
-        let datum = self.field(column, TEXTOID)?;
+    /// Reads a column of a version; `None` if it is NULL or there is no such row.
+    fn field(
+        &self,
+        version: Version,
+        column: &CStr,
+        of: BuiltinOid,
+    ) -> Result<Option<pg_sys::Datum>> {
+        let Some(row) = self.version(version) else { return Ok(None) };
+        let declared = self.column(column).filter(|column| column.declared == of.value());
+        let altered = || PgError::AlteredColumn { column: column.to_string_lossy().into() };
+        Ok(row.value(&declared.ok_or_else(altered)?))
+    }
+
+    /// Reads a text column of a version of the row; `None` if it is NULL or there is no such version.
+    pub fn text(&self, version: Version, column: &CStr) -> Result<Option<&[u8]>> {
+        let datum = self.field(version, column, TEXTOID)?;
         // SAFETY: the type was checked.
         Ok(datum.map(|datum| unsafe { varlena_bytes(datum) }))
     }
 
-    /// Reads a jsonb column of the new row.
-    pub fn jsonb(&self, column: &CStr) -> Result<Option<Jsonb<'_>>> {
-        let datum = self.field(column, JSONBOID)?;
+    /// Reads a jsonb column, as [`text`](Trigger::text).
+    pub fn jsonb(&self, version: Version, column: &CStr) -> Result<Option<Jsonb<'_>>> {
+        let datum = self.field(version, column, JSONBOID)?;
         // SAFETY: the type was checked.
         Ok(datum.map(|datum| unsafe { jsonb(datum) }))
     }
