@@ -10,7 +10,7 @@ use ratelimit_core::{Decision, Level, Limit, Micros, Shards, State, kinds};
 use ratelimit_faults::Fault;
 
 use crate::error::{LimiterError, Result};
-use crate::ports::{Interrupts, Stored};
+use crate::ports::Interrupts;
 use crate::request::{Answer, LimitedBy, Take};
 use crate::target::{FOREVER, Target, after_block};
 use held::{HeldTake, HoldChange, Settlement};
@@ -43,16 +43,10 @@ pub(crate) enum Change<'a> {
 /// The contents that a change is decided on.
 #[derive(Clone, Copy)]
 pub(crate) enum Contents<'c> {
-    /// The only state of the limit.
-    One(&'c State),
-    /// Its only row; `None`: there is none.
-    Row(Option<&'c Stored>),
-    /// All of its shards.
-    All(&'c Shards<'c>),
-    /// One of its shards, counted from 0: the only one to change.
-    OneOf(&'c Shards<'c>, usize),
-    /// All of its shards, and the hold with the call's id.
-    Held(&'c Shards<'c>, Option<&'c Hold>),
+    /// The state to change, with its limit: the target's, or that of a shard.
+    One(&'c Limit, &'c State),
+    /// All shards of the limit, and the hold with the call's id.
+    All(&'c Shards<'c>, Option<&'c Hold>),
 }
 
 /// A decided change.
@@ -173,15 +167,7 @@ impl<'a> Change<'a> {
         target.block(now).filter(|_| self.is_take() && !Fault::BlockOverlooked.is_on())
     }
 
-    /// Whether it moves tokens, and so chooses among shards.
-    pub(crate) fn moves_tokens(&self) -> bool {
-        match *self {
-            Change::Take(Take { count, .. }) | Change::Credit { count, .. } => count != 0.0,
-            _ => false,
-        }
-    }
-
-    /// The tokens that it adds to shards; negative: takes.
+    /// The tokens that it adds to shards; negative: takes. 0: it chooses no shard.
     pub(crate) fn tokens(&self) -> f64 {
         match *self {
             Change::Take(Take { count, .. }) => -count,
@@ -214,18 +200,9 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// The whole contents of a limit to decide on; `own`: the hold with the call's id.
-    pub(crate) fn contents<'c>(&self, shards: &'c Shards, own: Option<&'c Hold>) -> Contents<'c> {
-        match self {
-            Change::Hold(_) | Change::Settle(_) | Change::Each(_) => Contents::Held(shards, own),
-            _ => Contents::All(shards),
-        }
-    }
-
     /// Decides it on these contents, at an instant after they were read.
     ///
     /// # Errors
-    /// [`LimiterError::BadState`] (55000): a row with a value that no call writes.
     /// [`LimiterError::NotForKind`] (0A000): a credit to a sliding kind or a concurrency limit.
     #[inline(always)]
     pub(crate) fn decide(
@@ -255,7 +232,10 @@ impl<'a> Change<'a> {
         // A state too far in the future now may no longer be so when the block ends.
         let at = if until == FOREVER { now } else { until };
         let mut decided = self.decide_unblocked(host, target, contents, at)?;
-        let level = contents.level(target, now)?;
+        let level = match contents {
+            Contents::One(limit, state) => limit.level(state, now),
+            Contents::All(shards, _) => shards.level(now),
+        };
         for answer in decided.answers_mut() {
             let passes = answer.ok || !target.definition.enforce;
             let rest = if passes { Some(Micros(0)) } else { answer.retry_after };
@@ -265,7 +245,7 @@ impl<'a> Change<'a> {
             (answer.lease, answer.taken) = (None, 0.0);
         }
         decided.after = None;
-        if let (Change::Hold(hold), Contents::Held(shards, own)) = (self, contents) {
+        if let (Change::Hold(hold), Contents::All(shards, own)) = (self, contents) {
             let denied = hold.denied(target, &shards.total(now), own, now);
             return Ok(Decided::of_hold(decided.answer, None, denied));
         }
@@ -284,27 +264,17 @@ impl<'a> Change<'a> {
         contents: Contents,
         now: Micros,
     ) -> Result<Decided> {
-        let limit = target.limit();
         let mut taken = 0.0;
         let decision = match contents {
-            Contents::One(state) => self.on_state(limit, state, now, &mut taken)?,
-            Contents::Row(stored) => {
-                self.on_state(limit, &*target.state(limit, stored, now)?, now, &mut taken)?
-            }
-            Contents::OneOf(shards, shard) => {
-                self.on_state(shards.shard_limit(), &shards.states()[shard], now, &mut taken)?
-            }
-            Contents::All(shards) => match self {
+            Contents::One(limit, state) => self.on_state(limit, state, now, &mut taken)?,
+            Contents::All(shards, own) => match self {
                 Change::Takes(takes) => return Ok(takes::decide(host, target, takes, shards, now)),
-                _ => self.on_shards(limit, shards, now, &mut taken)?,
-            },
-            Contents::Held(shards, own) => match self {
-                Change::Hold(hold) => return Ok(hold.decide(target, shards, own, now)),
                 Change::Each(takes) => return Ok(takes::one_by_one(target, takes, shards, now)),
+                Change::Hold(hold) => return Ok(hold.decide(target, shards, own, now)),
                 Change::Settle(settlement) => {
                     return Ok(settlement.decide(target, shards, own, now));
                 }
-                _ => self.on_shards(limit, shards, now, &mut taken)?,
+                _ => self.on_shards(target.limit(), shards, now, &mut taken)?,
             },
         };
         let mut answer = target.answer(&decision, decision.level, now);
@@ -360,36 +330,15 @@ impl<'a> Change<'a> {
         taken: &mut f64,
     ) -> Result<Decision> {
         match *self {
-            // Acquires the lease with the id drawn for it.
-            Change::Take(Take { lease: Some(_), .. }) => {
-                self.on_state(limit, &shards.total(now), now, taken)
+            Change::Take(ref take) if take.lease.is_none() => {
+                Ok(take.on_shards(shards, now, taken))
             }
-            Change::Take(ref take) => Ok(take.on_shards(shards, now, taken)),
             Change::Credit { count, taken_at } => {
                 shards.credit(now, count, taken_at).ok_or_else(|| not_for_credit(limit))
             }
-            // The rows are left from another kind.
-            _ => {
-                Ok(Decision { ok: false, retry_after: None, level: shards.level(now), state: None })
-            }
+            // Of a lease: its limit has no shards.
+            _ => self.on_state(limit, &shards.total(now), now, taken),
         }
-    }
-}
-
-impl Contents<'_> {
-    /// The level at `now`.
-    ///
-    /// # Errors
-    /// [`LimiterError::BadState`] (55000).
-    fn level(&self, target: &Target, now: Micros) -> Result<Level> {
-        let limit = target.limit();
-        Ok(match *self {
-            Contents::One(state) => limit.level(state, now),
-            Contents::Row(stored) => limit.level(&*target.state(limit, stored, now)?, now),
-            Contents::All(shards) | Contents::OneOf(shards, _) | Contents::Held(shards, _) => {
-                shards.level(now)
-            }
-        })
     }
 }
 

@@ -16,7 +16,7 @@ pub(crate) mod row;
 use ratelimit_core::hold::Hold;
 use ratelimit_core::{Micros, Shards, State};
 
-use crate::change::{Change, Decided};
+use crate::change::{Change, Contents, Decided};
 use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Holds, Host, Id, RowAccess, Rows, TRIES};
 use crate::request::Answer;
@@ -59,7 +59,7 @@ impl View<'_> {
 
     fn decide<H: Host>(&self, host: &H, ask: &Ask, now: Micros) -> Result<Decided> {
         let own = self.own.as_ref().map(|own| &own.hold);
-        ask.change.decide(host, &ask.target, ask.change.contents(&self.found.shards, own), now)
+        ask.change.decide(host, &ask.target, Contents::All(&self.found.shards, own), now)
     }
 }
 
@@ -156,7 +156,7 @@ pub(crate) fn count_expiries<H: Host>(
     let refused = |decided: &Decided| decided.answers().find(|answer| !answer.ok).cloned();
     let decide = |state: &State, at: Micros| {
         let shards = Shards::new(limit, vec![state.clone()]);
-        let contents = change.contents(&shards, own.map(|own| &own.hold));
+        let contents = Contents::All(&shards, own.map(|own| &own.hold));
         match change.decide_unblocked(host, target, contents, at) {
             Ok(decided) => match refused(&decided) {
                 None => (true, None),
@@ -221,7 +221,7 @@ pub(crate) fn run<H: Host>(host: &H, asks: &[Ask]) -> Result<Outcome> {
 #[inline]
 pub(crate) fn run_one<H: Host>(host: &H, rows: &dyn Rows, ask: &Ask) -> Result<Answer> {
     let short = match ask.target.store {
-        Store::Shards(_) => shards::apply_to_one_shard(host, rows, &ask.target, &ask.change)?,
+        Store::Shards(_) => shards::apply_to_one_shard(host, rows, ask)?,
         _ => row::apply::<H, false>(host, rows, ask)?,
     };
     if let Some(decided) = short {

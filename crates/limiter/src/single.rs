@@ -67,7 +67,7 @@ pub(crate) fn apply<H: Host>(host: &H, ask: &Ask) -> Result<Answer> {
         Store::Nowhere => {
             let now = host.now();
             let state = target.limit().initial_state(now, now);
-            Ok(change.decide(host, target, Contents::One(&state), now)?.answer)
+            Ok(change.decide(host, target, Contents::One(target.limit(), &state), now)?.answer)
         }
         Store::Row | Store::Shards(_) => {
             host.refuse_read_only()?;
@@ -95,7 +95,7 @@ pub(crate) fn look<H: Host>(host: &H, ask: &Ask) -> Result<Answer> {
     let now = host.now();
     if change.block(target, now).is_none() && !change.never_passes(target, now) {
         let Peeked { now, found } = stores::peek(host, target)?;
-        let decided = change.decide(host, target, Contents::All(&found.shards), now)?;
+        let decided = change.decide(host, target, Contents::All(&found.shards, None), now)?;
         if decided.answer.ok || !found.has_holds() {
             return Ok(Answer { level: found.shards.level(now), ..decided.answer });
         }

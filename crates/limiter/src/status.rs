@@ -257,7 +257,7 @@ fn defined<'a, H: Host>(
     }
     let one = Take { count: 1.0, reserve: false, lease: None, at_least: None };
     let ask = Ask { target: enforced, change: Change::Take(one), entry: None };
-    let answer = ask.change.decide(host, &ask.target, Contents::All(shards), now)?.answer;
+    let answer = ask.change.decide(host, &ask.target, Contents::All(shards, None), now)?.answer;
     let retry_after = match found.has_holds() {
         // Holds are read after the row: read both in one state. The wait is 0 if the key is no longer limited.
         true if !answer.ok => {
@@ -298,7 +298,7 @@ fn with_rows<'a, H: Host>(
     }
     let block = others.remove(&(name.clone(), key.clone())).and_then(|other| other.block);
     let Some(definition) = definition else {
-        let shards = stores::shards_present(of_key);
+        let shards = stores::of_shards(of_key).count() as u32;
         return Ok(Some(undefined(host.now(), name, key, shards, block)));
     };
     let until = block.as_ref().map(|block| block.until);

@@ -178,8 +178,8 @@ pub fn left_in_rows(
         Content::Limit(version) => Some((*shard, Row { version, tuple: TupleId::NONE })),
         Content::Hold(_) => None,
     };
-    let shards = stores::shards_of_rows(&target, rows.iter().filter_map(row).collect(), now);
-    shards.map_or(f64::INFINITY, |shards| shards.level(now).remaining)
+    let found = stores::interpret(&target, rows.iter().filter_map(row).collect(), now);
+    found.map_or(f64::INFINITY, |found| found.shards.level(now).remaining)
 }
 
 /// Adds up the states of shards.

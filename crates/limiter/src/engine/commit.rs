@@ -6,7 +6,7 @@ use ratelimit_faults::Fault;
 
 use super::{Ask, Outcome, Peek, View, count_expiries, memory, of_state, put};
 use crate::change::held::random_id;
-use crate::change::{Change, Decided};
+use crate::change::{Change, Contents, Decided};
 use crate::error::{LimiterError, Result};
 use crate::ports::{Deleted, HoldRow, Host, Rows, TRIES};
 use crate::stores::shards::{self, Extent, LockedRows};
@@ -118,8 +118,8 @@ fn lock<'a, H: Host>(
         let is_dry_take = ask.change.is_take() && !decided.answer.enforced;
         let shards = found.shards;
         let seen = is_dry_take.then(|| shards.clone());
-        let (amount, alone) = (amount(ask, &shards, &decided), asks.len() == 1);
-        match (shards::lock(host, rows, target, shards, amount, extent, alone), seen) {
+        let few = amount(ask, &shards, &decided).map(|amount| (shards, amount));
+        match (shards::lock(host, rows, target, few, extent, asks.len() == 1), seen) {
             (Err(LimiterError::Busy), Some(seen)) => {
                 let rows = LockedRows::none(seen.into());
                 locked.push(Locked { rows, locks: Locks::Others, own });
@@ -159,7 +159,7 @@ fn lock_to_settle<'a, H: Host>(
     let Change::Settle(settlement) = &ask.change else { return Ok(None) };
     let counts = settlement.counts(target);
     if counts {
-        match shards::lock_whole(host, rows, target) {
+        match shards::lock(host, rows, target, None, Extent::All, true) {
             Err(LimiterError::Busy) if target.store != Store::Row => {}
             locked => {
                 return Ok(locked?.map(|rows| Locked { rows, locks: Locks::Own, own }));
@@ -266,7 +266,7 @@ fn decide<'a, H: Host>(
         {
             *taken_at = now;
         }
-        let contents = change.contents(&locked.rows.found.shards, own.as_ref());
+        let contents = Contents::All(&locked.rows.found.shards, own.as_ref());
         let mut decided = change.decide(host, target, contents, now)?;
         match locked.locks {
             Locks::None => {}
@@ -310,7 +310,7 @@ fn write<H: Host>(
     } else if decided.changes() {
         locked.rows.begin_anew(host, target)?;
         if let (Some(hold), Some(_)) = (decided.hold_after(), &decided.after) {
-            locked.rows.found.hold(&hold);
+            locked.rows.found.due = expiry::first_expiry(&hold, locked.rows.found.due);
         }
     }
     if let Some(after) = &decided.after {

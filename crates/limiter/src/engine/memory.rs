@@ -132,7 +132,7 @@ impl<'a> Plan<'a> {
 /// Decides an ask on a state.
 fn decide<H: Host>(host: &H, ask: &Ask, state: &State, now: Micros) -> Result<Decided> {
     let shards = Shards::new(ask.target.limit(), vec![state.clone()]);
-    ask.change.decide(host, &ask.target, Contents::All(&shards), now)
+    ask.change.decide(host, &ask.target, Contents::All(&shards, None), now)
 }
 
 /// The outcome under the locks.

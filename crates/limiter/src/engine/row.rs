@@ -48,7 +48,7 @@ pub(crate) fn apply<H: Host, const MORE: bool>(
                 }
             } else if change.never_passes(target, now) || change.block(target, now).is_some() {
                 // A denial that no expiry can change reads no holds, either.
-                let decided = change.decide(host, target, Contents::Row(stored), now)?;
+                let decided = decide::<H, false>(host, ask, stored, None, now)?;
                 if super::is_final(ask, &decided, now) {
                     return Ok(Some(decided));
                 }
@@ -117,13 +117,13 @@ fn decide<H: Host, const MORE: bool>(
     own: Option<&HoldRow>,
     now: Micros,
 ) -> Result<Decided> {
+    let (limit, state) = (target.limit(), target.state(target.limit(), stored, now)?);
     if MORE {
-        let state = target.state(target.limit(), stored, now)?.into_owned();
-        let shards = Shards::new(target.limit(), vec![state]);
+        let shards = Shards::new(limit, vec![state.into_owned()]);
         let own = own.map(|own| &own.hold);
-        return change.decide(host, target, Contents::Held(&shards, own), now);
+        return change.decide(host, target, Contents::All(&shards, own), now);
     }
-    change.decide(host, target, Contents::Row(stored), now)
+    change.decide(host, target, Contents::One(limit, &state), now)
 }
 
 /// Whether the short way makes the change: of a hold, only if it is taken.
@@ -253,7 +253,7 @@ fn unchanged<H: Host>(
         return Ok(Some(decided));
     }
     let state = target.state(target.limit(), Some(&seen.stored), decided.answer.now)?.into_owned();
-    let found = Found::new(Shards::new(target.limit(), vec![state]), seen.holds_due);
+    let found = Found { shards: Shards::new(target.limit(), vec![state]), due: seen.holds_due };
     super::count_expiries(host, ask, &found, None, &mut decided)?;
     Ok(rows.read(target.row(0))?.filter(|row| row.is_version(seen)).map(|_| decided))
 }

@@ -132,6 +132,9 @@ enum Shards {
 }
 
 /// Gives back the expired holds of a key with shards, under the locks of all its rows.
+///
+/// # Errors
+/// [`LimiterError::Busy`]: another session has locked one.
 fn give_back_to_shards<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<Shards> {
     let (RowId { name, key, .. }, now) = (id, host.now());
     let mut due = host.with_key_holds(|holds| holds.returning(name, key, EARLIEST, now, MOST))?;
@@ -139,7 +142,7 @@ fn give_back_to_shards<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<
     let Some(first) = due.first() else { return Ok(Shards::Done) };
     let Some(definition) = limits.of_expiry(host, first)? else { return Ok(Shards::Left) };
     let target = Target::defined::<H>(name, key, definition, None);
-    let locked = host.attempt(|| shards::lock_at_once(host, rows, &target))?;
+    let locked = host.attempt(|| shards::lock_all(host, rows, &target, false))?;
     let Some(mut locked) = locked else { return Ok(Shards::Left) };
     if target.store == Store::Row {
         return Ok(Shards::Joined(rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?));

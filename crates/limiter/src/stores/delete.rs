@@ -8,7 +8,7 @@ use ratelimit_core::{Limit, Micros, State};
 use ratelimit_faults::Fault;
 
 use super::expiry;
-use super::shards::contents::{shard_limit_of, shards_of};
+use super::shards::contents::{of_shards, shard_limit_of, shards_of};
 use super::with_locked;
 use crate::error::{LimiterError, Result};
 use crate::ports::{Host, KeyRows, KeyedRow, Row, RowId, Rows, ShardRow, Stored, TRIES};
@@ -26,11 +26,6 @@ pub struct Batch {
 /// Whether rows of a key hold a state that a limit uses.
 pub(super) fn has_state(limit: &Limit, rows: &[ShardRow]) -> bool {
     rows.iter().any(|(_, row)| row.stored.suits(limit) == Some(true))
-}
-
-/// The number of shards that a key has rows of.
-pub(crate) fn shards_present(rows: &[ShardRow]) -> u32 {
-    rows.iter().filter(|(_, row)| !row.stored.is_marker()).count() as u32
 }
 
 /// Whether two lists have rows of the same shard numbers.
@@ -322,7 +317,7 @@ pub fn prune_key<H: Host>(
 /// Whether the rows of a key are idle: every call would be answered the same without them.
 fn is_idle(target: &Target, rows: &[ShardRow], now: Micros) -> bool {
     let mut shard_limit: Option<(u32, Limit)> = None;
-    rows.iter().filter(|(_, found)| !found.stored.is_marker()).all(|(number, found)| {
+    of_shards(rows).all(|(number, found)| {
         let of = shards_of(*number);
         let (_, limit) = match shard_limit.take().filter(|&(shard_count, _)| shard_count == of) {
             Some(same) => shard_limit.insert(same),

@@ -22,7 +22,7 @@ pub struct Found<'a> {
     /// Its shards.
     pub shards: Shards<'a>,
     /// As in [`Version`], of the row of a limit without shards.
-    due: Option<Micros>,
+    pub(crate) due: Option<Micros>,
 }
 
 /// Contents without holds of the key.
@@ -38,11 +38,6 @@ impl<'a> Found<'a> {
         Shards::new(target.limit(), vec![state]).into()
     }
 
-    /// Shards that were read, and the first expiry that their row names.
-    pub(crate) fn new(shards: Shards<'a>, due: Option<Micros>) -> Found<'a> {
-        Found { shards, due }
-    }
-
     /// Whether holds of the key will give back.
     #[inline]
     pub(crate) fn has_holds(&self) -> bool {
@@ -52,27 +47,6 @@ impl<'a> Found<'a> {
     /// Whether a hold may have expired.
     pub(crate) fn is_due(&self, now: Micros) -> bool {
         self.due.is_some_and(|due| due <= now)
-    }
-
-    /// Takes the state of a limit without shards, and the holds, from its row.
-    pub(crate) fn set(&mut self, state: State, row: &Version) {
-        self.shards.states_mut()[0] = state;
-        self.due = row.holds_due;
-    }
-
-    /// Forgets the holds.
-    pub(crate) fn forget_holds(&mut self) {
-        self.due = None;
-    }
-
-    /// Notes a hold that is written next.
-    pub(crate) fn hold(&mut self, hold: &Hold) {
-        self.due = first_expiry(hold, self.due);
-    }
-
-    /// Returns the next version of its row.
-    pub(crate) fn version(&self, state: State) -> Version {
-        Version { stored: Stored::State(state), holds_due: self.due }
     }
 }
 

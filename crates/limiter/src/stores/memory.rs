@@ -28,7 +28,7 @@ pub(crate) fn apply<H: Host>(
         let now = host.now();
         let before = state(target, seen.state, now, phase);
         let Decided { answer, after, .. } =
-            change.decide(host, target, Contents::One(&before), now)?;
+            change.decide(host, target, Contents::One(target.limit(), &before), now)?;
         let after = after.filter(|_| !Fault::EntryNotWritten.is_on());
         let is_stored = after.is_none_or(|after| {
             locked.write(id, Some(&after), retention(target, &after, now, phase))

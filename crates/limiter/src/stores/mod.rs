@@ -16,7 +16,7 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use ratelimit_core::config::{Definition, MAX_SLOTS_IN_MEMORY};
-use ratelimit_core::{Micros, Shards, State};
+use ratelimit_core::{Micros, State};
 
 use crate::error::{LimiterError, Result};
 use crate::keys::each_key;
@@ -25,11 +25,13 @@ use crate::ports::{
 };
 use crate::target::{Store, Target, has_no_rows, of_state};
 use expiry::Found;
-use shards::contents::KeyShards;
+use shards::contents;
 
 pub use delete::{Batch, delete_key, prune_key, reset_key};
-pub(crate) use delete::{forget_held, holders, shards_present};
+pub(crate) use delete::{forget_held, holders};
 pub use saved::write as save;
+pub use shards::contents::interpret;
+pub(crate) use shards::contents::{of_shards, peek_found};
 
 /// The contents of a target, as read.
 pub struct Peeked<'t> {
@@ -46,7 +48,7 @@ pub struct Peeked<'t> {
 pub fn peek<'t, H: Host>(host: &H, target: &'t Target) -> Result<Peeked<'t>> {
     match target.store {
         Store::Row | Store::Shards(_) => {
-            host.with_rows(RowAccess::Read, |rows| peek_rows(host, rows, target))
+            host.with_rows(RowAccess::Read, |rows| contents::peek(host, rows, target))
         }
         _ => without_rows(host, target),
     }
@@ -66,33 +68,9 @@ pub fn peek_with<'t, H: Host>(
             let state = memory::state(target, found, now, target.phase());
             Ok(Peeked { now, found: Found::of_state(target, state) })
         }
-        (Some(rows), None) if target.store.is_in_table() => peek_rows(host, rows, target),
+        (Some(rows), None) if target.store.is_in_table() => contents::peek(host, rows, target),
         _ => without_rows(host, target),
     }
-}
-
-/// Returns a target's contents in these rows, which were read before `now`; computes expired holds.
-pub(crate) fn peek_found<'t, H: Host>(
-    host: &H,
-    rows: &dyn Rows,
-    target: &'t Target,
-    found: Vec<ShardRow>,
-    now: Micros,
-) -> Result<Peeked<'t>> {
-    let is_due = |(_, row): &ShardRow| expiry::is_due(target, row, now);
-    if target.store == Store::Row && found.first().is_some_and(is_due) {
-        return peek_rows(host, rows, target);
-    }
-    Ok(peeked(target, now, shards::contents::interpret(target, found, now)?))
-}
-
-/// Returns a target's shards in these rows, which were read before `now`; doesn't apply expired holds.
-pub fn shards_of_rows<'t>(
-    target: &'t Target,
-    found: Vec<ShardRow>,
-    now: Micros,
-) -> Result<Shards<'t>> {
-    Ok(shards::contents::interpret(target, found, now)?.found.shards)
 }
 
 /// Reads the contents of a target without rows: in memory, or full.
@@ -106,28 +84,15 @@ pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<Peeked<
     Ok(Peeked { now, found: Found::of_state(target, state) })
 }
 
-/// Reads the rows of a target; computes expired holds.
-pub(crate) fn peek_rows<'t, H: Host>(
-    host: &H,
-    rows: &dyn Rows,
-    target: &'t Target,
-) -> Result<Peeked<'t>> {
-    let (now, found) = shards::contents::peek(host, rows, target)?;
-    Ok(peeked(target, now, found))
-}
-
-/// Returns contents with their next expiry: none with shards, since a prune applies that, and none for a limit without
-/// holds, since nothing comes back to it.
-fn peeked<'t>(
-    target: &Target,
-    now: Micros,
-    KeyShards { mut found, .. }: KeyShards<'t>,
-) -> Peeked<'t> {
-    let may_return = target.store == Store::Row && expiry::returns(&target.definition);
-    if !may_return || found.is_due(now) {
-        found.forget_holds();
+impl<'t> Peeked<'t> {
+    /// The contents in these rows, with their next expiry: none with shards, since a prune applies that, and none for a
+    /// limit without holds, since nothing comes back to it.
+    fn of_rows(target: &'t Target, rows: Vec<ShardRow>, now: Micros) -> Result<Peeked<'t>> {
+        let mut found = interpret(target, rows, now)?;
+        let may_return = target.store == Store::Row && expiry::returns(&target.definition);
+        found.due = found.due.filter(|&due| may_return && due > now);
+        Ok(Peeked { now, found })
     }
-    Peeked { now, found }
 }
 
 /// Reads the rows of a target as they are; `None`: nothing has expired that counts.
@@ -146,8 +111,7 @@ pub(crate) fn peek_unexpired<'t, H: Host>(
     if !expiry::is_due(target, &row, now) {
         return Ok(None);
     }
-    let found = shards::contents::interpret(target, vec![(0, row)], now)?.found;
-    Ok(Some(found.shards.into()))
+    Ok(Some(interpret(target, vec![(0, row)], now)?.shards.into()))
 }
 
 /// Reads a target's stored state, with the instant after the read; with shards, their total; `None`: nothing is stored,
@@ -164,7 +128,7 @@ pub fn stored<H: Host>(host: &H, target: &Target) -> Result<(Micros, Option<Stat
         }
         Store::Row | Store::Shards(_) => host.with_rows(RowAccess::Read, |rows| {
             let found = rows.read_key(target.name, target.key, None)?;
-            let (now, shards) = shards::peek(host, rows, target)?;
+            let Peeked { now, found: Found { shards, .. } } = contents::peek(host, rows, target)?;
             let total = || shards.undivided().cloned().unwrap_or_else(|| shards.total(now));
             Ok((now, delete::has_state(target.limit(), &found).then(total)))
         }),

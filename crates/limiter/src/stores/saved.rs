@@ -11,7 +11,8 @@
 use ratelimit_core::{Micros, State};
 use ratelimit_faults::Fault;
 
-use super::{delete, memory, shards};
+use super::shards::contents;
+use super::{Peeked, delete, memory};
 use crate::error::{LimiterError, Result};
 use crate::ports::{
     Absent, Entries, Host, Id, Loaded, LockedEntries, NewKey, Retention, RowAccess, RowId, Rows,
@@ -62,8 +63,8 @@ pub(super) fn read_row<H: Host>(host: &H, target: &Target) -> Result<Option<Stat
         if !delete::has_state(target.limit(), &found) {
             return Ok(None);
         }
-        let (now, shards) = shards::peek(host, rows, target)?;
-        Ok(Some(shards.total(now)))
+        let Peeked { now, found } = contents::peek(host, rows, target)?;
+        Ok(Some(found.shards.total(now)))
     })
 }
 

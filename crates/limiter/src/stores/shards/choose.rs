@@ -3,10 +3,11 @@
 use ratelimit_core::{Micros, Shards};
 use ratelimit_faults::Fault;
 
-use super::contents::shard_number;
+use super::contents::{row_of, shard_number};
 use super::locked::LockedShard;
 use super::room;
-use crate::change::{Change, Contents, Decided};
+use crate::change::{Contents, Decided};
+use crate::engine::Ask;
 use crate::error::Result;
 use crate::ports::{Host, Random, Row, Rows, Stored};
 use crate::target::Target;
@@ -60,106 +61,87 @@ struct Estimate<'a> {
 pub(crate) fn apply_to_one_shard<H: Host>(
     host: &H,
     rows: &dyn Rows,
-    target: &Target,
-    change: &Change,
+    Ask { target, change, .. }: &Ask,
 ) -> Result<Option<Decided>> {
-    if !change.moves_tokens() {
+    let amount = change.tokens();
+    if amount == 0.0 {
         return Ok(None);
     }
-    let call = Call { host, rows, target, change };
-    let Some(Estimate { mut shards, better, seen, is_own, now }) = call.estimate()? else {
+    let Some(Estimate { mut shards, better, seen, is_own, now }) =
+        estimate(host, rows, target, amount)?
+    else {
         return Ok(None);
     };
-    let row = target.row(shard_number(target.limit().shards(), better));
-    let mut decided = change.decide(host, target, Contents::OneOf(&shards, better), now)?;
-    if let Some(after) = decided.after.take() {
-        let after = seen.with(Stored::State(after));
-        if rows.replace(row, &seen, &after, false)? {
-            if let Stored::State(after) = after.stored {
-                shards.states_mut()[better] = after;
-            }
-            decided.set_level(shards.level(now));
-            return Ok(Some(decided));
-        }
+    let id = row_of(target, better);
+    let decide = |shards: &Shards, now| {
+        let contents = Contents::One(shards.shard_limit(), &shards.states()[better]);
+        change.decide(host, target, contents, now)
+    };
+    let written = |mut decided: Decided, shards: &mut Shards, after, now| {
+        shards.states_mut()[better] = after;
+        decided.set_level(shards.level(now));
+        Some(decided)
+    };
+    let mut decided = decide(&shards, now)?;
+    if let Some(after) = decided.after.take()
+        && rows.replace(id, &seen, &seen.with(Stored::State(after.clone())), false)?
+    {
+        return Ok(written(decided, &mut shards, after, now));
     }
-    let take = || call.change_locked(&shards, better, rows.lock(row, false)?);
-    // Another call may change the row before it is locked here: the lock is then released, unless it was held before.
-    if is_own { take() } else { host.attempt(take) }
-}
-
-/// A call for one shard.
-struct Call<'a, H> {
-    host: &'a H,
-    rows: &'a dyn Rows,
-    target: &'a Target<'a>,
-    change: &'a Change<'a>,
-}
-
-impl<H: Host> Call<'_, H> {
-    /// Reads two rows; `None`: the better one has no room for the whole change, or a credit goes to other rows first.
-    fn estimate(&self) -> Result<Option<Estimate<'_>>> {
-        let Call { host, rows, target, change } = self;
-        let count = target.limit().shards() as usize;
-        let own = own_shard(*host, target);
-        let first = own.unwrap_or_else(|| host.below(count));
-        let second = (first + 1 + host.below(count - 1)) % count;
-        let number = |shard| shard_number(count as u32, shard);
-        let numbers = [number(first), number(second)];
-        let mut found = rows.read_key(target.name, target.key, Some(&numbers))?;
+    let mut change_locked = || {
+        let Some(locked) = rows.lock(id, false)? else { return Ok(None) };
         let now = host.now();
-        let shard_limit = target.limit().shard_limit(count as u32);
-        let mut states = Vec::with_capacity(2);
-        for wanted in numbers {
-            let row = found.iter().find(|&&(number, _)| number == wanted);
-            let Some((_, row)) = row else { return Ok(None) };
-            states.push(target.state(&shard_limit, Some(&row.stored), now)?.into_owned());
-        }
-        // The other rows are assumed to be like the second.
-        let mut all = vec![states[1].clone(); count];
-        all[first] = states.swap_remove(0);
-        let shards = Shards::new(target.limit(), all);
-        let amount = change.tokens();
-        let room = |shard| room(&shards, shard, now, amount);
-        let better = if own.is_some() || room(first) >= room(second) { first } else { second };
-        let in_debt = [first, second].iter().any(|&shard| shards.available(shard, now) < 0.0);
-        let is_owed = in_debt || amount > 0.0 && shards.are_overused(now);
-        let suffices = room(better) >= amount.abs() && !is_owed;
-        if !suffices && !Fault::BetterNotCompared.is_on() {
-            return Ok(None);
-        }
-        let Some(at) = found.iter().position(|&(n, _)| n == number(better)) else {
-            return Ok(None);
-        };
-        let (_, seen) = found.swap_remove(at);
-        Ok(Some(Estimate { shards, better, seen, is_own: own.is_some(), now }))
-    }
-
-    /// Makes the whole change in the locked row of a shard; `None` if it is gone or has no room.
-    fn change_locked(
-        &self,
-        shards: &Shards,
-        shard: usize,
-        locked: Option<Row>,
-    ) -> Result<Option<Decided>> {
-        let Call { host, rows, target, change } = self;
-        let Some(locked) = locked else { return Ok(None) };
-        let (now, mut shards) = (host.now(), shards.clone());
-        shards.states_mut()[shard] =
-            target.state(shards.shard_limit(), Some(&locked.stored), now)?.into_owned();
-        let amount = change.tokens();
-        let suffices = room(&shards, shard, now, amount) >= amount.abs();
+        let state = target.state(shards.shard_limit(), Some(&locked.stored), now)?.into_owned();
+        shards.states_mut()[better] = state;
+        let suffices = room(&shards, better, now, amount) >= amount.abs();
         if !suffices && !Fault::ShardNotCompared.is_on() {
             return Ok(None);
         }
-        let contents = Contents::OneOf(&shards, shard);
-        let mut decided = change.decide(*host, target, contents, now)?;
+        let mut decided = decide(&shards, now)?;
         let Some(after) = decided.after.take() else { return Ok(None) };
-        let row = target.row(shard_number(target.limit().shards(), shard));
-        rows.update(row, locked.tuple, &locked.with(Stored::State(after.clone())))?;
-        shards.states_mut()[shard] = after;
-        decided.set_level(shards.level(now));
-        Ok(Some(decided))
+        rows.update(id, locked.tuple, &locked.with(Stored::State(after.clone())))?;
+        Ok(written(decided, &mut shards, after, now))
+    };
+    // Another call may change the row before it is locked here: the lock is then released, unless it was held before.
+    if is_own { change_locked() } else { host.attempt(change_locked) }
+}
+
+/// Reads two rows; `None`: the better one has no room for the whole change, or a credit goes to other rows first.
+fn estimate<'a, H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    target: &'a Target,
+    amount: f64,
+) -> Result<Option<Estimate<'a>>> {
+    let count = target.limit().shards() as usize;
+    let own = own_shard(host, target);
+    let first = own.unwrap_or_else(|| host.below(count));
+    let second = (first + 1 + host.below(count - 1)) % count;
+    let numbers = [first, second].map(|shard| shard_number(count as u32, shard));
+    let mut found = rows.read_key(target.name, target.key, Some(&numbers))?;
+    let now = host.now();
+    let shard_limit = target.limit().shard_limit(count as u32);
+    let mut states = Vec::with_capacity(2);
+    for wanted in numbers {
+        let row = found.iter().find(|&&(number, _)| number == wanted);
+        let Some((_, row)) = row else { return Ok(None) };
+        states.push(target.state(&shard_limit, Some(&row.stored), now)?.into_owned());
     }
+    let mut all = vec![states[1].clone(); count];
+    all[first] = states.swap_remove(0);
+    let shards = Shards::new(target.limit(), all);
+    let room = |shard| room(&shards, shard, now, amount);
+    let is_first = own.is_some() || room(first) >= room(second);
+    let (better, number) = if is_first { (first, numbers[0]) } else { (second, numbers[1]) };
+    let in_debt = [first, second].iter().any(|&shard| shards.available(shard, now) < 0.0);
+    let is_owed = in_debt || amount > 0.0 && shards.are_overused(now);
+    let suffices = room(better) >= amount.abs() && !is_owed;
+    if !suffices && !Fault::BetterNotCompared.is_on() {
+        return Ok(None);
+    }
+    let at = found.iter().position(|&(found, _)| found == number);
+    let seen = at.map(|at| found.swap_remove(at).1);
+    Ok(seen.map(|seen| Estimate { shards, better, seen, is_own: own.is_some(), now }))
 }
 
 /// Locks unlocked rows until together they have room for the change, and updates the shards. `None`: they don't
@@ -180,8 +162,7 @@ pub(super) fn lock_free<H: Host>(
     }
     let (mut locked, mut sum) = (Vec::new(), 0.0);
     for shard in wanted {
-        let row = target.row(shard_number(target.limit().shards(), shard));
-        let Some(row) = rows.lock(row, false)? else { continue };
+        let Some(row) = rows.lock(row_of(target, shard), false)? else { continue };
         let now = host.now();
         let state = target.state(shards.shard_limit(), Some(&row.stored), now)?.into_owned();
         shards.states_mut()[shard] = state;

@@ -7,15 +7,22 @@ use ratelimit_core::kinds::Shape;
 use ratelimit_core::{Limit, Micros, Shards, State};
 use ratelimit_faults::Fault;
 
+use super::super::Peeked;
 use super::super::delete::{lock_key, lock_or_busy};
 use super::super::expiry::{self, Found};
+use super::locked::LockedRows;
 use crate::error::{LimiterError, Result};
-use crate::ports::{Host, Row, Rows, ShardRow, Stored, TRIES, TupleId};
+use crate::ports::{Host, Row, RowId, Rows, ShardRow, Stored, TRIES};
 use crate::target::Target;
 
 /// Returns the number in the `shard` column for a shard, counted from 0, of a limit with this number of shards.
 pub(super) fn shard_number(shard_count: u32, shard: usize) -> i32 {
     if shard_count == 1 { 0 } else { shard_count as i32 * 10_000 + 1 + shard as i32 }
+}
+
+/// The primary key of the row of a target's shard, counted from 0.
+pub(super) fn row_of<'a>(target: &Target<'a>, shard: usize) -> RowId<'a> {
+    target.row(shard_number(target.limit().shards(), shard))
 }
 
 /// The number of shards of the limit that a row with this shard number belongs to.
@@ -28,33 +35,35 @@ pub(crate) fn shard_limit_of(limit: &Limit, shard_count: u32) -> Limit {
     if shard_count == 1 { limit.clone() } else { limit.shard_limit(shard_count) }
 }
 
-/// The contents of a key's rows.
-pub(crate) struct KeyShards<'a> {
-    /// With a shard for each row.
-    pub(crate) found: Found<'a>,
-    /// Whether there is one row for each shard of the limit. If not, the shards are those of the present rows, or new
-    /// ones if the limit can't carry over any of their states.
-    pub(super) matches_limit: bool,
-    /// The versions of the rows, if they match the limit.
-    pub(super) tuples: Vec<TupleId>,
+/// The rows of a key's shards: all but the marker.
+pub(crate) fn of_shards(rows: &[ShardRow]) -> impl Iterator<Item = &ShardRow> {
+    rows.iter().filter(|(_, row)| !row.stored.is_marker())
 }
 
-/// Interprets all rows of a key at `now`, an instant after the read.
-pub(crate) fn interpret<'a>(
+/// Whether a key has one row for each shard of a limit.
+fn match_limit(limit: &Limit, rows: &[ShardRow]) -> bool {
+    let count = limit.shards();
+    let wanted = (0..count as usize).map(|shard| shard_number(count, shard));
+    of_shards(rows).map(|&(number, _)| number).eq(wanted)
+}
+
+/// Interprets all rows of a key at `now`, an instant after the read: with a shard for each row, or for each shard of
+/// the limit if it can't carry over any of their states.
+///
+/// # Errors
+/// [`LimiterError::BadState`] (55000).
+pub fn interpret<'a>(
     target: &'a Target,
     mut rows: Vec<ShardRow>,
     now: Micros,
-) -> Result<KeyShards<'a>> {
+) -> Result<Found<'a>> {
     let limit = target.limit();
     let shard_count = limit.shards();
     let root = rows.first().filter(|(_, first)| !first.stored.is_marker());
     let due = root.and_then(|(_, root)| root.holds_due);
     rows.retain(|(_, found)| !found.stored.is_marker());
-    let wanted = (0..shard_count as usize).map(|shard| shard_number(shard_count, shard));
-    let matches_limit = rows.iter().map(|&(number, _)| number).eq(wanted);
-
+    let matches_limit = match_limit(limit, &rows);
     let is_fresh = !rows.iter().any(|(_, found)| is_accepted(limit, &found.stored));
-    let tuples = rows.iter().map(|(_, found)| found.tuple).collect();
     let state = |limit: &Limit, stored: Option<&Stored>| -> Result<State> {
         Ok(target.state(limit, stored, now)?.into_owned())
     };
@@ -75,7 +84,7 @@ pub(crate) fn interpret<'a>(
         });
         Shards::unequal(limit, rows.collect::<Result<_>>()?)
     };
-    Ok(KeyShards { found: Found::new(shards, due), matches_limit, tuples })
+    Ok(Found { shards, due })
 }
 
 /// Whether a limit uses a row, or would if its value were a state.
@@ -87,12 +96,12 @@ fn is_accepted(limit: &Limit, stored: &Stored) -> bool {
     }
 }
 
-/// Reads the key's rows on the latest state, without locks; returns the instant after the read, too.
+/// Reads a target's rows on the latest state, without locks, as if expired holds were applied.
 pub(crate) fn peek<'a>(
     host: &impl Host,
     rows: &dyn Rows,
     target: &'a Target,
-) -> Result<(Micros, KeyShards<'a>)> {
+) -> Result<Peeked<'a>> {
     let mut found = Vec::new();
     if target.limit().shards() == 1 {
         found.extend(rows.read(target.row(0))?.map(|row| (0, row)));
@@ -101,28 +110,34 @@ pub(crate) fn peek<'a>(
     if target.limit().shards() > 1 || is_marked {
         found = rows.read_key(target.name, target.key, None)?;
     }
-    let now = host.now();
-    let is_one = target.limit().shards() == 1;
-    if is_one && found.first().is_some_and(|(_, row)| expiry::is_due(target, row, now)) {
+    peek_found(host, rows, target, found, host.now())
+}
+
+/// As [`peek`], of rows that were read before `now`.
+pub(crate) fn peek_found<'a>(
+    host: &impl Host,
+    rows: &dyn Rows,
+    target: &'a Target,
+    found: Vec<ShardRow>,
+    now: Micros,
+) -> Result<Peeked<'a>> {
+    let is_due = |(_, row): &ShardRow| expiry::is_due(target, row, now);
+    if target.limit().shards() == 1 && found.first().is_some_and(is_due) {
         return peek_expired(host, rows, target);
     }
-    Ok((now, interpret(target, found, now)?))
+    Peeked::of_rows(target, found, now)
 }
 
 /// Reads the row of a key as if expired holds were applied.
 #[cold]
-fn peek_expired<'a>(
-    host: &impl Host,
-    rows: &dyn Rows,
-    target: &'a Target,
-) -> Result<(Micros, KeyShards<'a>)> {
+fn peek_expired<'a>(host: &impl Host, rows: &dyn Rows, target: &'a Target) -> Result<Peeked<'a>> {
     for _ in 0..TRIES {
         host.check_for_interrupts();
         let found = rows.read_key(target.name, target.key, None)?;
         let now = host.now();
         let is_due = |(_, row): &&ShardRow| expiry::is_due(target, row, now);
         let Some((_, row)) = found.first().filter(is_due) else {
-            return Ok((now, interpret(target, found, now)?));
+            return Peeked::of_rows(target, found, now);
         };
         let one = match row.stored.is_marker() {
             false => row.clone(),
@@ -132,7 +147,7 @@ fn peek_expired<'a>(
         // The holds were read after the rows.
         let again = rows.read_key(target.name, target.key, None)?;
         if is_unchanged(&found, &again) {
-            return Ok((now, interpret(target, vec![(0, one)], now)?));
+            return Peeked::of_rows(target, vec![(0, one)], now);
         }
     }
     Err(LimiterError::not_written())
@@ -140,7 +155,7 @@ fn peek_expired<'a>(
 
 /// Row 0 as if the rows of a limit that had shards were one again.
 fn joined(target: &Target, root: Row, found: Vec<ShardRow>, now: Micros) -> Result<Row> {
-    let shards = interpret(target, found, now)?.found.shards;
+    let shards = interpret(target, found, now)?.shards;
     match shards.resharded(1, now).pop() {
         Some(state) => Ok(Row { version: root.with(Stored::State(state)), ..root }),
         None => Ok(root),
@@ -162,30 +177,34 @@ fn is_unchanged(found: &[ShardRow], again: &[ShardRow]) -> bool {
 /// [`LimiterError::Busy`]: a row is locked, and `wait` is false; 55000: a trigger undoes it.
 ///
 /// [`LimiterError::Busy`]: crate::error::LimiterError::Busy
-pub(super) fn lock_all<'a>(
+pub(crate) fn lock_all<'a>(
     host: &impl Host,
     rows: &dyn Rows,
     target: &'a Target,
     wait: bool,
-) -> Result<Option<KeyShards<'a>>> {
+) -> Result<Option<LockedRows<'a>>> {
     let (name, key, root) = (target.name, target.key, target.row(0));
     // Every change of the number of rows locks row 0 first: none can follow until this transaction ends.
     if lock_or_busy(rows, root, wait)?.is_none() && !rows.insert(root, &MARKER.into(), true)? {
         return Ok(None);
     }
-    let locked = match Fault::ReshardWithoutLocks.is_on() {
+    let mut present = match Fault::ReshardWithoutLocks.is_on() {
         true => rows.read_key(name, key, None)?,
         false => lock_key(host, rows, name, key, wait)?,
     };
     let now = host.now();
-    let present = interpret(target, locked.clone(), now)?;
-    if present.matches_limit {
-        return Ok(Some(present));
+    if !match_limit(target.limit(), &present) {
+        let shards = interpret(target, present.clone(), now)?.shards;
+        reshard(host, rows, target, present, &shards, now)?;
+        present = lock_key(host, rows, name, key, wait)?;
+        // Only a trigger of the owner can have changed them since.
+        if !match_limit(target.limit(), &present) {
+            return Err(LimiterError::not_written());
+        }
     }
-    reshard(host, rows, target, locked, &present.found.shards, now)?;
-    // Only a trigger of the owner can have changed them since.
-    let present = interpret(target, lock_key(host, rows, name, key, wait)?, now)?;
-    if present.matches_limit { Ok(Some(present)) } else { Err(LimiterError::not_written()) }
+    let locked = of_shards(&present).map(|(_, row)| row.tuple).enumerate().collect();
+    let found = interpret(target, present, now)?;
+    Ok(Some(LockedRows { found, locked, begins_anew: false }))
 }
 
 /// Row 0 of a limit with shards.
@@ -220,8 +239,7 @@ fn reshard(
     }
     for (shard, state) in states.into_iter().enumerate() {
         host.check_for_interrupts();
-        let row = target.row(shard_number(shard_count, shard));
-        rows.insert(row, &Stored::State(state).into(), true)?;
+        rows.insert(row_of(target, shard), &Stored::State(state).into(), true)?;
     }
     Ok(())
 }

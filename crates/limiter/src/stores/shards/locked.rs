@@ -6,10 +6,10 @@ use ratelimit_faults::Fault;
 use super::super::delete::lock_or_busy;
 use super::super::expiry::{self, Found};
 use super::choose::{lock_free, own_shard, rows_with_room};
-use super::contents::{KeyShards, lock_all, shard_number};
+use super::contents::{lock_all, row_of};
 use super::{may_wait, room};
 use crate::error::{LimiterError, Result};
-use crate::ports::{Host, Row, Rows, Stored, TupleId};
+use crate::ports::{Host, Rows, Stored, TupleId, Version};
 use crate::target::Target;
 
 /// The index of a shard, and the locked version of its row.
@@ -26,12 +26,6 @@ pub struct LockedRows<'a> {
 }
 
 impl<'a> LockedRows<'a> {
-    /// All rows of a key, locked.
-    pub(super) fn all(KeyShards { found, tuples, .. }: KeyShards<'a>) -> LockedRows<'a> {
-        let locked = tuples.into_iter().enumerate().collect();
-        LockedRows { found, locked, begins_anew: false }
-    }
-
     /// A key without locked rows: this call changes nothing in them.
     pub fn none(found: Found<'a>) -> LockedRows<'a> {
         LockedRows { found, locked: Vec::new(), begins_anew: false }
@@ -56,7 +50,8 @@ impl<'a> LockedRows<'a> {
         let row = expiry::apply_locked(host, rows, id, Some(target), row)?;
         let state = target.state(target.limit(), Some(&row.stored), host.now())?;
         self.locked = vec![(0, row.tuple)];
-        self.found.set(state.into_owned(), &row);
+        self.found.shards.states_mut()[0] = state.into_owned();
+        self.found.due = row.holds_due;
         Ok(true)
     }
 
@@ -64,7 +59,7 @@ impl<'a> LockedRows<'a> {
     pub(crate) fn begin_anew<H: Host>(&mut self, host: &H, target: &Target) -> Result<()> {
         if self.begins_anew {
             expiry::forget(host, target.row(0))?;
-            self.found.forget_holds();
+            self.found.due = None;
             self.begins_anew = false;
         }
         Ok(())
@@ -88,12 +83,7 @@ impl<'a> LockedRows<'a> {
         locked == all || locked > 0 && has_room()
     }
 
-    /// The tokens in the locked rows.
-    fn available(&self, now: Micros) -> f64 {
-        self.locked.iter().map(|&(shard, _)| self.found.shards.available(shard, now)).sum()
-    }
-
-    /// Writes a change of the total, decided at `now`, to the locked rows.
+    /// Writes a change of the total, decided at `now`: spreads it over the locked rows, and writes those that change.
     pub(crate) fn write(
         &mut self,
         rows: &dyn Rows,
@@ -104,33 +94,29 @@ impl<'a> LockedRows<'a> {
         let LockedRows { found, locked, .. } = self;
         if let ([state], [(_, tuple)]) = (found.shards.states_mut(), &locked[..]) {
             state.clone_from(after);
-            return rows.update(target.row(0), *tuple, &found.version(after.clone()));
+            let stored = Stored::State(after.clone());
+            return rows.update(target.row(0), *tuple, &Version { stored, holds_due: found.due });
         }
-        let shards = &mut found.shards;
-        match (locked.len(), shards.states().len()) {
-            (0, _) => Err(LimiterError::not_written()), // nothing would be taken
-            (some, all) if some < all => {
-                let tokens =
-                    self.available(now) + after.value() - self.found.shards.total(now).value();
-                let after = State::from_tokens(tokens, after.ts());
-                write(rows, target, &mut self.found.shards, &self.locked, now, &after)
+        if locked.is_empty() {
+            return Err(LimiterError::not_written()); // nothing would be taken
+        }
+        let (shards, among) = (&mut found.shards, locked.iter().map(|&(shard, _)| shard));
+        let of_locked = (locked.len() < shards.states().len()).then(|| {
+            let available: f64 = among.clone().map(|shard| shards.available(shard, now)).sum();
+            State::from_tokens(available + after.value() - shards.total(now).value(), after.ts())
+        });
+        let after = of_locked.as_ref().unwrap_or(after);
+        let again = State::from_tokens(after.value(), after.ts().minus(Micros::SECOND));
+        let after = if Fault::RefilledTwice.is_on() { &again } else { after };
+        let before = shards.states().to_vec();
+        shards.distribute(&among.collect::<Vec<_>>(), now, after);
+        for &(shard, tuple) in &*locked {
+            let state = &shards.states()[shard];
+            if *state != before[shard] && !(shard == 1 && Fault::ShardForgotten.is_on()) {
+                rows.update(row_of(target, shard), tuple, &Stored::State(state.clone()).into())?;
             }
-            _ => write(rows, target, shards, locked, now, after),
         }
-    }
-
-    /// A key with one locked row.
-    fn one(
-        mut shards: Shards<'a>,
-        target: &Target,
-        shard: usize,
-        row: Row,
-        now: Micros,
-    ) -> Result<LockedRows<'a>> {
-        shards.states_mut()[shard] =
-            target.state(shards.shard_limit(), Some(&row.stored), now)?.into_owned();
-        let locked = vec![(shard, row.tuple)];
-        Ok(LockedRows { found: shards.into(), locked, begins_anew: false })
+        Ok(())
     }
 }
 
@@ -145,9 +131,9 @@ pub(crate) enum Extent {
     AllWaiting,
 }
 
-/// Locks the rows of a key for a change of `amount` tokens, or all rows if that is `None`. `shards` were read before.
-/// `alone`: the call has no other limit, and so may wait for one of several rows. `None`: the rows must be read again,
-/// or don't suffice.
+/// Locks the rows of a key: as `few` as a change of so many tokens of these shards, read before, needs, or all of them,
+/// row 0 first. `alone`: the call has no other limit, and so may wait for one of several rows. `None`: the rows must be
+/// read again, or don't suffice.
 ///
 /// # Errors
 /// [`LimiterError::Busy`]: other rows are locked while this transaction holds one.
@@ -155,34 +141,16 @@ pub(crate) fn lock<'a, H: Host>(
     host: &H,
     rows: &dyn Rows,
     target: &'a Target<'a>,
-    shards: Shards<'a>,
-    amount: Option<f64>,
+    few: Option<(Shards<'a>, f64)>,
     extent: Extent,
     alone: bool,
 ) -> Result<Option<LockedRows<'a>>> {
     let wait = extent == Extent::AllWaiting || may_wait(host, target);
     // Rows of another number of shards are resharded, under the locks of all.
-    let suffice = extent == Extent::Few && shards.are_equal();
-    match amount.filter(|_| suffice) {
+    match few.filter(|(shards, _)| extent == Extent::Few && shards.are_equal()) {
         _ if target.limit().shards() == 1 => lock_one(host, rows, target, wait),
-        Some(amount) => lock_few(host, rows, target, shards, amount, alone && wait),
-        None => Ok(lock_all(host, rows, target, wait)?.map(LockedRows::all)),
-    }
-}
-
-/// Locks all rows of a key, row 0 first; `None`: they must be read again.
-///
-/// # Errors
-/// [`LimiterError::Busy`], as [`lock`].
-pub fn lock_whole<'a, H: Host>(
-    host: &H,
-    rows: &dyn Rows,
-    target: &'a Target<'a>,
-) -> Result<Option<LockedRows<'a>>> {
-    let wait = may_wait(host, target);
-    match target.limit().shards() {
-        1 => lock_one(host, rows, target, wait),
-        _ => Ok(lock_all(host, rows, target, wait)?.map(LockedRows::all)),
+        Some((shards, amount)) => lock_few(host, rows, target, shards, amount, alone && wait),
+        None => lock_all(host, rows, target, wait),
     }
 }
 
@@ -203,7 +171,7 @@ fn lock_one<'a>(
             rows.lock(id, true)?
         }
         Some(row) if row.stored.is_marker() => {
-            return Ok(lock_all(host, rows, target, wait)?.map(LockedRows::all));
+            return lock_all(host, rows, target, wait);
         }
         found => found,
     };
@@ -213,7 +181,7 @@ fn lock_one<'a>(
     let shards = Shards::new(target.limit(), vec![state]);
     let begins_anew = target.begins_anew(&row.stored, now);
     let due = row.holds_due.filter(|_| expiry::may_return(target, &row.stored));
-    let found = Found::new(shards, due);
+    let found = Found { shards, due };
     Ok(Some(LockedRows { found, locked: vec![(0, row.tuple)], begins_anew }))
 }
 
@@ -233,35 +201,14 @@ fn lock_few<'a, H: Host>(
     let waited_for = with_room.first().filter(|_| wait).map(|&shard| (shard, true));
     let unlocked = own_shard(host, target).filter(has_room).into_iter().chain(with_room);
     for (shard, wait) in unlocked.map(|shard| (shard, false)).chain(waited_for) {
-        let row = target.row(shard_number(target.limit().shards(), shard));
-        if let Some(row) = rows.lock(row, wait)? {
-            return LockedRows::one(shards, target, shard, row, now).map(Some);
+        if let Some(row) = rows.lock(row_of(target, shard), wait)? {
+            let state = target.state(shards.shard_limit(), Some(&row.stored), now)?.into_owned();
+            shards.states_mut()[shard] = state;
+            let locked = vec![(shard, row.tuple)];
+            return Ok(Some(LockedRows { found: shards.into(), locked, begins_anew: false }));
         }
     }
     // `None`: the caller releases them, and then locks all rows.
     let locked = lock_free(host, rows, target, &mut shards, now, amount)?;
     Ok(locked.map(|locked| LockedRows { found: shards.into(), locked, begins_anew: false }))
-}
-
-/// Spreads the tokens of `after`, the new total of the locked rows, over them, and writes the rows that change.
-pub(super) fn write(
-    rows: &dyn Rows,
-    target: &Target,
-    shards: &mut Shards,
-    locked: &[LockedShard],
-    now: Micros,
-    after: &State,
-) -> Result<()> {
-    let before = shards.states().to_vec();
-    let among: Vec<usize> = locked.iter().map(|&(shard, _)| shard).collect();
-    let again = State::from_tokens(after.value(), after.ts().minus(Micros::SECOND));
-    shards.distribute(&among, now, if Fault::RefilledTwice.is_on() { &again } else { after });
-    for &(shard, tuple) in locked {
-        let state = &shards.states()[shard];
-        if *state != before[shard] && !(shard == 1 && Fault::ShardForgotten.is_on()) {
-            let row = target.row(shard_number(target.limit().shards(), shard));
-            rows.update(row, tuple, &Stored::State(state.clone()).into())?;
-        }
-    }
-    Ok(())
 }

@@ -15,36 +15,16 @@ mod locked;
 use ratelimit_core::{Micros, Shards};
 use ratelimit_faults::Fault;
 
+use super::Peeked;
 use crate::change::{Change, Contents, Decided};
-use crate::error::{LimiterError, Result};
+use crate::error::Result;
 use crate::ports::{Host, Rows, Stored};
 use crate::target::Target;
 
 pub(crate) use choose::apply_to_one_shard;
-use contents::{KeyShards, lock_all, shard_limit_of, shards_of};
-pub(crate) use locked::{Extent, LockedRows, lock, lock_whole};
-
-/// Reads a target's contents in its rows, with the instant after the read.
-pub(super) fn peek<'t>(
-    host: &impl Host,
-    rows: &dyn Rows,
-    target: &'t Target,
-) -> Result<(Micros, Shards<'t>)> {
-    let (now, KeyShards { found, .. }) = contents::peek(host, rows, target)?;
-    Ok((now, found.shards))
-}
-
-/// Locks all rows of a key, unless one has to be waited for.
-pub(crate) fn lock_at_once<'t>(
-    host: &impl Host,
-    rows: &dyn Rows,
-    target: &'t Target,
-) -> Result<Option<LockedRows<'t>>> {
-    match lock_all(host, rows, target, false) {
-        Err(LimiterError::Busy) => Ok(None),
-        locked => Ok(locked?.map(LockedRows::all)),
-    }
-}
+pub(crate) use contents::lock_all;
+use contents::{shard_limit_of, shards_of};
+pub(crate) use locked::{Extent, LockedRows, lock};
 
 /// Whether this transaction may wait for rows of a key: it has locked none, under any number of shards.
 fn may_wait(host: &impl Host, target: &Target) -> bool {
@@ -82,12 +62,13 @@ pub(crate) fn credit_own<H: Host>(
         if own.available(0, now) + credit.tokens() > limit.capacity() {
             continue;
         }
-        let mut decided = credit.decide(host, target, Contents::OneOf(&own, 0), now)?;
+        let mut decided =
+            credit.decide(host, target, Contents::One(&limit, &own.states()[0]), now)?;
         if let Some(after) = decided.after.take_if(|_| !Fault::CreditDropped.is_on()) {
             rows.update(id, row.tuple, &row.with(Stored::State(after)))?;
         }
-        let (now, shards) = peek(host, rows, target)?;
-        decided.set_level(shards.level(now));
+        let Peeked { now, found } = contents::peek(host, rows, target)?;
+        decided.set_level(found.shards.level(now));
         return Ok(Some(decided));
     }
     Ok(None)
