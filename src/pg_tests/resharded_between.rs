@@ -7,6 +7,7 @@ mod tests {
 
     use pgrx::prelude::*;
     use ratelimit_limiter::error::Result;
+    use ratelimit_limiter::pass_on;
     use ratelimit_limiter::ports::{
         KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, TupleId, Version,
     };
@@ -42,33 +43,18 @@ mod tests {
             rows
         }
 
-        fn read(&self, id: RowId) -> Result<Option<Row>> {
-            self.rows.read(id)
-        }
-
-        fn read_after(
-            &self,
-            after: (&[u8], &[u8]),
-            same_name: bool,
-            rows: i64,
-        ) -> Result<Vec<KeyedRow>> {
-            self.rows.read_after(after, same_name, rows)
-        }
-
-        fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-            self.rows.random_key()
+        pass_on! { rows:
+            read(id: RowId) -> Result<Option<Row>>;
+            read_after(after: (&[u8], &[u8]), same_name: bool, rows: i64) -> Result<Vec<KeyedRow>>;
+            random_key() -> Result<Option<(Vec<u8>, Vec<u8>)>>;
+            lock(id: RowId, wait: bool) -> Result<Option<Row>>;
+            insert(id: RowId, version: &Version, wait: bool) -> Result<bool>;
+            update(id: RowId, locked: TupleId, version: &Version) -> Result<()>;
+            delete(id: RowId, locked: TupleId) -> Result<()>;
         }
 
         fn facts(&self) -> RowFacts {
             RowFacts { locks_first: true, ..self.rows.facts() }
-        }
-
-        fn lock(&self, id: RowId, wait: bool) -> Result<Option<Row>> {
-            self.rows.lock(id, wait)
-        }
-
-        fn insert(&self, id: RowId, version: &Version, wait: bool) -> Result<bool> {
-            self.rows.insert(id, version, wait)
         }
 
         fn replace(&self, _: RowId, _: &Row, _: &Version, _: bool) -> Result<bool> {
@@ -81,14 +67,6 @@ mod tests {
 
         fn delete_name(&self, _: &[u8]) -> Result<Option<Vec<KeyedRow>>> {
             Ok(None)
-        }
-
-        fn update(&self, id: RowId, locked: TupleId, version: &Version) -> Result<()> {
-            self.rows.update(id, locked, version)
-        }
-
-        fn delete(&self, id: RowId, locked: TupleId) -> Result<()> {
-            self.rows.delete(id, locked)
         }
     }
 

@@ -15,9 +15,9 @@ use crate::ports::{
     Host, KeyRows, KeyedRow, Row, RowAccess, RowFacts, RowId, Rows, ShardRow, TupleId, Version,
 };
 use crate::request::{Answer, Request};
-use crate::several::another_config;
+use crate::several::resolve;
 use crate::single;
-use crate::target::{Store, Target, check_count};
+use crate::target::{Store, Target};
 
 /// The most waits of a call, each in a subtransaction: a transaction with many of them slows all sessions down.
 const MAX_WAITS: u32 = 32;
@@ -75,22 +75,9 @@ impl<'a, H: Host> Call<'a, H> {
         for (n, request) in self.requests.iter().enumerate() {
             self.host.check_for_interrupts();
             let key = keys.entry((request.name, request.key)).or_default();
-            let defined =
-                |one: &&Resolved| request.config.is_none() && self.requests[one.n].config.is_none();
-            let resolved = match key.iter().find(defined) {
-                // Not resolved again: the definition may have changed meanwhile.
-                Some(earlier) => Ok(earlier.target.clone()),
-                None => Target::resolve(self.host, request),
-            };
-            let checked = resolved.and_then(|target| {
-                target.refuse_leases("rl_limit")?;
-                check_count(target.limit(), request.count)?;
-                match key.first().is_some_and(|one| one.target.definition != target.definition) {
-                    true => Err(another_config()),
-                    false => Ok(target),
-                }
-            });
-            match checked {
+            let defined = key.iter().find(|one| self.requests[one.n].config.is_none());
+            let earlier = defined.or(key.first()).map(|one| (&one.target, defined.is_some()));
+            match resolve("rl_limit", self.host, request, earlier) {
                 Ok(target) => key.push(Resolved { n, target }),
                 Err(error) => self.answer(n, Err(error))?,
             }
@@ -243,40 +230,14 @@ impl Rows for Unwaiting<'_> {
         RowFacts { locks_first: true, ..self.rows.facts() }
     }
 
-    fn read(&self, id: RowId) -> Result<Option<Row>> {
-        self.rows.read(id)
-    }
-
-    fn read_key(&self, name: &[u8], key: &[u8], shards: Option<&[i32]>) -> Result<Vec<ShardRow>> {
-        self.rows.read_key(name, key, shards)
-    }
-
-    fn read_after(
-        &self,
-        after: (&[u8], &[u8]),
-        same_name: bool,
-        rows: i64,
-    ) -> Result<Vec<KeyedRow>> {
-        self.rows.read_after(after, same_name, rows)
-    }
-
-    fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-        self.rows.random_key()
-    }
-
-    fn update(&self, id: RowId, locked: TupleId, version: &Version) -> Result<()> {
-        self.rows.update(id, locked, version)
-    }
-
-    fn delete(&self, id: RowId, locked: TupleId) -> Result<()> {
-        self.rows.delete(id, locked)
-    }
-
-    fn remove(&self, keys: &[KeyRows]) -> Result<u64> {
-        self.rows.remove(keys)
-    }
-
-    fn delete_name(&self, name: &[u8]) -> Result<Option<Vec<KeyedRow>>> {
-        self.rows.delete_name(name)
+    crate::pass_on! { rows:
+        read(id: RowId) -> Result<Option<Row>>;
+        read_key(name: &[u8], key: &[u8], shards: Option<&[i32]>) -> Result<Vec<ShardRow>>;
+        read_after(after: (&[u8], &[u8]), same_name: bool, rows: i64) -> Result<Vec<KeyedRow>>;
+        random_key() -> Result<Option<(Vec<u8>, Vec<u8>)>>;
+        update(id: RowId, locked: TupleId, version: &Version) -> Result<()>;
+        delete(id: RowId, locked: TupleId) -> Result<()>;
+        remove(keys: &[KeyRows]) -> Result<u64>;
+        delete_name(name: &[u8]) -> Result<Option<Vec<KeyedRow>>>;
     }
 }

@@ -70,8 +70,8 @@ impl<'a> Groups<'a> {
     /// Groups the requests.
     ///
     /// # Errors
-    /// [`LimiterError::InRequest`], with an error of [`Target::resolve`], [`Target::refuse_leases`] or [`check_count`];
-    /// 22023 also for two configs of one limit, and for more than [`MAX_IN_MEMORY`] requests of limits in memory.
+    /// [`LimiterError::InRequest`], with an error of [`resolve`]; 22023 also for more than [`MAX_IN_MEMORY`] requests of
+    /// limits in memory.
     fn new<H: Host>(
         function: &'static str,
         host: &H,
@@ -80,23 +80,14 @@ impl<'a> Groups<'a> {
         let mut groups: BTreeMap<(&[u8], &[u8]), Group> = BTreeMap::new();
         let mut in_memory = 0;
         for (n, request) in requests.iter().enumerate() {
-            let in_request = |error| LimiterError::in_request(n + 1, error);
-            let defined = request.config.is_none();
-            let earlier = groups.get_mut(&(request.name, request.key));
-            let target = match &earlier {
-                // Not resolved again: the definition may have changed meanwhile.
-                Some(group) if defined && group.defined => group.ask.target.clone(),
-                _ => Target::resolve(host, request).map_err(in_request)?,
-            };
-            target.refuse_leases(function).map_err(in_request)?;
-            check_count(target.limit(), request.count).map_err(in_request)?;
+            let group = groups.get_mut(&(request.name, request.key));
+            let earlier = group.as_ref().map(|group| (&group.ask.target, group.defined));
+            let target = resolve(function, host, request, earlier)
+                .map_err(|error| LimiterError::in_request(n + 1, error))?;
             in_memory += usize::from(target.store.is_in_memory());
-            match earlier {
-                Some(group) if group.ask.target.definition != target.definition => {
-                    return Err(in_request(another_config()));
-                }
+            match group {
                 Some(group) => {
-                    group.defined |= defined;
+                    group.defined |= request.config.is_none();
                     group.numbers.push(n);
                     if let Change::Takes(takes) = &mut group.ask.change {
                         takes.push(request.tokens());
@@ -108,7 +99,7 @@ impl<'a> Groups<'a> {
                         true => Some(stores::memory::id(host.entries()?, &target, None)),
                     };
                     let ask = Ask { target, change: Change::Takes(vec![request.tokens()]), entry };
-                    let group = Group { ask, defined, numbers: vec![n] };
+                    let group = Group { ask, defined: request.config.is_none(), numbers: vec![n] };
                     groups.insert((request.name, request.key), group);
                 }
             }
@@ -138,10 +129,30 @@ impl<'a> Groups<'a> {
     }
 }
 
-/// The error of a request with another config than an earlier one for its name and key (22023).
-pub(crate) fn another_config() -> LimiterError {
-    let value = "different from that of an earlier request for the same name and key";
-    ArgumentError::invalid("config", value, "one config per name and key").into()
+/// Resolves a request of a list. `earlier`: the target of an earlier request for its name and key, and whether one used
+/// the definition.
+///
+/// # Errors
+/// Those of [`Target::resolve`], [`Target::refuse_leases`] and [`check_count`]; 22023 also for another config than the
+/// earlier request's.
+pub(crate) fn resolve<'a, H: Host>(
+    function: &'static str,
+    host: &H,
+    request: &Request<'a>,
+    earlier: Option<(&Target<'a>, bool)>,
+) -> Result<Target<'a>> {
+    let target = match earlier {
+        // Not resolved again: the definition may have changed meanwhile.
+        Some((earlier, true)) if request.config.is_none() => earlier.clone(),
+        _ => Target::resolve(host, request)?,
+    };
+    target.refuse_leases(function)?;
+    check_count(target.limit(), request.count)?;
+    if earlier.is_some_and(|(earlier, _)| earlier.definition != target.definition) {
+        let value = "different from that of an earlier request for the same name and key";
+        return Err(ArgumentError::invalid("config", value, "one config per name and key").into());
+    }
+    Ok(target)
 }
 
 /// Makes the outcome of a request from its answer.

@@ -205,6 +205,16 @@ impl RowFacts {
         RowFacts { page: 128, batch: 1, patience: Micros::MILLISECOND, locks_first: false };
 }
 
+/// Writes methods of [`Rows`] that pass the call on to the rows in a field.
+#[macro_export]
+macro_rules! pass_on {
+    ($rows:tt: $($method:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(fn $method(&self, $($argument: $type),*) -> $result {
+            self.$rows.$method($($argument),*)
+        })*
+    };
+}
+
 /// Access to the rows, inside the caller's transaction and on the latest committed state, at every isolation level. The
 /// transaction's own writes count as committed.
 ///
