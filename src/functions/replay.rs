@@ -37,7 +37,7 @@ sql_function! {
             let fresh = limit.initial_state(at, first);
             let state = replay.state.as_ref().filter(|state| limit.accepts(state.shape()));
             let decision = decide(limit, state.unwrap_or(&fresh), at, count, reserve);
-            let answer = Answer::new(&definition, &decision, decision.level, at);
+            let answer = Answer::new(&definition, &decision, at);
             replay.state = decision.state.or(replay.state.take());
             Ok(OneInWindow(RlResult::from(&answer)))
         })

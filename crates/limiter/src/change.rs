@@ -277,7 +277,7 @@ impl<'a> Change<'a> {
                 _ => self.on_shards(target.limit(), shards, now, &mut taken)?,
             },
         };
-        let mut answer = target.answer(&decision, decision.level, now);
+        let mut answer = Answer::new(&target.definition, &decision, now);
         answer.taken = taken;
         if matches!(self, Change::Take(_)) {
             return Ok(Decided::of(answer, decision.state));

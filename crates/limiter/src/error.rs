@@ -183,27 +183,16 @@ impl LimiterError {
 
     /// Whether it concerns one request of a call that makes each on its own, and stops no other.
     pub(crate) fn is_of_request(&self) -> bool {
-        match self {
-            LimiterError::Argument(_)
-            | LimiterError::Config(_)
-            | LimiterError::StoredConfig { .. }
-            | LimiterError::Undefined { .. }
-            | LimiterError::UndefinedPlan { .. }
-            | LimiterError::Keyed { .. }
-            | LimiterError::NotKeyed { .. }
-            | LimiterError::InlineConfig { .. }
-            | LimiterError::NotForKind { .. }
-            | LimiterError::BadState { .. }
-            | LimiterError::MemoryFull { .. }
-            | LimiterError::Locked { .. } => true,
+        !matches!(
+            self,
             LimiterError::ConfigOf { .. }
-            | LimiterError::InRequest { .. }
-            | LimiterError::NotForHolds { .. }
-            | LimiterError::SeveralLimits { .. }
-            | LimiterError::NotWritten { .. }
-            | LimiterError::Busy
-            | LimiterError::Host(_) => false,
-        }
+                | LimiterError::InRequest { .. }
+                | LimiterError::NotForHolds { .. }
+                | LimiterError::SeveralLimits { .. }
+                | LimiterError::NotWritten { .. }
+                | LimiterError::Busy
+                | LimiterError::Host(_)
+        )
     }
 
     /// The same error, for a function of leases: its hint defines a concurrency limit.

@@ -89,19 +89,22 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The answer of a call decided at `now`, which leaves this level.
+    /// The answer of a call decided at `now`.
     #[inline]
-    pub fn new(definition: &Definition, decision: &Decision, level: Level, now: Micros) -> Answer {
+    pub fn new(definition: &Definition, decision: &Decision, now: Micros) -> Answer {
         Answer {
             ok: decision.ok,
             retry_after: decision.retry_after,
-            level,
+            level: decision.level,
             capacity: definition.limit.capacity(),
             now,
             enforced: definition.enforce,
             blocked: None,
             limited_by: (!decision.ok).then(|| LimitedBy::of(&definition.limit)),
-            lease: given(decision),
+            lease: match &decision.state {
+                Some(State::Leases(leases)) => Leases::given(leases),
+                _ => None,
+            },
             taken: 0.0,
         }
     }
@@ -191,13 +194,4 @@ pub struct Terms<'a> {
     pub id: Option<&'a [u8]>,
     /// Whether its tokens stay taken when it expires.
     pub charge: bool,
-}
-
-/// The lease that a decision gave.
-#[inline]
-fn given(decision: &Decision) -> Option<Lease> {
-    match &decision.state {
-        Some(State::Leases(leases)) => Leases::given(leases),
-        _ => None,
-    }
 }

@@ -11,7 +11,7 @@ use crate::error::{LimiterError, Result};
 use crate::ports::{Counted, Definitions, Host, RowAccess};
 use crate::request::{Answer, Request, Take};
 use crate::stores::{self, Peeked, memory};
-use crate::target::{Store, Target, bad_count, check_as_many, check_count, check_key, of_state};
+use crate::target::{Store, Target, bad_tokens, check_as_many, check_count, check_key, of_state};
 
 /// Takes tokens, unless `allowed` refuses the target.
 ///
@@ -111,7 +111,7 @@ pub(crate) fn look<H: Host>(host: &H, ask: &Ask) -> Result<Answer> {
 pub fn credit<H: Host>(host: &H, request: &Request, taken_at: Option<Micros>) -> Result<Answer> {
     let target = Target::resolve(host, request)?;
     if !(-MAX_TOKENS..=MAX_TOKENS).contains(&request.count) {
-        return Err(bad_count(request.count, "a number from -1e15 to 1e15"));
+        return Err(bad_tokens("count", request.count, "a number from -1e15 to 1e15"));
     }
     let change = Change::Credit { count: request.count, taken_at };
     apply(host, &Ask { target, change, entry: None })

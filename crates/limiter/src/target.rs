@@ -6,11 +6,11 @@ use std::rc::Rc;
 use ratelimit_core::config::{Definition, MAX_TOKENS, StoreKind};
 use ratelimit_core::kinds::Unlimited;
 use ratelimit_core::text::float_text;
-use ratelimit_core::{ArgumentError, AsMany, Decision, Kind, Level, Limit, Micros, State};
+use ratelimit_core::{ArgumentError, AsMany, Kind, Limit, Micros, State};
 
 use crate::error::{LimiterError, Result};
 use crate::ports::{Defined, Definitions, Encoding, RowId, Stored};
-use crate::request::{Answer, Request, Take};
+use crate::request::{Request, Take};
 
 /// The end of an indefinite block: the timestamptz infinity.
 pub const FOREVER: Micros = Micros(i64::MAX);
@@ -117,11 +117,7 @@ impl<'a> Target<'a> {
     /// 42704: neither config nor definition, or its plan has none; 42501: a config for a defined name without the
     /// privilege to define; 22023: an invalid config; 22004 or 22023: as [`check_key`].
     pub fn resolve<D: Definitions>(definitions: &D, request: &Request<'a>) -> Result<Target<'a>> {
-        let Resolved { target, keyed } = Resolved::resolve(definitions, request)?;
-        for keyed in keyed {
-            check_key::<D>(target.name, target.key, keyed, target.limit())?;
-        }
-        Ok(target)
+        Target::resolve_checking(definitions, request, |_| true)
     }
 
     /// Resolves a request to look at the state of a key. A limit that takes no key now may have had keys before.
@@ -132,11 +128,7 @@ impl<'a> Target<'a> {
         definitions: &D,
         request: &Request<'a>,
     ) -> Result<Target<'a>> {
-        let Resolved { target, keyed } = Resolved::resolve(definitions, request)?;
-        if keyed.contains(&Some(true)) {
-            check_key::<D>(target.name, target.key, Some(true), target.limit())?;
-        }
-        Ok(target)
+        Target::resolve_checking(definitions, request, |keyed| keyed)
     }
 
     /// Resolves a lease by the key with which it was taken.
@@ -147,7 +139,46 @@ impl<'a> Target<'a> {
         definitions: &D,
         request: &Request<'a>,
     ) -> Result<Target<'a>> {
-        Ok(Resolved::resolve(definitions, request)?.target)
+        Target::resolve_checking(definitions, request, |_| false)
+    }
+
+    /// Resolves a request, and checks its key by those `keyed` of its definition and of its config that are `checked`.
+    fn resolve_checking<D: Definitions>(
+        definitions: &D,
+        request: &Request<'a>,
+        checked: impl Fn(bool) -> bool,
+    ) -> Result<Target<'a>> {
+        let (name, key) = (request.name, request.key);
+        let Defined { definition, missing_plan, blocked_until } = definitions.look_up(name, key)?;
+        let is_defined = definition.is_some();
+        let keyed = definition.as_ref().and_then(|definition| definition.keyed);
+        // A config in the call doesn't override that.
+        if let Some(plan) = missing_plan {
+            return Err(undefined(D::utf8(name), Some(&plan)));
+        }
+        let definition = match (request.config, definition) {
+            (Some(_), Some(_)) if !definitions.may_define() => {
+                return Err(LimiterError::InlineConfig { name: D::utf8(name).into_owned() });
+            }
+            (Some(config), Some(defined)) => {
+                in_call(definitions, name, config.definition()?, defined)?
+            }
+            (Some(config), None) => {
+                let definition = config.definition()?;
+                definition.check_in_call()?;
+                definition
+            }
+            (None, Some(definition)) => definition,
+            (None, None) => return Err(undefined(D::utf8(name), None)),
+        };
+        let keyed = [keyed, definition.keyed];
+        let definition = definitions.in_force(name, definition);
+        let (store, utf8) = (Store::from_definition(&definition), D::utf8);
+        let target = Target { name, key, definition, store, is_defined, blocked_until, utf8 };
+        for keyed in keyed.into_iter().flatten().filter(|&keyed| checked(keyed)) {
+            check_key::<D>(name, key, Some(keyed), target.limit())?;
+        }
+        Ok(target)
     }
 
     /// The limit of the definition.
@@ -206,12 +237,6 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// The answer of a call decided at `now`.
-    #[inline]
-    pub fn answer(&self, decision: &Decision, level: Level, now: Micros) -> Answer {
-        Answer::new(&self.definition, decision, level, now)
-    }
-
     /// The end of the block in force, if any.
     pub fn block(&self, now: Micros) -> Option<Micros> {
         self.blocked_until.filter(|&until| until > now)
@@ -230,48 +255,6 @@ impl<'a> Target<'a> {
     pub fn refuse_leases(&self, function: &'static str) -> Result<()> {
         let kind = self.limit().kind();
         if kind.has_leases() { Err(LimiterError::NotForKind { function, kind }) } else { Ok(()) }
-    }
-}
-
-/// The target of a request, and the `keyed` of its definition and of its config.
-struct Resolved<'a> {
-    target: Target<'a>,
-    keyed: [Option<bool>; 2],
-}
-
-impl<'a> Resolved<'a> {
-    /// Resolves a request.
-    fn resolve<D: Definitions>(definitions: &D, request: &Request<'a>) -> Result<Resolved<'a>> {
-        let (name, key) = (request.name, request.key);
-        let Defined { definition, missing_plan, blocked_until } = definitions.look_up(name, key)?;
-        let is_defined = definition.is_some();
-        let keyed = definition.as_ref().and_then(|definition| definition.keyed);
-        // A config in the call doesn't override that.
-        if let Some(plan) = missing_plan {
-            return Err(undefined(D::utf8(name), Some(&plan)));
-        }
-        let definition = match (request.config, definition) {
-            (Some(_), Some(_)) if !definitions.may_define() => {
-                return Err(LimiterError::InlineConfig { name: D::utf8(name).into_owned() });
-            }
-            (Some(config), Some(defined)) => {
-                in_call(definitions, name, config.definition()?, defined)?
-            }
-            (Some(config), None) => {
-                let definition = config.definition()?;
-                definition.check_in_call()?;
-                definition
-            }
-            (None, Some(definition)) => definition,
-            (None, None) => return Err(undefined(D::utf8(name), None)),
-        };
-        let keyed = [keyed, definition.keyed];
-        let definition = definitions.in_force(name, definition);
-        let (store, utf8) = (Store::from_definition(&definition), D::utf8);
-        Ok(Resolved {
-            target: Target { name, key, definition, store, is_defined, blocked_until, utf8 },
-            keyed,
-        })
     }
 }
 
@@ -382,11 +365,19 @@ fn check_tokens(limit: &Limit, argument: &'static str, tokens: f64) -> Result<()
 pub fn check_as_many(limit: &Limit, AsMany { count, at_least }: AsMany) -> Result<()> {
     check_tokens(limit, "count", count)?;
     check_tokens(limit, "at_least", at_least)?;
-    if at_least > count {
-        let allowed = format!("a number from 0 to count, which is {}", float_text(count));
-        return Err(bad_tokens("at_least", at_least, &allowed));
+    check_at_least(at_least, count)
+}
+
+/// Checks the least number of tokens of a take.
+///
+/// # Errors
+/// 22023: not a number from 0 to the count.
+pub(crate) fn check_at_least(at_least: f64, count: f64) -> Result<()> {
+    if (0.0..=count).contains(&at_least) {
+        return Ok(());
     }
-    Ok(())
+    let allowed = format!("a number from 0 to count, which is {}", float_text(count));
+    Err(bad_tokens("at_least", at_least, &allowed))
 }
 
 /// Checks the count of a take, in tokens.
@@ -398,20 +389,15 @@ pub fn valid_count(count: f64) -> Result<f64> {
 }
 
 /// Checks an argument with a number of tokens, as [`valid_count`].
-fn valid_tokens(argument: &'static str, tokens: f64) -> Result<f64> {
+pub(crate) fn valid_tokens(argument: &'static str, tokens: f64) -> Result<f64> {
     if (0.0..=MAX_TOKENS).contains(&tokens) {
         return Ok(tokens);
     }
     Err(bad_tokens(argument, tokens, "a number from 0 to 1e15"))
 }
 
-/// The error for a count that is not allowed (22023).
-pub(crate) fn bad_count(count: f64, allowed: &str) -> LimiterError {
-    bad_tokens("count", count, allowed)
-}
-
 /// The error for a number of tokens that an argument does not allow (22023).
-fn bad_tokens(argument: &'static str, tokens: f64, allowed: &str) -> LimiterError {
+pub(crate) fn bad_tokens(argument: &'static str, tokens: f64, allowed: &str) -> LimiterError {
     ArgumentError::invalid(argument, float_text(tokens), allowed).into()
 }
 

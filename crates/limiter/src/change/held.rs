@@ -71,7 +71,7 @@ impl HeldTake<'_> {
         let before = suited(limit, own);
         let (decision, took) = self.on_state(limit, &state, now, before);
         let took = if decision.ok { took } else { 0.0 };
-        let answer = target.answer(&decision, decision.level, now);
+        let answer = Answer::new(&target.definition, &decision, now);
         let mut hold = HoldChange { took, ..self.denied(target, &state, own, now) };
         let is_held =
             answer.passes() && target.store != Store::Nowhere && (decision.ok || before.is_some());
@@ -231,7 +231,7 @@ impl Settlement {
         let waits = |own: &&Hold| !counts && own.returns() && own.expires_at <= now;
         let after = own.filter(waits).copied();
         let hold = HoldChange { before: own.copied(), had: 0.0, took: 0.0, asks: false, after };
-        let (answer, after) = (target.answer(&decision, decision.level, now), decision.state);
+        let (answer, after) = (Answer::new(&target.definition, &decision, now), decision.state);
         Decided::of_hold(answer, after, hold)
     }
 }

@@ -33,14 +33,14 @@ pub(super) fn one_by_one(target: &Target, takes: &[Take], shards: &Shards, now: 
     let mut after: Option<State> = None;
     let mut answers = takes.iter().map(|take| {
         let decision = on_state(take, limit, after.as_ref().unwrap_or(&before), now);
-        let answer = target.answer(&decision, decision.level, now);
+        let answer = Answer::new(&target.definition, &decision, now);
         after = decision.state.or(after.take());
         answer
     });
     let Some(answer) = answers.next() else {
         let level = limit.level(&before, now);
         let nothing = Decision { ok: true, retry_after: None, level, state: None };
-        return Decided::of(target.answer(&nothing, level, now), None);
+        return Decided::of(Answer::new(&target.definition, &nothing, now), None);
     };
     let later: Vec<Answer> = answers.collect();
     let mut decided = Decided::of(answer, after);

@@ -4,9 +4,7 @@ pub mod prune;
 
 use std::collections::BTreeMap;
 
-use ratelimit_core::config::MAX_TOKENS;
 use ratelimit_core::kinds::Lease;
-use ratelimit_core::text::float_text;
 use ratelimit_core::{ArgumentError, Micros};
 
 use crate::change::held::{HeldTake, HoldChange, Settlement, random_id};
@@ -18,7 +16,7 @@ pub use crate::request::Terms;
 use crate::request::{Answer, Request, Take};
 use crate::several::{RequestOutcome, request_outcome};
 use crate::stores::expiry::Limits;
-use crate::target::{Store, Target, check_count};
+use crate::target::{Store, Target, check_at_least, check_count, valid_tokens};
 
 /// The outcome of a hold of a limit.
 pub struct Held {
@@ -203,18 +201,6 @@ fn ask<'a, H: Host>(
     Ok(Ask { target, change, entry: None })
 }
 
-/// Checks the least number of tokens of a hold.
-///
-/// # Errors
-/// 22023: not a number from 0 to the count.
-fn check_at_least(at_least: f64, count: f64) -> Result<()> {
-    if (0.0..=count).contains(&at_least) {
-        return Ok(());
-    }
-    let allowed = format!("a number from 0 to count, which is {}", float_text(count));
-    Err(ArgumentError::invalid("at_least", float_text(at_least), allowed).into())
-}
-
 /// The id of a hold: the one of the call, or a random one.
 fn id_of<H: Host>(host: &H, terms: &Terms) -> Result<Vec<u8>> {
     terms.id.map_or_else(|| random_id(host), |id| Ok(id.to_vec()))
@@ -226,13 +212,12 @@ fn id_of<H: Host>(host: &H, terms: &Terms) -> Result<Vec<u8>> {
 /// # Errors
 /// [`LimiterError::SeveralLimits`] (22023); 22023: `used` is not a number from 0 to 1e15.
 pub fn settle<H: Host>(host: &H, id: &[u8], used: Option<f64>) -> Result<Option<Settled>> {
-    used.map_or(Ok(()), check_used)?;
-    host.refuse_read_only()?;
-    let held = host.with_holds(|holds| holds.of_id(id))?;
+    let used = used.map_or(Used::All, Used::Count);
+    let held = held(host, id, &used)?;
     if held.len() > 1 {
         return Err(LimiterError::SeveralLimits { limits: held.len() });
     }
-    Ok(settle_held(host, held, &used.map_or(Used::All, Used::Count))?.pop())
+    Ok(settle_held(host, held, &used)?.pop())
 }
 
 /// Settles all limits of a hold, in the order of name and key.
@@ -240,14 +225,19 @@ pub fn settle<H: Host>(host: &H, id: &[u8], used: Option<f64>) -> Result<Option<
 /// # Errors
 /// 22023: not a number from 0 to 1e15.
 pub fn settle_all<H: Host>(host: &H, id: &[u8], used: &Used) -> Result<Vec<Settled>> {
+    settle_held(host, held(host, id, used)?, used)
+}
+
+/// Checks the numbers of a settlement, and reads what it settles.
+fn held<H: Host>(host: &H, id: &[u8], used: &Used) -> Result<Vec<HoldRow>> {
+    let check = |used| valid_tokens("used", used).map(drop);
     match *used {
         Used::All => {}
-        Used::Count(used) => check_used(used)?,
-        Used::ByName(used) => used.iter().try_for_each(|&(_, used)| check_used(used))?,
+        Used::Count(used) => check(used)?,
+        Used::ByName(used) => used.iter().try_for_each(|&(_, used)| check(used))?,
     }
     host.refuse_read_only()?;
-    let held = host.with_holds(|holds| holds.of_id(id))?;
-    settle_held(host, held, used)
+    host.with_holds(|holds| holds.of_id(id))
 }
 
 /// Settles the limits of a hold, given in the order of name and key. Leaves out limits that are gone by then.
@@ -280,17 +270,4 @@ fn settle_held<H: Host>(host: &H, held: Vec<HoldRow>, used: &Used) -> Result<Vec
         Some(Settled { name, key, answer: definition.as_ref().map(|_| decided.answer) })
     };
     Ok(held.iter().zip(&definitions).zip(decided).filter_map(settled).collect())
-}
-
-/// Refuses a number of used tokens.
-///
-/// # Errors
-/// 22023: not a number from 0 to 1e15.
-fn check_used(used: f64) -> Result<()> {
-    match (0.0..=MAX_TOKENS).contains(&used) {
-        true => Ok(()),
-        false => {
-            Err(ArgumentError::invalid("used", float_text(used), "a number from 0 to 1e15").into())
-        }
-    }
 }
