@@ -18,10 +18,10 @@ use ratelimit_core::{Micros, Shards, State};
 
 use crate::change::{Change, Contents, Decided};
 use crate::error::{LimiterError, Result};
-use crate::ports::{HoldRow, Holds, Host, Id, RowAccess, Rows, TRIES};
+use crate::ports::{HoldRow, Holds, Host, Id, Row, RowAccess, Rows, TRIES};
 use crate::request::Answer;
 use crate::stores;
-use crate::stores::expiry::{self, Expiries, Found};
+use crate::stores::expiry::{self, Found};
 use crate::stores::shards::{self, Extent};
 use crate::target::{FOREVER, Store, Target};
 
@@ -166,7 +166,7 @@ pub(crate) fn count_expiries<H: Host>(
         }
     };
     let denied = refused(decided).and_then(|refused| refused.retry_after);
-    let wait = Expiries::wait(host, target, found, decided.answer.now, denied, decide)?;
+    let wait = expiry::wait(host, target, found, decided.answer.now, denied, decide)?;
     for answer in decided.answers_mut().filter(|answer| !answer.ok) {
         answer.retry_after = wait;
     }
@@ -338,16 +338,37 @@ fn peek<'a, H: Host>(host: &H, rows: Option<&dyn Rows>, asks: &'a [Ask<'a>]) -> 
     if !(is_denied && counts) {
         return Ok(first);
     }
-    let targets: Vec<&Target> = asks.iter().map(|ask| &ask.target).collect();
-    expiry::in_one_state(host, rows, &targets, || {
+    // Reads again while a row changes: a wait would then be of a state that never was. A settlement, say, gives tokens to
+    // the row and takes the hold away.
+    let mut before = versions(rows, asks)?;
+    for _ in 0..TRIES {
+        host.check_for_interrupts();
         let mut peek = read(host, Some(rows), asks)?;
         for ((ask, seen), decided) in asks.iter().zip(&peek.seen).zip(&mut peek.decided) {
             if waits((seen, decided)) {
                 count_expiries(host, ask, &seen.found, seen.own.as_ref(), decided)?;
             }
         }
-        Ok(peek)
-    })
+        let after = versions(rows, asks)?;
+        let is_same = |(one, other): (&Option<Row>, &Option<Row>)| match (one, other) {
+            (Some(one), Some(other)) => one.is_version(other),
+            (one, other) => one.is_none() && other.is_none(),
+        };
+        if after.iter().zip(&before).all(is_same) {
+            return Ok(peek);
+        }
+        before = after;
+    }
+    Err(LimiterError::not_written())
+}
+
+/// Reads row 0 of each limit in the table.
+fn versions(rows: &dyn Rows, asks: &[Ask]) -> Result<Vec<Option<Row>>> {
+    let read = |ask: &Ask| match ask.target.store.is_in_table() {
+        false => Ok(None),
+        true => rows.read(ask.target.row(0)),
+    };
+    asks.iter().map(read).collect()
 }
 
 /// Reads and decides asks at one instant, on the latest state, without locks.

@@ -1,11 +1,9 @@
 //! Erases a key of all names. As with a reset, a rollback doesn't undo the changes in memory.
 
 use std::collections::BTreeSet;
-use std::ops::ControlFlow;
 
 use crate::error::Result;
-use crate::keys::each_key;
-use crate::ports::{Entries, Host, KeyRows, RowAccess, SavedKey};
+use crate::ports::{Entries, Host, RowAccess, SavedKey};
 use crate::stores;
 
 /// Resets a key in memory, of these names and of the names for which it is saved; adds to `forgotten` the names that
@@ -39,35 +37,9 @@ pub fn reset_in_memory<H: Host>(
 /// [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
 pub fn delete_rows<H: Host>(host: &H, key: &[u8], forgotten: &mut BTreeSet<Vec<u8>>) -> Result<()> {
     host.with_rows(RowAccess::Write, |rows| {
-        let mut held = stores::holders(host, None, Some(key))?;
-        let visit = |found: KeyRows| {
-            stores::forget_held(
-                host,
-                rows,
-                &mut held,
-                true,
-                |(name, _)| *name < found.name,
-                |(name, _)| {
-                    forgotten.insert(name);
-                },
-            )?;
-            if found.key == key && stores::delete_key(host, rows, &found.name, key)? {
-                forgotten.insert(found.name);
-            }
-            Ok(ControlFlow::Continue(()))
-        };
-        let _ = each_key(host, rows, (b"", b""), false, visit)?;
-        // Includes holds that came meanwhile, as a reset of all keys does.
-        held = stores::holders(host, None, Some(key))?;
-        stores::forget_held(
-            host,
-            rows,
-            &mut held,
-            false,
-            |_| true,
-            |(name, _)| {
-                forgotten.insert(name);
-            },
-        )
+        let delete =
+            |name: &[u8], of: &[u8]| Ok(of == key && stores::delete_key(host, rows, name, key)?);
+        let had = |name| drop(forgotten.insert(name));
+        stores::forget_keys(host, rows, None, Some(key), delete, had)
     })
 }

@@ -7,19 +7,14 @@ use std::ops::ControlFlow;
 
 use ratelimit_core::Micros;
 
-use crate::error::{LimiterError, Result};
+use crate::error::Result;
 use crate::holds;
 use crate::keys::each_key;
 use crate::ports::{Host, KeyRows, RowAccess, Rows, ShardRow};
 use crate::stores::{self, Batch};
-use crate::target::Store;
 
-/// The end of a batch: the last key that it scanned.
-#[derive(Clone)]
-pub struct Position {
-    name: Vec<u8>,
-    key: Vec<u8>,
-}
+/// The end of a batch: the name and key that it scanned last.
+pub type Position = (Vec<u8>, Vec<u8>);
 
 /// Gives back the tokens of expired holds, which counts as one a key, and deletes holds that expired a day ago, then
 /// expired blocks, then idle rows, all rows of a key together. Stops at `max_rows`, or at most a key's rows beyond.
@@ -44,7 +39,7 @@ pub fn prune<H: Host>(
     }
     host.with_rows(RowAccess::Write, |rows| {
         let start = match position.take() {
-            Some(last) => (last.name, last.key),
+            Some(last) => last,
             None => rows.random_key()?.unwrap_or_default(),
         };
         let mut reached = start.clone();
@@ -57,7 +52,7 @@ pub fn prune<H: Host>(
                 holds::prune::give_back_if_valid(host, rows, &key.name, &key.key)?;
                 key.rows = rows.read_key(&key.name, &key.key, None)?;
             }
-            *deleted += prune_key(host, rows, &key, undefined_idle, batch.as_mut())?;
+            *deleted += stores::prune_key(host, rows, &key, undefined_idle, batch.as_mut())?;
             reached = (key.name, key.key);
             let waiting = batch.as_ref().map_or(0, |batch| batch.rows);
             if waiting >= most.min(max_rows - *deleted) {
@@ -74,8 +69,7 @@ pub fn prune<H: Host>(
             })?;
         }
         *deleted += remove_batch(rows, batch.as_mut())?;
-        let (name, key) = reached;
-        *position = Some(Position { name, key });
+        *position = Some(reached);
         Ok(())
     })
 }
@@ -84,26 +78,4 @@ pub fn prune<H: Host>(
 fn remove_batch(rows: &dyn Rows, batch: Option<&mut Batch>) -> Result<i64> {
     let Some(batch) = batch.filter(|batch| batch.rows > 0) else { return Ok(0) };
     Ok(rows.remove(&std::mem::take(batch).keys)? as i64)
-}
-
-/// Deletes the rows of a key if they are idle; returns their number. `batch` as in [`stores::prune_key`].
-fn prune_key<H: Host>(
-    host: &H,
-    rows: &dyn Rows,
-    found: &KeyRows,
-    undefined_idle: Option<Micros>,
-    batch: Option<&mut Batch>,
-) -> Result<i64> {
-    let definition = match host.look_up(&found.name, &found.key) {
-        Err(LimiterError::StoredConfig { .. }) => return Ok(0), // unknown whether they are idle
-        known => known?.definition,
-    };
-    if let Some(definition) = definition.as_ref().filter(|definition| definition.save.is_some())
-        && host.in_force(&found.name, definition.clone()).save.is_none()
-    {
-        return Ok(0); // not this clock's
-    }
-    let definition =
-        definition.filter(|definition| Store::from_definition(definition) != Store::Nowhere);
-    stores::prune_key(host, rows, found, definition.as_ref(), undefined_idle, batch)
 }

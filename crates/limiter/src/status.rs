@@ -1,6 +1,6 @@
 //! The current level of every key of every limit.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
@@ -16,7 +16,7 @@ use crate::ports::{
 };
 use crate::request::{LimitedBy, Take};
 use crate::single;
-use crate::stores::{self, Peeked};
+use crate::stores::{self, Keys, Peeked};
 use crate::target::{Store, Target, after_block, has_no_rows};
 
 /// The status of a key.
@@ -130,13 +130,13 @@ pub fn each<H: Host>(
         }
         return Ok(());
     }
-    let held = Holders::read(host, name, key)?;
+    let holders = stores::holders(host, name, key, true)?;
     let mut show = |rows: &dyn Rows, found: KeyRows| {
         let own = (found.name.clone(), found.key.clone());
         if show_others(host, &mut others, |key| *key < own, &mut visit)?.is_break() {
             return Ok(ControlFlow::Break(()));
         }
-        let status = with_rows(host, rows, &found, &mut others, &held)?;
+        let status = with_rows(host, rows, &found, &mut others, &holders)?;
         Ok(status.map_or(ControlFlow::Continue(()), &mut visit))
     };
     let ended = host.with_rows(RowAccess::Read, |rows| {
@@ -289,7 +289,7 @@ fn with_rows<'a, H: Host>(
     rows: &dyn Rows,
     found: &'a KeyRows,
     others: &mut Others,
-    held: &Holders,
+    holders: &Keys,
 ) -> Result<Option<Status<'a>>> {
     let KeyRows { name, key, rows: of_key } = found;
     let definition = host.defined(name, key)?;
@@ -308,38 +308,20 @@ fn with_rows<'a, H: Host>(
     }
     let now = host.now();
     let peeked = stores::peek_found(host, rows, &target, of_key.clone(), now)?;
-    let held = held.of(host, &target, &peeked)?;
+    let held = held_of(host, holders, &target, &peeked)?;
     Ok(Some(Status { held: Some(held), ..defined(host, &target, &peeked, block)? }))
 }
 
-/// The keys that have holds.
-struct Holders(BTreeSet<(Vec<u8>, Vec<u8>)>);
-
-impl Holders {
-    /// Reads them, of one name or one key if given.
-    fn read<H: Host>(host: &H, name: Option<&[u8]>, key: Option<&[u8]>) -> Result<Holders> {
-        if !host.has_holds() {
-            return Ok(Holders(BTreeSet::new()));
-        }
-        let now = host.now();
-        host.with_key_holds(|holds| holds.keys(name, key, Some(now))).map(Holders)
-    }
-
-    /// The tokens that would come back to a key.
-    fn of<H: Host>(&self, host: &H, target: &Target, peeked: &Peeked) -> Result<f64> {
-        let (name, key, now) = (target.name, target.key, peeked.now);
-        let is_held = !self.0.is_empty() && self.0.contains(&(name.to_vec(), key.to_vec()));
-        let (limit, state) = (target.limit(), peeked.found.shards.total(now));
-        // The holds of an ignored state are ignored, too.
-        let is_ignored = peeked.found.shards.states().iter().any(|state| limit.ignores(state, now));
-        let returnable = kinds::returnable(limit, &state, now).filter(|_| !is_ignored);
-        match returnable.filter(|_| is_held) {
-            None => Ok(0.0),
-            Some(returnable) => {
-                let held =
-                    host.with_key_holds(|holds| holds.held(name, key, returnable.since, now))?;
-                Ok(held.min(returnable.room))
-            }
-        }
-    }
+/// The tokens that would come back to a key, if it is one of those that have holds.
+fn held_of<H: Host>(host: &H, holders: &Keys, target: &Target, peeked: &Peeked) -> Result<f64> {
+    let (name, key, now) = (target.name, target.key, peeked.now);
+    let is_held = !holders.is_empty() && holders.contains(&(name.to_vec(), key.to_vec()));
+    let (limit, state) = (target.limit(), peeked.found.shards.total(now));
+    // The holds of an ignored state are ignored, too.
+    let is_ignored = peeked.found.shards.states().iter().any(|state| limit.ignores(state, now));
+    let returnable = kinds::returnable(limit, &state, now).filter(|_| is_held && !is_ignored);
+    returnable.map_or(Ok(0.0), |returnable| {
+        let held = host.with_key_holds(|holds| holds.held(name, key, returnable.since, now))?;
+        Ok(held.min(returnable.room))
+    })
 }

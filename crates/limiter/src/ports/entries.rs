@@ -27,7 +27,7 @@ pub enum Pool {
 }
 
 /// Facts that decide when an entry is evicted or saved.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Retention {
     /// When the state is full again; `None`: never.
     pub idle_at: Option<Micros>,

@@ -1,9 +1,8 @@
 //! Forgets whole rows: those of a key that is reset, and idle ones.
 
 use std::collections::BTreeSet;
-use std::rc::Rc;
+use std::ops::ControlFlow;
 
-use ratelimit_core::config::Definition;
 use ratelimit_core::{Limit, Micros, State};
 use ratelimit_faults::Fault;
 
@@ -11,8 +10,9 @@ use super::expiry;
 use super::shards::contents::{of_shards, shard_limit_of, shards_of};
 use super::with_locked;
 use crate::error::{LimiterError, Result};
+use crate::keys::each_key;
 use crate::ports::{Host, KeyRows, KeyedRow, Row, RowId, Rows, ShardRow, Stored, TRIES};
-use crate::target::{FOREVER, Target};
+use crate::target::{FOREVER, Store, Target};
 
 /// Idle keys to delete together.
 #[derive(Default)]
@@ -90,20 +90,13 @@ pub fn reset_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> 
         if rows.replace(id, &seen, &reset.into(), false)? {
             return Ok(true);
         }
-        let mut was_reset = false;
-        let reset = with_locked(host, rows, id, |row| {
-            if row.stored.is_marker() {
-                return Ok(None);
-            }
-            let Some(reset) = row.stored.reset() else {
-                was_reset = true;
-                return Ok(None);
-            };
-            rows.update(id, row.tuple, &reset.into())?;
-            Ok(Some(()))
+        // Released if it is a marker or was reset by now, which the next read shows.
+        let was_reset = with_locked(host, rows, id, |row| {
+            let reset = row.stored.reset().filter(|_| !row.stored.is_marker());
+            reset.map(|reset| rows.update(id, row.tuple, &reset.into())).transpose()
         })?;
-        if reset.is_some() || was_reset {
-            return Ok(reset.is_some());
+        if was_reset.is_some() {
+            return Ok(true);
         }
     }
     Err(LimiterError::not_written())
@@ -130,30 +123,74 @@ fn reset_shards(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> R
 }
 
 /// A set of names and keys, in the order in which rows are locked.
-type Keys = BTreeSet<(Vec<u8>, Vec<u8>)>;
+pub(crate) type Keys = BTreeSet<(Vec<u8>, Vec<u8>)>;
 
-/// Lists the keys that have holds, as [`KeyHolds::keys`](crate::ports::KeyHolds::keys); none without a table of holds.
-pub(crate) fn holders<H: Host>(host: &H, name: Option<&[u8]>, key: Option<&[u8]>) -> Result<Keys> {
+/// Lists the keys that have holds, of one name or one key if given; with `held`, only those that hold tokens now. See
+/// [`KeyHolds::keys`](crate::ports::KeyHolds::keys).
+pub(crate) fn holders<H: Host>(
+    host: &H,
+    name: Option<&[u8]>,
+    key: Option<&[u8]>,
+    held: bool,
+) -> Result<Keys> {
     match host.has_holds() {
-        true => host.with_key_holds(|holds| holds.keys(name, key, None)),
+        true => {
+            let held_at = held.then(|| host.now());
+            host.with_key_holds(|holds| holds.keys(name, key, held_at))
+        }
         false => Ok(Keys::new()),
     }
 }
 
-/// Deletes the holds of the first of these keys while they are `due`, and removes these keys; passes to `had` each key
-/// that had a state. `wait` as in [`forget_holds`].
-pub(crate) fn forget_held<H: Host>(
+/// Forgets keys one by one, in the order in which every call locks rows: those with rows by `forget`, which returns
+/// whether the key had a state, and those with holds alone, of one name or one key if given. Passes to `had` the name of
+/// each key that had a state.
+///
+/// # Errors
+/// The errors of `forget`; [`LimiterError::NotWritten`] (55000).
+pub(crate) fn forget_keys<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    name: Option<&[u8]>,
+    key: Option<&[u8]>,
+    mut forget: impl FnMut(&[u8], &[u8]) -> Result<bool>,
+    mut had: impl FnMut(Vec<u8>),
+) -> Result<()> {
+    let mut held = holders(host, name, key, false)?;
+    if let Some(name) = name
+        && forget(name, b"")?
+    // the first key, which comes after no other
+    {
+        had(name.to_vec());
+    }
+    let visit = |KeyRows { name, key, .. }| {
+        let own = (name, key);
+        forget_held(host, rows, &mut held, true, |first| *first < own, &mut had)?;
+        if forget(&own.0, &own.1)? {
+            had(own.0);
+        }
+        Ok(ControlFlow::Continue(()))
+    };
+    let _ = each_key(host, rows, (name.unwrap_or_default(), b""), name.is_some(), visit)?;
+    // Includes holds that came meanwhile, of keys that are locked here; others would be locked out of order.
+    held = holders(host, name, key, false)?;
+    forget_held(host, rows, &mut held, false, |_| true, had)
+}
+
+/// Deletes the holds of the first of these keys while they are `due`, and removes these keys. `wait` as in
+/// [`forget_holds`], `had` as in [`forget_keys`].
+fn forget_held<H: Host>(
     host: &H,
     rows: &dyn Rows,
     held: &mut Keys,
     wait: bool,
     due: impl Fn(&(Vec<u8>, Vec<u8>)) -> bool,
-    mut had: impl FnMut((Vec<u8>, Vec<u8>)),
+    mut had: impl FnMut(Vec<u8>),
 ) -> Result<()> {
-    while let Some(first) = held.first().filter(|first| due(first)).cloned() {
+    while let Some((name, key)) = held.first().filter(|first| due(first)).cloned() {
         host.check_for_interrupts();
-        if forget_holds(host, rows, &first.0, &first.1, wait)? {
-            had(first);
+        if forget_holds(host, rows, &name, &key, wait)? {
+            had(name);
         }
         held.pop_first();
     }
@@ -243,20 +280,29 @@ pub fn delete_name(
 }
 
 /// Deletes the rows of a key if they are idle, can all be locked without waiting, and are still idle then; returns
-/// their number. Without a definition, rows are idle if they are reset, or unused for longer than `undefined_idle`, and
-/// hold no lease. With a `batch`, puts idle keys into it instead.
+/// their number. Without a limit, rows are idle if they are reset, or unused for longer than `undefined_idle`, and hold
+/// no lease. With a `batch`, puts idle keys into it instead.
 pub fn prune_key<H: Host>(
     host: &H,
     rows: &dyn Rows,
     found: &KeyRows,
-    definition: Option<&Rc<Definition>>,
     undefined_idle: Option<Micros>,
     batch: Option<&mut Batch>,
 ) -> Result<i64> {
     let KeyRows { name, key, rows: seen } = found;
+    let definition = match host.look_up(name, key) {
+        Err(LimiterError::StoredConfig { .. }) => return Ok(0), // unknown whether they are idle
+        known => known?.definition,
+    };
+    if let Some(definition) = definition.as_ref().filter(|definition| definition.save.is_some())
+        && host.in_force(name, definition.clone()).save.is_none()
+    {
+        return Ok(0); // not this clock's
+    }
+    let definition = definition.filter(|own| Store::from_definition(own) != Store::Nowhere);
     let has_holds = |rows: &[ShardRow]| rows.iter().any(|(_, row)| row.holds_due.is_some());
     // Some of its tokens come back later; without a definition, as long as the limit may be defined again.
-    let is_held = match (has_holds(seen), definition, undefined_idle) {
+    let is_held = match (has_holds(seen), &definition, undefined_idle) {
         (false, ..) => false,
         (true, None, Some(idle)) => {
             let since = host.now().minus(idle);
@@ -264,7 +310,7 @@ pub fn prune_key<H: Host>(
         }
         _ => true,
     };
-    let idle = |rows: &[ShardRow]| match definition {
+    let idle = |rows: &[ShardRow]| match &definition {
         _ if is_held || has_holds(rows) != has_holds(seen) => false,
         Some(definition) => {
             let target = Target::defined::<H>(name, key, definition.clone(), None);

@@ -305,119 +305,69 @@ pub(crate) fn with_hold(row: Version, hold: &Hold) -> Version {
     Version { holds_due: first_expiry(hold, row.holds_due), ..row }
 }
 
-/// The rows of limits.
-pub(crate) type Versions = Vec<Option<Row>>;
-
-/// Reads the rows.
-pub(crate) fn versions(rows: &dyn Rows, targets: &[&Target]) -> Result<Versions> {
-    let read = |target: &&Target| match target.store.is_in_table() {
-        false => Ok(None),
-        true => rows.read(target.row(0)),
-    };
-    targets.iter().map(read).collect()
-}
-
-/// Whether rows are the versions that were read before.
-pub(crate) fn are_versions(rows: &Versions, seen: &Versions) -> bool {
-    rows.iter().zip(seen).all(|(row, seen)| match (row, seen) {
-        (Some(row), Some(seen)) => row.is_version(seen),
-        (row, seen) => row.is_none() && seen.is_none(),
+/// The next expiries of a key that may let a denied call pass, from the first one that the row names.
+fn next_expiries<H: Host>(
+    host: &H,
+    target: &Target,
+    found: &Found,
+    now: Micros,
+) -> Result<Vec<(Rc<Definition>, Hold)>> {
+    let Some(from) = found.due else { return Ok(Vec::new()) };
+    let (name, key) = (target.name, target.key);
+    host.with_key_holds(|holds| {
+        let from = from.max(now.plus(Micros(1)));
+        let found = holds.returning(name, key, from, FOREVER, MAX_EXPIRIES as i64)?;
+        let mut limits = Limits::new(host, name, key, Some(target))?;
+        let mut next = Vec::with_capacity(found.len());
+        for hold in found {
+            let definition = limits.of_expiry(host, &hold)?;
+            next.extend(definition.map(|definition| (definition, hold.hold)));
+        }
+        Ok(next)
     })
 }
 
-/// Answers by `work`, which reads the rows of limits and then their holds, and repeats it while a row changes
-/// meanwhile: a denial's wait would then be of a state that never was. A settlement, say, gives tokens to the row and
-/// takes the hold away.
+/// How long from `now` until a call passes that is denied on these contents, or by a block. `denied`: its wait without
+/// expiries, which is the answer for several rows, too. `decide` returns whether the call passes on a state at an
+/// instant, and its wait if not. Reads no holds for a call that even a full limit denies.
 ///
 /// # Errors
-/// The errors of `work`, and [`LimiterError::NotWritten`] (55000).
-#[cold]
-pub(crate) fn in_one_state<T>(
-    host: &impl Host,
-    rows: &dyn Rows,
-    targets: &[&Target],
-    mut work: impl FnMut() -> Result<T>,
-) -> Result<T> {
-    let mut before = versions(rows, targets)?;
-    for _ in 0..TRIES {
-        host.check_for_interrupts();
-        let answer = work()?;
-        let after = versions(rows, targets)?;
-        if are_versions(&after, &before) {
-            return Ok(answer);
+/// Errors of the host.
+pub(crate) fn wait<H: Host>(
+    host: &H,
+    target: &Target,
+    found: &Found,
+    now: Micros,
+    denied: Option<Micros>,
+    mut decide: impl FnMut(&State, Micros) -> (bool, Option<Micros>),
+) -> Result<Option<Micros>> {
+    let [state] = found.shards.states() else { return Ok(denied) };
+    let blocked = target.block(now);
+    let full = || target.limit().initial_state(now, target.phase());
+    let never = match blocked {
+        Some(until) => until == FOREVER,
+        None => denied.is_none() && !decide(&full(), now).0,
+    };
+    if never {
+        return Ok(None);
+    }
+    let next = next_expiries(host, target, found, now)?;
+    let is_state = |definition: &Definition| definition.limit.accepts(state.shape());
+    let mut holds: &[Expiry] = &next
+        .iter()
+        .filter(|(definition, _)| is_state(definition))
+        .map(|(definition, hold)| (&definition.limit, *hold))
+        .collect::<Vec<_>>();
+    let Some(until) = blocked else {
+        return Ok(retry_after(state, now, holds, denied, decide));
+    };
+    Ok(after_block(until, now, |then| {
+        let (after, applied) = after_expiries(state, holds, then);
+        holds = &holds[applied.min(holds.len())..];
+        let state = after.as_ref().unwrap_or(state);
+        match decide(state, then) {
+            (true, _) => Some(Micros(0)),
+            (false, later) => retry_after(state, then, holds, later, decide),
         }
-        before = after;
-    }
-    Err(LimiterError::not_written())
-}
-
-/// The next expiries of a key that may let a denied call pass.
-pub(crate) struct Expiries {
-    next: Vec<(Rc<Definition>, Hold)>,
-}
-
-impl Expiries {
-    /// Reads them, from the first one that the row names.
-    fn read<H: Host>(host: &H, target: &Target, found: &Found, now: Micros) -> Result<Expiries> {
-        let Some(from) = found.due else { return Ok(Expiries { next: Vec::new() }) };
-        let (name, key) = (target.name, target.key);
-        let next = host.with_key_holds(|holds| {
-            let from = from.max(now.plus(Micros(1)));
-            let found = holds.returning(name, key, from, FOREVER, MAX_EXPIRIES as i64)?;
-            let mut limits = Limits::new(host, name, key, Some(target))?;
-            let mut next = Vec::with_capacity(found.len());
-            for hold in found {
-                let definition = limits.of_expiry(host, &hold)?;
-                next.extend(definition.map(|definition| (definition, hold.hold)));
-            }
-            Ok(next)
-        })?;
-        Ok(Expiries { next })
-    }
-
-    /// How long from `now` until a call passes that is denied on these contents, or by a block. `denied`: its wait
-    /// without expiries, which is the answer for several rows, too. `decide` returns whether the call passes on a state
-    /// at an instant, and its wait if not. Reads no holds for a call that even a full limit denies.
-    ///
-    /// # Errors
-    /// Errors of the host.
-    pub(crate) fn wait<H: Host>(
-        host: &H,
-        target: &Target,
-        found: &Found,
-        now: Micros,
-        denied: Option<Micros>,
-        mut decide: impl FnMut(&State, Micros) -> (bool, Option<Micros>),
-    ) -> Result<Option<Micros>> {
-        let [state] = found.shards.states() else { return Ok(denied) };
-        let blocked = target.block(now);
-        let full = || target.limit().initial_state(now, target.phase());
-        let never = match blocked {
-            Some(until) => until == FOREVER,
-            None => denied.is_none() && !decide(&full(), now).0,
-        };
-        if never {
-            return Ok(None);
-        }
-        let expiries = Expiries::read(host, target, found, now)?;
-        let is_state = |definition: &Definition| definition.limit.accepts(state.shape());
-        let mut holds: &[Expiry] = &expiries
-            .next
-            .iter()
-            .filter(|(definition, _)| is_state(definition))
-            .map(|(definition, hold)| (&definition.limit, *hold))
-            .collect::<Vec<_>>();
-        let Some(until) = blocked else {
-            return Ok(retry_after(state, now, holds, denied, decide));
-        };
-        Ok(after_block(until, now, |then| {
-            let (after, applied) = after_expiries(state, holds, then);
-            holds = &holds[applied.min(holds.len())..];
-            let state = after.as_ref().unwrap_or(state);
-            match decide(state, then) {
-                (true, _) => Some(Micros(0)),
-                (false, later) => retry_after(state, then, holds, later, decide),
-            }
-        }))
-    }
+    }))
 }

@@ -132,9 +132,7 @@ pub fn state(target: &Target, found: Option<State>, now: Micros, phase: Micros) 
 pub(super) fn forget(entries: &impl Entries, id: Id, slots: u32) -> bool {
     let id = Id { slots, ..id };
     let mut locked = entries.lock(&[id]);
-    let nothing = Micros(0);
-    let retention = Retention { idle_at: None, half_used: false, now: nothing, save: nothing };
-    let was = locked.write(id, None, retention);
+    let was = locked.write(id, None, Retention::default());
     locked.unlock();
     was
 }

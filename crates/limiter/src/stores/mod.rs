@@ -12,14 +12,12 @@ pub mod memory;
 pub mod shards;
 
 use std::collections::BTreeSet;
-use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use ratelimit_core::config::{Definition, MAX_SLOTS_IN_MEMORY};
 use ratelimit_core::{Micros, State};
 
 use crate::error::{LimiterError, Result};
-use crate::keys::each_key;
 use crate::ports::{
     Entries, Host, Id, KeyRows, Pool, Row, RowAccess, RowId, Rows, SavedKey, ShardRow,
 };
@@ -28,7 +26,7 @@ use expiry::Found;
 use shards::contents;
 
 pub use delete::{Batch, delete_key, prune_key, reset_key};
-pub(crate) use delete::{forget_held, holders};
+pub(crate) use delete::{Keys, forget_keys, holders};
 pub use saved::write as save;
 pub use shards::contents::interpret;
 pub(crate) use shards::contents::{of_shards, peek_found};
@@ -157,7 +155,7 @@ pub fn forget<H: Host>(
         let was = delete::reset_key(host, rows, name, key)?;
         if was {
             expiry::forget(host, RowId { name, key, shard: 0 })?;
-        } else if !delete::holders(host, Some(name), Some(key))?.is_empty() {
+        } else if !delete::holders(host, Some(name), Some(key), false)?.is_empty() {
             return delete::forget_holds(host, rows, name, key, true);
         }
         Ok(was)
@@ -229,27 +227,16 @@ pub fn forget_name<H: Host>(
         if together && delete::delete_name(host, rows, name, count)? {
             return Ok(());
         }
-        let mut delete = |key: &[u8], count: &mut i64| -> Result<()> {
+        let delete = |name: &[u8], key: &[u8]| {
             host.check_for_interrupts();
             match definition(host, name, key)? {
                 Some(definition) if definition.save.is_some() => drop(saved.insert(key.to_vec())),
                 Some(definition) if has_no_rows(&definition) => {}
-                _ => *count += i64::from(delete::delete_key(host, rows, name, key)?),
+                _ => return delete::delete_key(host, rows, name, key),
             }
-            Ok(())
+            Ok(false)
         };
-        let mut held = delete::holders(host, Some(name), None)?;
-        delete(b"", count)?; // the first key, which comes after no other
-        let visit = |found: KeyRows| {
-            let due = |(_, key): &(Vec<u8>, Vec<u8>)| *key < found.key;
-            delete::forget_held(host, rows, &mut held, true, due, |_| *count += 1)?;
-            delete(&found.key, count)?;
-            Ok(ControlFlow::Continue(()))
-        };
-        let _ = each_key(host, rows, (name, b""), true, visit)?;
-        // Includes holds that came meanwhile, of keys that are locked here; others would be locked out of order.
-        held = delete::holders(host, Some(name), None)?;
-        delete::forget_held(host, rows, &mut held, false, |_| true, |_| *count += 1)
+        delete::forget_keys(host, rows, Some(name), None, delete, |_| *count += 1)
     })?;
     // Rows of saved keys are written when they are saved: a save in progress would bring the old state back.
     for key in saved {

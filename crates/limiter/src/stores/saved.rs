@@ -8,7 +8,7 @@
 //! checks that its definition is current, then reads the row: either it sees the new definition and begins again, or
 //! the load fails.
 
-use ratelimit_core::{Micros, State};
+use ratelimit_core::State;
 use ratelimit_faults::Fault;
 
 use super::shards::contents;
@@ -78,8 +78,7 @@ pub(super) fn forget<H: Host>(host: &H, target: &Target) -> Result<bool> {
     let (mut locked, seen) = memory::lock(host, entries, target, id)?;
     if seen.state.is_some() {
         let save = target.definition.save.unwrap_or_default();
-        let (idle_at, now) = (None, Micros(0));
-        locked.write(id, None, Retention { idle_at, half_used: false, now, save });
+        locked.write(id, None, Retention { save, ..Retention::default() });
     }
     locked.unlock();
     Ok(seen.state.is_some())
