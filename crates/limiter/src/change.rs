@@ -253,9 +253,6 @@ impl<'a> Change<'a> {
     }
 
     /// Decides it, ignoring blocks.
-    ///
-    /// # Errors
-    /// As [`decide`](Change::decide).
     #[inline(always)]
     pub(crate) fn decide_unblocked(
         &self,

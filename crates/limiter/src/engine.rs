@@ -136,9 +136,6 @@ pub(crate) fn is_final(ask: &Ask, decided: &Decided, now: Micros) -> bool {
 
 /// Has a denial's wait count the holds that will expire: the time until the call passes, if no other call takes,
 /// settles or extends. `own`: the hold with the call's id.
-///
-/// # Errors
-/// Errors of the host.
 #[cold]
 pub(crate) fn count_expiries<H: Host>(
     host: &H,
@@ -215,9 +212,6 @@ pub(crate) fn run<H: Host>(host: &H, asks: &[Ask]) -> Result<Outcome> {
 }
 
 /// Makes the change of one ask in the table: in one row, if that suffices.
-///
-/// # Errors
-/// As [`run`].
 #[inline]
 pub(crate) fn run_one<H: Host>(host: &H, rows: &dyn Rows, ask: &Ask) -> Result<Answer> {
     let short = match ask.target.store {
@@ -270,9 +264,6 @@ fn make<H: Host>(host: &H, rows: &dyn Rows, asks: &[Ask]) -> Result<Outcome> {
 
 /// Settles holds; the asks are in the order of name and key. Decides only under the locks, since the holds' contents
 /// count.
-///
-/// # Errors
-/// As [`run`].
 pub(crate) fn settle<H: Host>(host: &H, asks: &[Ask]) -> Result<Vec<Decided>> {
     host.with_rows(RowAccess::Write, |rows| {
         for _ in 0..TRIES {

@@ -39,7 +39,7 @@ pub fn delete_rows<H: Host>(host: &H, key: &[u8], forgotten: &mut BTreeSet<Vec<u
     host.with_rows(RowAccess::Write, |rows| {
         let delete =
             |name: &[u8], of: &[u8]| Ok(of == key && stores::delete_key(host, rows, name, key)?);
-        let had = |name| drop(forgotten.insert(name));
+        let had = |name| forgotten.extend([name]);
         stores::forget_keys(host, rows, None, Some(key), delete, had)
     })
 }

@@ -11,7 +11,9 @@ use crate::error::{LimiterError, Result};
 use crate::ports::{Counted, Definitions, Host, RowAccess};
 use crate::request::{Answer, Request, Take};
 use crate::stores::{self, Peeked, memory};
-use crate::target::{Store, Target, bad_tokens, check_as_many, check_count, check_key, of_state};
+use crate::target::{
+    Store, Target, bad_tokens, check_as_many, check_count, check_key, if_valid, of_state,
+};
 
 /// Takes tokens, unless `allowed` refuses the target.
 ///
@@ -163,10 +165,7 @@ pub fn value<H: Host>(host: &H, request: &Request) -> Result<Value> {
 /// 22004: the limit is keyed, and the key is empty.
 pub fn reset<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<bool> {
     // Without a valid definition, tokens may have been taken with a config in the call.
-    let definition = match of_state(host, name, key) {
-        Err(LimiterError::StoredConfig { .. }) => None,
-        defined => defined?,
-    };
+    let definition = if_valid(of_state(host, name, key))?;
     if let Some(definition) = &definition {
         // A key can be reset even if the limit no longer takes one.
         let keyed = definition.keyed.filter(|&keyed| keyed);

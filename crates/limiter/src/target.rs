@@ -321,19 +321,19 @@ pub fn of_state(
     name: &[u8],
     key: &[u8],
 ) -> Result<Option<Rc<Definition>>> {
-    let own = definitions.defined(name, key)?;
-    own.map(|own| of_state_of(definitions, name, own)).transpose()
+    match definitions.defined(name, key)? {
+        Some(own) if Store::from_definition(&own) == Store::Nowhere => {
+            Ok(definitions.defined(name, b"")?.or(Some(own)))
+        }
+        own => Ok(own),
+    }
 }
 
-/// The limit that has the state of a key with this definition; see [`of_state`].
-fn of_state_of(
-    definitions: &impl Definitions,
-    name: &[u8],
-    own: Rc<Definition>,
-) -> Result<Rc<Definition>> {
-    match Store::from_definition(&own) {
-        Store::Nowhere => Ok(definitions.defined(name, b"")?.unwrap_or(own)),
-        _ => Ok(own),
+/// Returns a definition that was looked up, or `None` if the stored one is not a valid config.
+pub(crate) fn if_valid<T>(looked_up: Result<Option<T>>) -> Result<Option<T>> {
+    match looked_up {
+        Err(LimiterError::StoredConfig { .. }) => Ok(None),
+        looked_up => looked_up,
     }
 }
 
@@ -346,9 +346,6 @@ pub fn check_count(limit: &Limit, count: f64) -> Result<()> {
 }
 
 /// Checks an argument with a number of tokens for a limit.
-///
-/// # Errors
-/// As [`check_count`].
 fn check_tokens(limit: &Limit, argument: &'static str, tokens: f64) -> Result<()> {
     valid_tokens(argument, tokens)?;
     if limit.whole_counts() && tokens.fract() != 0.0 {

@@ -104,31 +104,26 @@ fn lock<'a, H: Host>(
     };
     for ((ask, View { found, .. }), decided) in asks.iter().zip(seen).zip(decided) {
         host.check_for_interrupts();
-        let (target, own) = (&ask.target, None);
-        if ask.is_in_memory() {
-            let rows = LockedRows::none(found.shards.into());
-            locked.push(Locked { rows, locks: Locks::None, own });
-            continue;
-        }
-        if !decided.changes() {
-            let rows = LockedRows::none(found);
-            locked.push(Locked { rows, locks: Locks::Own, own });
-            continue;
-        }
-        let is_dry_take = ask.change.is_take() && !decided.answer.enforced;
-        let shards = found.shards;
-        let seen = is_dry_take.then(|| shards.clone());
-        let few = amount(ask, &shards, &decided).map(|amount| (shards, amount));
-        match (shards::lock(host, rows, target, few, extent, asks.len() == 1), seen) {
-            (Err(LimiterError::Busy), Some(seen)) => {
-                let rows = LockedRows::none(seen.into());
-                locked.push(Locked { rows, locks: Locks::Others, own });
+        let (rows, locks) = if ask.is_in_memory() {
+            (LockedRows::none(found.shards.into()), Locks::None)
+        } else if !decided.changes() {
+            (LockedRows::none(found), Locks::Own)
+        } else {
+            let is_dry_take = ask.change.is_take() && !decided.answer.enforced;
+            let shards = found.shards;
+            let seen = is_dry_take.then(|| shards.clone());
+            let few = amount(ask, &shards, &decided).map(|amount| (shards, amount));
+            match (shards::lock(host, rows, &ask.target, few, extent, asks.len() == 1), seen) {
+                (Err(LimiterError::Busy), Some(seen)) => {
+                    (LockedRows::none(seen.into()), Locks::Others)
+                }
+                (rows, _) => match rows? {
+                    Some(rows) => (rows, Locks::Own),
+                    None => return Ok(None),
+                },
             }
-            (rows, _) => match rows? {
-                Some(rows) => locked.push(Locked { rows, locks: Locks::Own, own }),
-                None => return Ok(None),
-            },
-        }
+        };
+        locked.push(Locked { rows, locks, own: None });
     }
     Ok(Some(locked))
 }
@@ -155,14 +150,14 @@ fn lock_to_settle<'a, H: Host>(
     rows: &dyn Rows,
     ask: &'a Ask<'a>,
 ) -> Result<Option<Locked<'a>>> {
-    let (target, own) = (&ask.target, None);
+    let target = &ask.target;
     let Change::Settle(settlement) = &ask.change else { return Ok(None) };
     let counts = settlement.counts(target);
     if counts {
         match shards::lock(host, rows, target, None, Extent::All, true) {
             Err(LimiterError::Busy) if target.store != Store::Row => {}
             locked => {
-                return Ok(locked?.map(|rows| Locked { rows, locks: Locks::Own, own }));
+                return Ok(locked?.map(|rows| Locked { rows, locks: Locks::Own, own: None }));
             }
         }
     } else if settlement.row.hold.returns() {
@@ -171,7 +166,7 @@ fn lock_to_settle<'a, H: Host>(
     }
     let shards = stores::peek_with(host, Some(rows), target, None)?.found.shards;
     let locks = if counts { Locks::Others } else { Locks::Own };
-    Ok(Some(Locked { rows: LockedRows::none(shards.into()), locks, own }))
+    Ok(Some(Locked { rows: LockedRows::none(shards.into()), locks, own: None }))
 }
 
 /// Applies expired holds to the locked rows, and reads the asks' holds; returns the instant to decide at. `None`: the

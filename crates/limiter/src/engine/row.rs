@@ -16,9 +16,6 @@ use crate::stores::with_locked;
 /// Makes a change of a limit in one row. `None`: nothing is changed, since the rows are still those of a limit with
 /// shards, a hold needs [more steps](super::run), or several takes need a step each. `MORE`: whether it is a hold or
 /// several takes, known to the compiler so that a single take pays nothing for it.
-///
-/// # Errors
-/// [`LimiterError::BadState`], [`LimiterError::NotWritten`] (55000).
 pub(crate) fn apply<H: Host, const MORE: bool>(
     host: &H,
     rows: &dyn Rows,

@@ -159,9 +159,6 @@ enum For {
 }
 
 /// Makes the ask of a request for a hold with this id.
-///
-/// # Errors
-/// As [`hold`].
 fn ask<'a, H: Host>(
     host: &H,
     of: For,

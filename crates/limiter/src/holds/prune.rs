@@ -11,7 +11,7 @@ use crate::error::{LimiterError, Result};
 use crate::ports::{Host, Row, RowAccess, RowId, Rows, Stored, Version};
 use crate::stores::expiry::{self, Limits};
 use crate::stores::shards;
-use crate::target::{FOREVER, Store, Target};
+use crate::target::{FOREVER, Store, Target, if_valid};
 
 /// The number of keys to list at a time.
 const PAGE: i64 = 100;
@@ -76,11 +76,8 @@ pub fn give_back_to_saved<H: Host>(host: &H, rows: &dyn Rows, name: &[u8]) -> Re
     }
     for (name, key) in host.with_key_holds(|holds| holds.keys(Some(name), None, None))? {
         host.check_for_interrupts();
-        let definition = match host.defined(&name, &key) {
-            Err(LimiterError::StoredConfig { .. }) => continue,
-            definition => definition?.filter(|definition| definition.save.is_some()),
-        };
-        let Some(definition) = definition else { continue };
+        let definition = if_valid(host.defined(&name, &key))?;
+        let Some(definition) = definition.filter(|own| own.save.is_some()) else { continue };
         let in_table = Definition { store: StoreKind::Table, save: None, ..(*definition).clone() };
         let target = Target::defined::<H>(&name, &key, Rc::new(in_table), None);
         if let Some(row) = rows.lock(target.row(0), true)? {

@@ -49,9 +49,6 @@ pub(super) fn lock_or_busy(rows: &dyn Rows, id: RowId, wait: bool) -> Result<Opt
 /// locks, so they are listed again until all of them are locked. Such a change locks row 0 first, so none can follow
 /// once row 0 is locked here. Rows behind a missing row are not locked: a row may appear in its place, which comes
 /// before them.
-///
-/// # Errors
-/// [`LimiterError::NotWritten`] (55000): they keep changing.
 pub(super) fn lock_key(
     host: &impl Host,
     rows: &dyn Rows,
@@ -145,9 +142,6 @@ pub(crate) fn holders<H: Host>(
 /// Forgets keys one by one, in the order in which every call locks rows: those with rows by `forget`, which returns
 /// whether the key had a state, and those with holds alone, of one name or one key if given. Passes to `had` the name of
 /// each key that had a state.
-///
-/// # Errors
-/// The errors of `forget`; [`LimiterError::NotWritten`] (55000).
 pub(crate) fn forget_keys<H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -200,9 +194,6 @@ fn forget_held<H: Host>(
 /// Deletes the holds of a key under the lock of its row 0, which a new hold waits for; if there is no row, under the
 /// lock of one that is deleted afterwards. Resets a state that has come meanwhile; false if none has. Without `wait`,
 /// leaves a key that another session has, or that has shards, as it is.
-///
-/// # Errors
-/// [`LimiterError::NotWritten`] (55000).
 pub(crate) fn forget_holds<H: Host>(
     host: &H,
     rows: &dyn Rows,

@@ -15,7 +15,7 @@ use ratelimit_faults::Fault;
 
 use crate::error::{LimiterError, Result};
 use crate::ports::{Definitions, HoldRow, Host, Row, RowId, Rows, Stored, TRIES, Version};
-use crate::target::{FOREVER, Store, Target, after_block};
+use crate::target::{FOREVER, Store, Target, after_block, if_valid};
 
 /// The contents of a limit as they were read, and when holds of its key are due.
 pub struct Found<'a> {
@@ -101,10 +101,7 @@ impl Limits {
         key: &[u8],
         called: Option<&Target>,
     ) -> Result<Limits> {
-        let own = match host.defined(name, key) {
-            Err(LimiterError::StoredConfig { .. }) => None,
-            own => own?,
-        };
+        let own = if_valid(host.defined(name, key))?;
         let called = called.map(|target| target.definition.clone());
         Ok(Limits { own, called, last: None })
     }
@@ -142,9 +139,6 @@ impl Limits {
 
 /// Computes a row after the expiries by `now`, of at most `most` holds; if there are more, the row is still due.
 /// `called` is the target of the call.
-///
-/// # Errors
-/// [`LimiterError::BadState`] (55000).
 fn expired<H: Host>(
     host: &H,
     id: RowId,
@@ -205,9 +199,6 @@ fn expire<H: Host>(
 }
 
 /// Applies expired holds to the row of a key, as a step of its own. Doesn't lock a row that no longer needs that.
-///
-/// # Errors
-/// [`LimiterError::BadState`], [`LimiterError::NotWritten`] (55000).
 #[cold]
 pub(crate) fn apply<H: Host>(host: &H, rows: &dyn Rows, target: &Target) -> Result<()> {
     let (id, called) = (target.row(0), Some(target));
@@ -226,9 +217,6 @@ pub(crate) fn apply<H: Host>(host: &H, rows: &dyn Rows, target: &Target) -> Resu
 
 /// Applies expired holds to a row that this transaction has locked; returns the row afterwards. `called` as in
 /// [`expired`].
-///
-/// # Errors
-/// As [`apply`].
 #[cold]
 pub(crate) fn apply_locked<H: Host>(
     host: &H,
@@ -266,9 +254,6 @@ pub(crate) fn forget<H: Host>(host: &H, id: RowId) -> Result<()> {
 }
 
 /// A row as if expired holds were applied. The holds are read after the row, which may have changed meanwhile.
-///
-/// # Errors
-/// [`LimiterError::BadState`] (55000).
 #[cold]
 pub(crate) fn on_copy<H: Host>(host: &H, target: &Target, row: &Row, now: Micros) -> Result<Row> {
     // Without a bound, since nothing is written.
@@ -278,9 +263,6 @@ pub(crate) fn on_copy<H: Host>(host: &H, target: &Target, row: &Row, now: Micros
 }
 
 /// A hold as if the expired holds of its key were applied.
-///
-/// # Errors
-/// [`LimiterError::BadState`] (55000).
 #[cold]
 pub(crate) fn own_on_copy<H: Host>(
     host: &H,
@@ -330,9 +312,6 @@ fn next_expiries<H: Host>(
 /// How long from `now` until a call passes that is denied on these contents, or by a block. `denied`: its wait without
 /// expiries, which is the answer for several rows, too. `decide` returns whether the call passes on a state at an
 /// instant, and its wait if not. Reads no holds for a call that even a full limit denies.
-///
-/// # Errors
-/// Errors of the host.
 pub(crate) fn wait<H: Host>(
     host: &H,
     target: &Target,

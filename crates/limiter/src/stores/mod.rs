@@ -17,11 +17,9 @@ use std::rc::Rc;
 use ratelimit_core::config::{Definition, MAX_SLOTS_IN_MEMORY};
 use ratelimit_core::{Micros, State};
 
-use crate::error::{LimiterError, Result};
-use crate::ports::{
-    Entries, Host, Id, KeyRows, Pool, Row, RowAccess, RowId, Rows, SavedKey, ShardRow,
-};
-use crate::target::{Store, Target, has_no_rows, of_state};
+use crate::error::Result;
+use crate::ports::{Entries, Host, Id, Pool, Row, RowAccess, RowId, Rows, SavedKey, ShardRow};
+use crate::target::{Store, Target, has_no_rows, if_valid, of_state};
 use expiry::Found;
 use shards::contents;
 
@@ -166,7 +164,7 @@ pub fn forget<H: Host>(
 /// Forgets the state in memory of a name and key, as [`forget`] does, and locks no row; false if there was none. The
 /// row of a saved limit is reset when it is written.
 pub fn forget_in_memory<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<bool> {
-    match definition(host, name, key)? {
+    match if_valid(of_state(host, name, key))? {
         Some(definition) if definition.save.is_some() => {
             saved::forget(host, &Target::defined::<H>(name, key, definition, None))
         }
@@ -222,14 +220,14 @@ pub fn forget_name<H: Host>(
         return Ok(());
     }
     // Together only if the rows of each key are to be deleted, by the name's own definition.
-    let together = !definition(host, name, b"")?.is_some_and(|definition| has_no_rows(&definition));
+    let together = !if_valid(of_state(host, name, b""))?.is_some_and(|own| has_no_rows(&own));
     host.with_rows(RowAccess::Write, |rows| {
         if together && delete::delete_name(host, rows, name, count)? {
             return Ok(());
         }
         let delete = |name: &[u8], key: &[u8]| {
             host.check_for_interrupts();
-            match definition(host, name, key)? {
+            match if_valid(of_state(host, name, key))? {
                 Some(definition) if definition.save.is_some() => drop(saved.insert(key.to_vec())),
                 Some(definition) if has_no_rows(&definition) => {}
                 _ => return delete::delete_key(host, rows, name, key),
@@ -241,22 +239,13 @@ pub fn forget_name<H: Host>(
     // Rows of saved keys are written when they are saved: a save in progress would bring the old state back.
     for key in saved {
         host.check_for_interrupts();
-        if let Some(definition) =
-            definition(host, name, &key)?.filter(|definition| definition.save.is_some())
-        {
+        let definition = if_valid(of_state(host, name, &key))?;
+        if let Some(definition) = definition.filter(|definition| definition.save.is_some()) {
             let target = Target::defined::<H>(name, &key, definition, None);
             *count += i64::from(saved::forget(host, &target)?);
         }
     }
     Ok(())
-}
-
-/// The definition that has a key's state; `None`: there is none, or no valid one.
-fn definition<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {
-    match of_state(host, name, key) {
-        Err(LimiterError::StoredConfig { .. }) => Ok(None),
-        definition => definition,
-    }
 }
 
 /// Locks a row and runs `work` on it, in a subtransaction, so that `None` releases the row. If rows are locked before

@@ -55,9 +55,6 @@ struct Estimate<'a> {
 
 /// Makes the whole change in the row that this transaction already holds, or else in the better of two random rows;
 /// `None`: nothing is changed, since it is locked or has no room.
-///
-/// # Errors
-/// [`LimiterError::BadState`](crate::error::LimiterError::BadState) (55000).
 pub(crate) fn apply_to_one_shard<H: Host>(
     host: &H,
     rows: &dyn Rows,

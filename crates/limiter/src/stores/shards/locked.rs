@@ -7,7 +7,7 @@ use super::super::delete::lock_or_busy;
 use super::super::expiry::{self, Found};
 use super::choose::{lock_free, own_shard, rows_with_room};
 use super::contents::{lock_all, row_of};
-use super::{may_wait, room};
+use super::room;
 use crate::error::{LimiterError, Result};
 use crate::ports::{Host, Rows, Stored, TupleId, Version};
 use crate::target::Target;
@@ -32,9 +32,6 @@ impl<'a> LockedRows<'a> {
     }
 
     /// Applies expired holds to the row of a limit without shards; false if it is not locked, or is another's.
-    ///
-    /// # Errors
-    /// [`LimiterError::BadState`] (55000).
     #[cold]
     pub(crate) fn apply_expired<H: Host>(
         &mut self,
@@ -145,7 +142,10 @@ pub(crate) fn lock<'a, H: Host>(
     extent: Extent,
     alone: bool,
 ) -> Result<Option<LockedRows<'a>>> {
-    let wait = extent == Extent::AllWaiting || may_wait(host, target);
+    // A transaction waits for no row of a key of which it has locked one, under any number of shards.
+    let wait = extent == Extent::AllWaiting
+        || host.own_rows(target.name, target.key).is_empty()
+        || Fault::OwnRowsOverlooked.is_on();
     // Rows of another number of shards are resharded, under the locks of all.
     match few.filter(|(shards, _)| extent == Extent::Few && shards.are_equal()) {
         _ if target.limit().shards() == 1 => lock_one(host, rows, target, wait),

@@ -26,11 +26,6 @@ pub(crate) use contents::lock_all;
 use contents::{shard_limit_of, shards_of};
 pub(crate) use locked::{Extent, LockedRows, lock};
 
-/// Whether this transaction may wait for rows of a key: it has locked none, under any number of shards.
-fn may_wait(host: &impl Host, target: &Target) -> bool {
-    host.own_rows(target.name, target.key).is_empty() || Fault::OwnRowsOverlooked.is_on()
-}
-
 /// The tokens by which a shard can change in the direction of `amount`: those available, or
 /// the room up to its capacity.
 fn room(shards: &Shards, shard: usize, now: Micros, amount: f64) -> f64 {
@@ -40,9 +35,6 @@ fn room(shards: &Shards, shard: usize, now: Micros, amount: f64) -> f64 {
 
 /// Gives a credit back by one of the transaction's own rows, under the number of shards of that row: others have locked
 /// rows that this transaction can't wait for. `None`: no row has room for it.
-///
-/// # Errors
-/// [`LimiterError::BadState`], [`LimiterError::NotWritten`] (55000).
 pub(crate) fn credit_own<H: Host>(
     host: &H,
     rows: &dyn Rows,
