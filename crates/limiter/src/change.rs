@@ -333,7 +333,7 @@ impl<'a> Change<'a> {
             Change::Credit { count, taken_at } => {
                 shards.credit(now, count, taken_at).ok_or_else(|| not_for_credit(limit))
             }
-            // Of a lease: its limit has no shards.
+            // A limit with leases has no shards.
             _ => self.on_state(limit, &shards.total(now), now, taken),
         }
     }

@@ -128,9 +128,9 @@ pub(crate) enum Extent {
     AllWaiting,
 }
 
-/// Locks the rows of a key: as `few` as a change of so many tokens of these shards, read before, needs, or all of them,
-/// row 0 first. `alone`: the call has no other limit, and so may wait for one of several rows. `None`: the rows must be
-/// read again, or don't suffice.
+/// Locks the rows of a key: all, row 0 first, unless fewer suffice. `few`: its shards, read before, and the number of
+/// tokens to add or take, if that can be done in some of them. `alone`: the call has no other limit, and so may wait for
+/// one of several rows. `None`: the rows must be read again, or don't suffice.
 ///
 /// # Errors
 /// [`LimiterError::Busy`]: other rows are locked while this transaction holds one.
