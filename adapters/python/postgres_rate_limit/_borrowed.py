@@ -15,11 +15,12 @@ from weakref import WeakSet
 
 from postgres_rate_limit._calls import Call, Key, Taken, key_of, seconds_of
 from postgres_rate_limit._configs import Config
+from postgres_rate_limit._facts import FACTS
 from postgres_rate_limit._failing import OnError, checked
 from postgres_rate_limit._results import LimitedBy, Result
 
 # The kinds that can be borrowed: tokens can be given back to them.
-LENDS = ("token bucket", "fixed window", "unlimited")
+_LENDS = FACTS["lends"]
 
 
 class _Batch:
@@ -107,8 +108,8 @@ class Borrowing:
         if not isinstance(max, int) or max < 1:
             raise ValueError(f"max is {max!r}; allowed: an int from 1 on")
         kind = limiter._calls.kind(name, config)
-        if kind not in (None, *LENDS):
-            raise ValueError(f"{kind} can't be borrowed; allowed: {', '.join(LENDS)}")
+        if kind not in (None, *_LENDS):
+            raise ValueError(f"{kind} can't be borrowed; allowed: {', '.join(_LENDS)}")
         self._name = name
         self._limiter, self._config = limiter, config
         self._on_error: OnError | None = None if on_error is None else checked(on_error)

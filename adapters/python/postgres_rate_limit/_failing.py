@@ -11,6 +11,7 @@ from ast import literal_eval
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
+from postgres_rate_limit._facts import FACTS
 from postgres_rate_limit._ping import Server, one_answers
 from postgres_rate_limit._results import chain, sqlstate
 
@@ -19,7 +20,7 @@ OnError = Literal["closed", "open"]
 Question = Callable[[Union[float, None]], bool]
 Address = Union[tuple[Server, ...], None]
 
-_NOT_NOW = {"25006", "53100", "53200", "53300", "55P03", "57014", "57P01", "57P02", "57P03"}
+_NOT_NOW = FACTS["not now"]
 # The maximum seconds of a ping, and the seconds that it has even after the call's deadline: with less, a slow answer
 # would count as none.
 _PING, _LATE_PING = 2.0, 1.0
@@ -42,8 +43,10 @@ def not_now(error: BaseException, address: Callable[[], Address] | None = None) 
     errors = list(chain(error))
     states = [state for state in map(sqlstate, errors) if state is not None]
     if states:
-        # PgBouncer uses 08P01 for a refused login, too.
-        return all(state in _NOT_NOW or (state.startswith("08") and state != "08P01") for state in states)
+        return all(
+            state in _NOT_NOW["sqlstates"] or (state[:2] == _NOT_NOW["class"] and state not in _NOT_NOW["except"])
+            for state in states
+        )
     found: Union[bool, Question] = False
     for each in errors:
         answer = _without_state(each, address)

@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from postgres_rate_limit._facts import FACTS
+
 _VERSION = 3 << 16
-_STARTING_OR_ENDING = b"57P03"
+_STARTING_OR_ENDING = FACTS["not now"]["starting or ending"].encode()
 
 
 class Server(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any
 from postgres_rate_limit._client_async import AsyncRateLimiter
 from postgres_rate_limit._client_sync import RateLimiter
 from postgres_rate_limit._configs import Config
+from postgres_rate_limit._facts import FACTS
 from postgres_rate_limit._results import Decision
 
 OnUnchecked = Callable[[BaseException], object]
@@ -19,7 +20,7 @@ log = logging.getLogger("postgres_rate_limit")
 def stored_key(key: str) -> str:
     """A key that the extension accepts: a longer one, or one that is not text in the database, becomes its hash."""
     try:
-        if len(key.encode()) <= 1024 and "\0" not in key and not key.startswith("sha256:"):
+        if len(key.encode()) <= FACTS["bytes"]["key"] and "\0" not in key and not key.startswith("sha256:"):
             return key
     except UnicodeEncodeError:
         pass
@@ -28,8 +29,8 @@ def stored_key(key: str) -> str:
 
 
 def checked_name(name: Any) -> str:
-    if not (isinstance(name, str) and 1 <= len(name.encode()) <= 150):
-        raise ValueError(f"name is {name!r}; allowed: 1 to 150 bytes")
+    if not (isinstance(name, str) and 1 <= len(name.encode()) <= FACTS["bytes"]["name"]):
+        raise ValueError(f"name is {name!r}; allowed: 1 to {FACTS['bytes']['name']} bytes")
     return name
 
 

@@ -1,4 +1,4 @@
-"""The package's own facts are those of adapters/facts.json, which all packages share."""
+"""The package does what adapters/facts.json says, which all packages share."""
 
 import json
 from importlib.resources import files
@@ -8,13 +8,15 @@ import psycopg
 import pytest
 
 from postgres_rate_limit import RateLimitExceeded, try_again
-from postgres_rate_limit._borrowed import LENDS
 from postgres_rate_limit._failing import not_now
 from postgres_rate_limit._stores import stored_key
 
-FACTS = json.loads(
-    next(path for up in Path(__file__).parents if (path := up / "adapters/facts.json").is_file()).read_text()
-)
+REPOSITORY = next(up for up in Path(__file__).parents if (up / "adapters/facts.json").is_file())
+FACTS = json.loads((REPOSITORY / "adapters/facts.json").read_text())
+
+
+def test_the_package_has_the_facts():
+    assert json.loads(files("postgres_rate_limit").joinpath("facts.json").read_text("utf-8")) == FACTS
 
 
 def test_the_errors_that_say_not_now():
@@ -32,10 +34,6 @@ def test_the_words_of_a_wait(wait, words):
     assert try_again(RateLimitExceeded("a", wait)) == words
 
 
-def test_the_kinds_that_can_be_lent():
-    assert list(LENDS) == FACTS["lends"]
-
-
 @pytest.mark.parametrize("fact", FACTS["stored keys"])
 def test_the_keys_that_become_a_hash(fact):
     key = fact["key"] * fact.get("times", 1)
@@ -43,6 +41,5 @@ def test_the_keys_that_become_a_hash(fact):
 
 
 def test_the_sql_of_a_cache_is_that_of_the_store_for_ruby():
-    repository = next(up for up in Path(__file__).parents if (up / "adapters/facts.json").is_file())
     own = files("postgres_rate_limit").joinpath("counters.sql").read_text("utf-8")
-    assert own == (repository / "adapters/ruby/lib/counters.sql").read_text()
+    assert own == (REPOSITORY / "adapters/ruby/lib/counters.sql").read_text()

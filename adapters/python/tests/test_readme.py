@@ -19,7 +19,7 @@ import pytest
 from conftest import ON_FILE
 
 SOURCE = Path(__file__).parent.parent
-CARRIED = ("postgres_rate_limit/py.typed", "postgres_rate_limit/ratelimit.sql", "postgres_rate_limit/counters.sql")
+CARRIED = [f"postgres_rate_limit/{name}" for name in ("py.typed", "ratelimit.sql", "counters.sql", "facts.json")]
 README = (SOURCE / "README.md").read_text()
 
 
