@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from postgres_rate_limit._borrowed import Borrowing, Left, passed
 from postgres_rate_limit._calls import Key, Taken, key_of
-from postgres_rate_limit._results import BorrowResult, RateLimitExceeded, Result, innermost
+from postgres_rate_limit._results import BorrowResult, Result, innermost, told
 from postgres_rate_limit._waits import (
     AsyncEvent,
     AsyncLock,
@@ -47,7 +47,10 @@ class AsyncBorrowed(Borrowing):
             result = await self._once(text, count)
             pause = None if patience is None else patience.pause(result.ok, result.retry_after)
             if pause is None:
-                return _told(self._name, throws, result)
+                told(result, throws, self._name)
+                return BorrowResult(
+                    result.ok, result.retry_after, result.retry_at, result.limited_by, result.headers, result.error
+                )
             await sleep_async(pause)
 
     async def _once(self, key: str, count: float) -> Result:
@@ -114,9 +117,3 @@ class AsyncBorrowed(Borrowing):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def _told(name: str, throws: bool, result: Result) -> BorrowResult:
-    if throws and not result.ok:
-        raise RateLimitExceeded(name, result.retry_after, result.retry_at, result.headers)
-    return BorrowResult(result.ok, result.retry_after, result.retry_at, result.limited_by, result.headers, result.error)

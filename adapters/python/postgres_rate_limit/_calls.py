@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from math import isfinite
@@ -26,7 +26,6 @@ from postgres_rate_limit._results import (
     UnknownLimit,
     Value,
     chain,
-    denied_by,
     denying,
     retry_header,
     sqlstate,
@@ -91,25 +90,11 @@ class Taken(Result):
 
 
 @dataclass(frozen=True)
-class Lent:
-    """The result of rl_acquire, or the error because of which it went unchecked."""
+class Lent(Result):
+    """The result of rl_acquire or rl_hold."""
 
-    ok: bool
-    id: str | None
-    expires_at: datetime | None
-    retry_after: float | None
-    retry_at: datetime | None
-    remaining: float | None
-    capacity: float | None
-    reset_at: datetime | None
-    limited_by: LimitedBy | None = None
-    error: BaseException | None = None
-
-
-@dataclass(frozen=True)
-class Held(Lent):
-    """The result of rl_hold."""
-
+    id: str | None = None
+    expires_at: datetime | None = None
     held: float | None = None
 
 
@@ -166,8 +151,8 @@ _WHEN = "CAST(CAST(? AS text) AS timestamptz)"
 _UNTHROWN = ("false", None)
 _SPAN = "make_interval(secs => CAST(? AS float8))"
 _LIMIT = f"r.retry_after, {_time('r.retry_at')}, r.remaining, r.capacity, {_time('r.reset_at')}"
-_DECIDED = f"{_LIMIT}, r.limited_by"
-_RESULT = f"r.ok, {_DECIDED}"
+_RESULT = f"r.ok, {_LIMIT}, r.limited_by"
+_REQUEST = f"r.name, r.key, {_RESULT}"
 _STYLES = ("ietf", "github")
 
 
@@ -182,10 +167,12 @@ def _result(
     return Result(bool(ok), after, time_of(at), remaining, capacity, time_of(reset), by, found)
 
 
-def _request(
-    ok: Any, name: str, key: str, after: Any, at: Any, remaining: Any, capacity: Any, reset: Any, by: Any
-) -> RequestResult:
-    return RequestResult(name, key, bool(ok), after, time_of(at), remaining, capacity, time_of(reset), by)
+def _limit(after: Any, at: Any, remaining: Any, capacity: Any, reset: Any) -> tuple[Any, Any, Any, Any, Any]:
+    return after, time_of(at), remaining, capacity, time_of(reset)
+
+
+def _request(name: str, key: str, ok: Any, *limit: Any) -> RequestResult:
+    return RequestResult(name, key, bool(ok), *_limit(*limit[:5]), limit[5])
 
 
 def _read_result(rows: Rows) -> Result:
@@ -193,17 +180,15 @@ def _read_result(rows: Rows) -> Result:
 
 
 def _read_lent(rows: Rows) -> Lent:
-    ok, id, expires, after, at, remaining, capacity, reset, by = rows[0][:9]
-    return Lent(bool(ok), id, time_of(expires), after, time_of(at), remaining, capacity, time_of(reset), by)
+    *result, id, expires, held = rows[0]
+    return Lent(**vars(_result(*result)), id=id, expires_at=time_of(expires), held=held)
 
 
 def _read_all(rows: Rows) -> AllResult:
     results = [_request(*row[:9]) for row in rows]
-    ok = bool(rows[0][0]) if rows else True
-    denying = denied_by(ok, results)
-    told = rows and len(rows[0]) > 9
-    headers = json.loads(rows[0][9]) if told else retry_header(denying.retry_after if denying else None)
-    return AllResult(ok, results, headers)
+    answer = AllResult(not results or results[0].ok, results)
+    told = json.loads(rows[0][9]) if rows and len(rows[0]) > 9 else retry_header(answer.retry_after)
+    return replace(answer, headers=told)
 
 
 # The schema of the functions: found by search_path, or else that of the SQL file or of the extension. And of statements
@@ -300,10 +285,12 @@ class Calls:
         if headers is not None:
             select += f", {_headers(_TEXT, _TEXT, _TEXT, _JSON)}"
             values = [name, key, headers, own]
-        fields: dict[str, Any] = {}
+        fields = _of_one(name, Result)
         if function == "rl_limit":
-            fields = _deciding(name) | {"shares": headers is None or headers in _STYLES, "headers": headers}
-        fields |= {"opened": _result_of, "id": ((name, key), "limit", own, reserve, headers), "count": float(count)}
+            fields |= {"shares": headers is None or headers in _STYLES, "headers": headers}
+        else:
+            fields |= {"decides": None, "names": ()}
+        fields |= {"id": ((name, key), "limit", own, reserve, headers), "count": float(count)}
         return self._make(select, function, arguments, _read_result, before=values, **fields)
 
     def each(self, requests: Sequence[tuple[str, HeaderStyle | None]]) -> Call[list[Result | None]]:
@@ -337,8 +324,7 @@ class Calls:
         value = f"CAST(@rl_value({_TEXT}, {_TEXT}, {_JSON}) AS text)"
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(at_most)), (_NUMBER, float(at_least))]
         arguments += [_UNTHROWN, (_JSON, own)]
-        fields: dict[str, Any] = _deciding(name) | {"id": ((name, key), "take", own), "count": float(at_least)}
-        fields["opened"] = lambda error: Taken(True, None, None, None, None, None, error=error)
+        fields = _of_one(name, Taken) | {"id": ((name, key), "take", own), "count": float(at_least)}
         select = f"{_RESULT}, r.taken, {value}"
         return self._make(select, "rl_take", arguments, read, before=[name, key, own], **fields)
 
@@ -391,28 +377,24 @@ class Calls:
         headers: HeaderStyle | None,
     ) -> Call[AllResult]:
         text, targets = self._requests(requests)
-        select = f"r.ok, r.name, r.key, {_DECIDED}"
-        fields: dict[str, Any] = {"id": (None, "all", text, headers)}
+        fields = _of_several(targets) if function == "rl_limit_all" else {}
+        fields["id"] = None, "all", text, headers
         fields["opened"] = lambda error: AllResult(True, [_unchecked(each) for each in targets], error=error)
-        if function == "rl_limit_all":
-            fields |= {"decides": _decided, "names": _names(targets)}
         if headers is None:
-            return self._make(select, function, [(_JSON, text)], _read_all, " ORDER BY r.n", **fields)
+            return self._make(_REQUEST, function, [(_JSON, text)], _read_all, " ORDER BY r.n", **fields)
         # The rows with their configs, which rl_headers_all needs for limits that aren't defined.
         rows = f"SELECT jsonb_agg(to_jsonb(r) || ({_JSON} -> (r.n - 1)) ORDER BY r.n) FROM r"
         of_headers = f"(SELECT CAST(@rl_headers_all(({rows}), {_TEXT}) AS text))"
         sql = f"WITH r AS MATERIALIZED (SELECT * FROM @{function}({_JSON}))"
-        sql += f" SELECT {select}, {of_headers} FROM r ORDER BY r.n"
+        sql += f" SELECT {_REQUEST}, {of_headers} FROM r ORDER BY r.n"
         return Call(_number(sql), (text, text, headers), _read_all, **fields)
 
     def acquire(self, name: str, key: Key, count: float, config: Config | None) -> Call[Lent]:
         name, key, own = self._target(name, key, config)
-
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), _UNTHROWN, (_JSON, own)]
-        fields: dict[str, Any] = _deciding(name) | {"slots": frozenset((name,))}
-        fields["opened"] = lambda error: Lent(True, None, None, None, None, None, None, None, error=error)
-        select = f"r.ok, r.lease, {_time('r.expires_at')}, {_DECIDED}"
-        return self._make(select, "rl_acquire", arguments, _read_lent, **fields)
+        select = f"{_RESULT}, r.lease, {_time('r.expires_at')}, NULL"
+        fields = _of_one(name, Lent)
+        return self._make(select, "rl_acquire", arguments, _read_lent, slots=frozenset((name,)), **fields)
 
     def extend(self, name: str, lease: str | None, config: Config | None) -> Call[datetime | None]:
         arguments = [(_TEXT, lease), (_JSON, self.config(name, config))]
@@ -433,17 +415,13 @@ class Calls:
         on_expiry: str,
         reserve: bool,
         config: Config | None,
-    ) -> Call[Held]:
+    ) -> Call[Lent]:
         name, key, own = self._target(name, key, config)
         least = None if at_least is None else float(at_least)
-
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), (_SPAN, seconds_of(ttl)), (_TEXT, id)]
         arguments += [(_NUMBER, least), (_TEXT, on_expiry), (_FLAG, reserve), _UNTHROWN, (_JSON, own)]
-        select = f"r.ok, r.hold, {_time('r.expires_at')}, {_DECIDED}, r.held"
-        fields: dict[str, Any] = _deciding(name)
-        fields["opened"] = lambda error: Held(True, *(None,) * 7, error=error, held=float(count))
-        read = lambda rows: Held(**vars(_read_lent(rows)), held=rows[0][-1])  # noqa: E731
-        return self._make(select, "rl_hold", arguments, read, **fields)
+        select = f"{_RESULT}, r.hold, {_time('r.expires_at')}, r.held"
+        return self._make(select, "rl_hold", arguments, _read_lent, **_of_one(name, Lent, held=float(count)))
 
     def settle(self, hold: str | None, used: float | None) -> Call[Result]:
         arguments = [(_TEXT, hold), (_NUMBER, None if used is None else float(used))]
@@ -461,26 +439,23 @@ class Calls:
         def read(rows: Rows) -> HeldAll:
             results = [_held(_request(*row[:9]), row[9]) for row in rows]
             hold, expires = next((row[10:] for row in rows if row[10] is not None), (None, None))
-            return HeldAll(bool(rows[0][0]), hold, time_of(expires), results)
+            return HeldAll(results[0].ok, hold, time_of(expires), results)
 
-        select = f"r.ok, r.name, r.key, {_DECIDED}, r.held, r.hold, {_time('r.expires_at')}"
+        select = f"{_REQUEST}, r.held, r.hold, {_time('r.expires_at')}"
         arguments = [(_JSON, text), (_SPAN, seconds_of(ttl)), (_TEXT, id), (_TEXT, on_expiry)]
 
         def opened(error: BaseException) -> HeldAll:
             return HeldAll(True, None, None, [_held(_unchecked(each), each[2]) for each in targets], error)
 
-        fields: dict[str, Any] = {"decides": _decided, "names": _names(targets), "opened": opened, "slots": slots}
+        fields = _of_several(targets) | {"opened": opened, "slots": slots}
         return self._make(select, "rl_hold_all", arguments, read, " ORDER BY r.n", **fields)
 
     def settle_all(self, hold: str | None, used: float | Mapping[str, float] | None) -> Call[list[SettleResult]]:
         def read(rows: Rows) -> list[SettleResult]:
-            made = (
-                (name, key, after, time_of(at), left, of, time_of(reset))
-                for name, key, after, at, left, of, reset in rows
-            )
-            return [SettleResult(*each) for each in made]
+            return [SettleResult(name, key, *_limit(*limit)) for name, key, *limit in rows]
 
-        text = None if used is None else json.dumps(dict(used) if isinstance(used, Mapping) else used, allow_nan=False)
+        counts = dict(used) if isinstance(used, Mapping) else None if used is None else float(used)
+        text = None if counts is None else json.dumps(counts, allow_nan=False)
         return self._make(f"r.name, r.key, {_LIMIT}", "rl_settle_all", [(_TEXT, hold), (_JSON, text)], read)
 
     def define(self) -> Call[list[str]]:
@@ -541,14 +516,6 @@ def request_of(call: Call[Result]) -> str | None:
     return None if "\\u0000" in text else text
 
 
-def _names(targets: Iterable[Target]) -> tuple[str, ...]:
-    return tuple(name for name, _, _ in targets)
-
-
-def _result_of(error: BaseException) -> Result:
-    return Result(True, None, None, None, None, None, error=error)
-
-
 def _unchecked(target: Target) -> RequestResult:
     return RequestResult(target[0], target[1], True, None, None, None, None, None, None)
 
@@ -557,14 +524,23 @@ def _held(result: RequestResult, held: float | None) -> HoldRequestResult:
     return HoldRequestResult(**vars(result), held=held)
 
 
-def _verdict(name: str, answer: Result | RequestResult | Lent | Held) -> Verdict:
+def _verdict(name: str, answer: Result | RequestResult) -> Verdict:
     return name, answer.ok, answer.retry_after, answer.limited_by
 
 
-def _deciding(name: str) -> dict[str, Any]:
-    return {"names": (name,), "decides": lambda answer: [_verdict(name, answer)]}
+def _of_one(name: str, made: type[Result], **unchecked: Any) -> dict[str, Any]:
+    """The fields of a call that takes from one limit. made, unchecked: its answer if it goes unchecked."""
+    return {
+        "names": (name,),
+        "decides": lambda answer: [_verdict(name, answer)],
+        "opened": lambda error: made(True, None, None, None, None, None, error=error, **unchecked),
+    }
 
 
-def _decided(answer: AllResult | HeldAll) -> Iterable[Verdict]:
-    """Denied: the denying requests."""
-    return [_verdict(each.name, each) for each in (answer.results if answer.ok else denying(answer.results))]
+def _of_several(targets: Iterable[Target]) -> dict[str, Any]:
+    """The fields of a call that takes from several limits. Denied: it was by the denying requests."""
+
+    def decides(answer: AllResult | HeldAll) -> Iterable[Verdict]:
+        return [_verdict(each.name, each) for each in (answer.results if answer.ok else denying(answer.results))]
+
+    return {"names": tuple(name for name, _, _ in targets), "decides": decides}

@@ -20,9 +20,9 @@ from postgres_rate_limit._calls import (
     Call,
     Calls,
     HeaderStyle,
-    Held,
     HeldAll,
     Key,
+    Lent,
     OnExpiry,
     Request,
     Used,
@@ -33,12 +33,11 @@ from postgres_rate_limit._databases import Database, Deadline
 from postgres_rate_limit._databases_async import database_async
 from postgres_rate_limit._denials import Denials, Remembering
 from postgres_rate_limit._failing import OnError, checked, not_now
-from postgres_rate_limit._leases_async import AsyncHold, AsyncHoldAll, AsyncLease, granted
+from postgres_rate_limit._leases_async import AsyncHold, AsyncHoldAll, AsyncLease
 from postgres_rate_limit._lines import Lines
 from postgres_rate_limit._results import (
     AllResult,
     Decision,
-    RateLimitExceeded,
     Result,
     SettleResult,
     Unsettled,
@@ -46,6 +45,7 @@ from postgres_rate_limit._results import (
     aged,
     denying,
     innermost,
+    told,
 )
 from postgres_rate_limit._waits import (
     AsyncEvent,
@@ -161,7 +161,7 @@ class AsyncRateLimiter(Generic[N]):
         on_error, db: used instead of the limiter's.
         """
         call = self._calls.limit("rl_limit", name, key, count, reserve, headers, config)
-        return _told(name, await self._run(call, db, on_error, wait), throws)
+        return told(await self._run(call, db, on_error, wait), throws, name)
 
     async def check(
         self,
@@ -178,7 +178,7 @@ class AsyncRateLimiter(Generic[N]):
     ) -> Result:
         """Returns the result that limit would return, and takes nothing."""
         call = self._calls.limit("rl_check", name, key, count, reserve, headers, config)
-        return _told(name, await self._run(call, db, on_error), throws)
+        return told(await self._run(call, db, on_error), throws, name)
 
     async def reset(self, name: N, key: Key = "", *, config: Config | None = None, db: object = None) -> bool:
         """Fills the limit up again; returns False if it was full."""
@@ -213,7 +213,7 @@ class AsyncRateLimiter(Generic[N]):
     ) -> AllResult:
         """Takes tokens from all of the limits, or from none. headers: made by rl_headers_all."""
         call = self._calls.limit_all("rl_limit_all", requests, headers)
-        return _told_all(await self._run(call, db, on_error, wait), throws)
+        return told(await self._run(call, db, on_error, wait), throws)
 
     async def check_all(
         self,
@@ -226,7 +226,7 @@ class AsyncRateLimiter(Generic[N]):
     ) -> AllResult:
         """Returns the result that limit_all would return, and takes nothing."""
         call = self._calls.limit_all("rl_check_all", requests, headers)
-        return _told_all(await self._run(call, db, on_error), throws)
+        return told(await self._run(call, db, on_error), throws)
 
     def acquire(
         self,
@@ -249,7 +249,7 @@ class AsyncRateLimiter(Generic[N]):
 
         async def start() -> AsyncLease:
             lent = await self._run(call, db, on_error, wait)
-            return granted(AsyncLease(self, name, lent, config, on_error, db), throws)
+            return told(AsyncLease(self, name, lent, config, on_error, db), throws, name)
 
         return Pending(start)
 
@@ -293,15 +293,20 @@ class AsyncRateLimiter(Generic[N]):
 
         _check_otherwise(on_exception)
 
-        def call(count: float, id: str | None, at_least: float | None) -> Call[Held]:
+        def call(count: float, id: str | None, at_least: float | None) -> Call[Lent]:
             return self._calls.hold(name, key, count, ttl, id, at_least, on_expiry, reserve, config)
 
         first = call(count, id, at_least)
 
         async def start() -> AsyncHold:
             held = await self._run(first, db, on_error, wait)
-            again = lambda more, id: call(_again(count, held, more), id, None)  # noqa: E731
-            return granted(AsyncHold(self, name, held, again, on_exception, on_error, db), throws)
+
+            def again(more: float | None, id: str) -> Call[Lent]:
+                # The tokens held if fewer than it asked for, or more.
+                most = count if held.held is None else min(count, held.held)
+                return call(most if more is None else more, id, None)
+
+            return told(AsyncHold(self, name, held, again, on_exception, on_error, db), throws, name)
 
         return Pending(start)
 
@@ -336,7 +341,7 @@ class AsyncRateLimiter(Generic[N]):
 
         async def start() -> AsyncHoldAll:
             held = await self._run(first, db, on_error, wait) if requests else _NOTHING_HELD
-            return granted(AsyncHoldAll(self, held, again, on_exception, on_error, db), throws)
+            return told(AsyncHoldAll(self, None, held, again, on_exception, on_error, db), throws)
 
         return Pending(start)
 
@@ -504,9 +509,9 @@ class AsyncRateLimiter(Generic[N]):
             return
         seconds = time.perf_counter() - began
         failed = [(name, False, None, None) for name in dict.fromkeys(call.names)]
-        for told in failed if result is None else call.decides(result):
+        for verdict in failed if result is None else call.decides(result):
             try:
-                self._on_decision(Decision(*told, seconds, error and innermost(error), remembered))
+                self._on_decision(Decision(*verdict, seconds, error and innermost(error), remembered))
             except Exception as failure:
                 _forget(failure, error)
                 log.exception("on_decision failed", exc_info=failure)
@@ -531,26 +536,9 @@ class AsyncRateLimiter(Generic[N]):
         return database_async(self._where(db)).apart
 
 
-def _told(name: str, result: Result, throws: bool) -> Result:
-    if throws and not result.ok:
-        raise RateLimitExceeded(name, result.retry_after, result.retry_at, result.headers)
-    return result
-
-
-def _told_all(result: AllResult, throws: bool) -> AllResult:
-    if throws and (denying := result.denied_by):
-        raise RateLimitExceeded(denying.name, denying.retry_after, denying.retry_at, result.headers)
-    return result
-
-
 def _check_otherwise(on_exception: OnExpiry) -> None:
     if on_exception not in ("refund", "charge"):
         raise ValueError(f'on_exception is {on_exception!r}; allowed: "refund", "charge"')
-
-
-def _again(count: float, held: Held, more: float | None) -> float:
-    """The tokens wanted by an extension: those held if fewer than it asked for, or more."""
-    return more if more is not None else count if held.held is None else min(count, held.held)
 
 
 def _is_alone(on: Database) -> bool:

@@ -17,9 +17,9 @@ from postgres_rate_limit._calls import (
     Call,
     Calls,
     HeaderStyle,
-    Held,
     HeldAll,
     Key,
+    Lent,
     OnExpiry,
     Request,
     Used,
@@ -30,12 +30,11 @@ from postgres_rate_limit._databases import Database, Deadline
 from postgres_rate_limit._databases_sync import database
 from postgres_rate_limit._denials import Denials, Remembering
 from postgres_rate_limit._failing import OnError, checked, not_now
-from postgres_rate_limit._leases_sync import Hold, HoldAll, Lease, granted
+from postgres_rate_limit._leases_sync import Hold, HoldAll, Lease
 from postgres_rate_limit._lines import Lines
 from postgres_rate_limit._results import (
     AllResult,
     Decision,
-    RateLimitExceeded,
     Result,
     SettleResult,
     Unsettled,
@@ -43,6 +42,7 @@ from postgres_rate_limit._results import (
     aged,
     denying,
     innermost,
+    told,
 )
 from postgres_rate_limit._waits import (
     Event,
@@ -147,7 +147,7 @@ class RateLimiter(Generic[N]):
         on_error, db: used instead of the limiter's.
         """
         call = self._calls.limit("rl_limit", name, key, count, reserve, headers, config)
-        return _told(name, self._run(call, db, on_error, wait), throws)
+        return told(self._run(call, db, on_error, wait), throws, name)
 
     def check(
         self,
@@ -164,7 +164,7 @@ class RateLimiter(Generic[N]):
     ) -> Result:
         """Returns the result that limit would return, and takes nothing."""
         call = self._calls.limit("rl_check", name, key, count, reserve, headers, config)
-        return _told(name, self._run(call, db, on_error), throws)
+        return told(self._run(call, db, on_error), throws, name)
 
     def reset(self, name: N, key: Key = "", *, config: Config | None = None, db: object = None) -> bool:
         """Fills the limit up again; returns False if it was full."""
@@ -199,7 +199,7 @@ class RateLimiter(Generic[N]):
     ) -> AllResult:
         """Takes tokens from all of the limits, or from none. headers: made by rl_headers_all."""
         call = self._calls.limit_all("rl_limit_all", requests, headers)
-        return _told_all(self._run(call, db, on_error, wait), throws)
+        return told(self._run(call, db, on_error, wait), throws)
 
     def check_all(
         self,
@@ -212,7 +212,7 @@ class RateLimiter(Generic[N]):
     ) -> AllResult:
         """Returns the result that limit_all would return, and takes nothing."""
         call = self._calls.limit_all("rl_check_all", requests, headers)
-        return _told_all(self._run(call, db, on_error), throws)
+        return told(self._run(call, db, on_error), throws)
 
     def acquire(
         self,
@@ -235,7 +235,7 @@ class RateLimiter(Generic[N]):
 
         def start() -> Lease:
             lent = self._run(call, db, on_error, wait)
-            return granted(Lease(self, name, lent, config, on_error, db), throws)
+            return told(Lease(self, name, lent, config, on_error, db), throws, name)
 
         return start()
 
@@ -277,15 +277,20 @@ class RateLimiter(Generic[N]):
 
         _check_otherwise(on_exception)
 
-        def call(count: float, id: str | None, at_least: float | None) -> Call[Held]:
+        def call(count: float, id: str | None, at_least: float | None) -> Call[Lent]:
             return self._calls.hold(name, key, count, ttl, id, at_least, on_expiry, reserve, config)
 
         first = call(count, id, at_least)
 
         def start() -> Hold:
             held = self._run(first, db, on_error, wait)
-            again = lambda more, id: call(_again(count, held, more), id, None)  # noqa: E731
-            return granted(Hold(self, name, held, again, on_exception, on_error, db), throws)
+
+            def again(more: float | None, id: str) -> Call[Lent]:
+                # The tokens held if fewer than it asked for, or more.
+                most = count if held.held is None else min(count, held.held)
+                return call(most if more is None else more, id, None)
+
+            return told(Hold(self, name, held, again, on_exception, on_error, db), throws, name)
 
         return start()
 
@@ -320,7 +325,7 @@ class RateLimiter(Generic[N]):
 
         def start() -> HoldAll:
             held = self._run(first, db, on_error, wait) if requests else _NOTHING_HELD
-            return granted(HoldAll(self, held, again, on_exception, on_error, db), throws)
+            return told(HoldAll(self, None, held, again, on_exception, on_error, db), throws)
 
         return start()
 
@@ -475,9 +480,9 @@ class RateLimiter(Generic[N]):
             return
         seconds = time.perf_counter() - began
         failed = [(name, False, None, None) for name in dict.fromkeys(call.names)]
-        for told in failed if result is None else call.decides(result):
+        for verdict in failed if result is None else call.decides(result):
             try:
-                self._on_decision(Decision(*told, seconds, error and innermost(error), remembered))
+                self._on_decision(Decision(*verdict, seconds, error and innermost(error), remembered))
             except Exception as failure:
                 _forget(failure, error)
                 log.exception("on_decision failed", exc_info=failure)
@@ -502,26 +507,9 @@ class RateLimiter(Generic[N]):
         return database(self._where(db)).apart
 
 
-def _told(name: str, result: Result, throws: bool) -> Result:
-    if throws and not result.ok:
-        raise RateLimitExceeded(name, result.retry_after, result.retry_at, result.headers)
-    return result
-
-
-def _told_all(result: AllResult, throws: bool) -> AllResult:
-    if throws and (denying := result.denied_by):
-        raise RateLimitExceeded(denying.name, denying.retry_after, denying.retry_at, result.headers)
-    return result
-
-
 def _check_otherwise(on_exception: OnExpiry) -> None:
     if on_exception not in ("refund", "charge"):
         raise ValueError(f'on_exception is {on_exception!r}; allowed: "refund", "charge"')
-
-
-def _again(count: float, held: Held, more: float | None) -> float:
-    """The tokens wanted by an extension: those held if fewer than it asked for, or more."""
-    return more if more is not None else count if held.held is None else min(count, held.held)
 
 
 def _is_alone(on: Database) -> bool:

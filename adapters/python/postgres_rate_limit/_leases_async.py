@@ -6,15 +6,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from postgres_rate_limit._calls import Call, Calls, Held, HeldAll, Lent, OnExpiry, Request, Used
+from postgres_rate_limit._calls import Call, HeldAll, Lent, OnExpiry, Request, Used
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._databases import is_over
 from postgres_rate_limit._failing import OnError
-from postgres_rate_limit._results import OfSeveral, RateLimitExceeded, Result, SettleResult, Unsettled, innermost
+from postgres_rate_limit._results import OfSeveral, Result, SettleResult, Unsettled, innermost, told
 from postgres_rate_limit._waits import finish_async, sleep_async
 
 if TYPE_CHECKING:
@@ -30,19 +29,22 @@ log = logging.getLogger("postgres_rate_limit")
 class _AsyncTaken:
     """Taken for a while, and given back at the end of the block."""
 
-    _limiter: Any
-
-    def __init__(self, limiter: Any, taken: Lent | Held | HeldAll, on_error: OnError | None, db: object) -> None:
+    def __init__(
+        self, limiter: Any, name: str | None, taken: Lent | HeldAll, on_error: OnError | None, db: object
+    ) -> None:
+        """name: of the limit; None: of several."""
+        self._limiter, self._name, self._on_error, self._db = limiter, name, on_error, db
         self.ok, self.id, self.expires_at, self.error = taken.ok, taken.id, taken.expires_at, taken.error
         # There is no id, and nothing to end, if the call was denied or went unchecked, or the key is exempt.
-        self._on_error: OnError | None = on_error
-        self._limiter, self._db, self._ended = limiter, db, taken.id is None
+        self._ended = taken.id is None
+        if isinstance(self, _OfOne):
+            self._has(taken)
 
     def __bool__(self) -> bool:
         return self.ok
 
     async def __aenter__(self) -> Self:
-        self._entered()
+        told(self, True, self._name)
         try:
             if (seconds := self._begins_in()) > 0:
                 await sleep_async(seconds)
@@ -66,13 +68,6 @@ class _AsyncTaken:
             await self._limiter._run(call, self._db, self._on_error)
         except Exception as other:
             self._end_failed(other, error)
-
-    def _entered(self) -> None:
-        if denied := self._denied():
-            raise RateLimitExceeded(*denied)
-
-    def _denied(self) -> tuple[str, float | None, datetime | None] | None:
-        raise NotImplementedError
 
     def _begins_in(self) -> float:
         """Seconds until reserved work may begin."""
@@ -98,18 +93,24 @@ class _AsyncTaken:
         log.warning("the end of a block failed, after an exception in it: %r", innermost(other))
 
 
-class AsyncLease(_AsyncTaken):
+class _OfOne:
+    """What a lease or a hold has of the result of its limit."""
+
+    def _has(self, lent: Any) -> None:
+        self.retry_after, self.retry_at = lent.retry_after, lent.retry_at
+        self.remaining, self.capacity = lent.remaining, lent.capacity
+        self.reset_at, self.limited_by = lent.reset_at, lent.limited_by
+
+
+class AsyncLease(_AsyncTaken, _OfOne):
     """Slots of a concurrency limit. `async with` raises RateLimitExceeded if they weren't taken; its end releases
     them."""
 
     def __init__(
         self, limiter: Any, name: str, lent: Lent, config: Config | None, on_error: OnError | None, db: object
     ) -> None:
-        super().__init__(limiter, lent, on_error, db)
-        self._name, self._config = name, config
-        self.retry_after, self.retry_at = lent.retry_after, lent.retry_at
-        self.remaining, self.capacity = lent.remaining, lent.capacity
-        self.reset_at, self.limited_by = lent.reset_at, lent.limited_by
+        super().__init__(limiter, name, lent, on_error, db)
+        self._config = config
 
     async def extend(self) -> bool:
         """Extends the lease to the ttl of its limit from now; returns False if it has ended or was denied."""
@@ -129,12 +130,9 @@ class AsyncLease(_AsyncTaken):
         self._ended = True
         return released
 
-    def _denied(self) -> tuple[str, float | None, datetime | None] | None:
-        return None if self.ok else (self._name, self.retry_after, self.retry_at)
-
-    def _ending(self, failed: bool) -> Call[bool]:
-        calls: Calls = self._limiter._calls
-        return calls.release(self._name, self.id, self._config)
+    def _ending(self, failed: bool) -> Call[Any]:
+        made: Call[Any] = self._limiter._calls.release(self._name, self.id, self._config)
+        return made
 
 
 class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
@@ -156,16 +154,17 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
     def __init__(
         self,
         limiter: Any,
+        name: str | None,
         held: Any,
-        wait: float | None,
         again: Callable[[M | None, str], Call[Any]],
         on_exception: OnExpiry,
         on_error: OnError | None,
         db: object,
     ) -> None:
-        """wait: until reserved work may begin."""
-        super().__init__(limiter, held, on_error, db)
-        self._begins = time.monotonic() + (wait or 0)
+        super().__init__(limiter, name, held, on_error, db)
+        waits = [each.retry_after or 0 for each in getattr(held, "results", [held])]
+        # When reserved work may begin.
+        self._begins = time.monotonic() + max(waits, default=0)
         self._again, self._on_exception = again, on_exception
         self._holds(held)
 
@@ -180,9 +179,11 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
             end settles again.
         """
         if self.id is None:
-            return self._nothing
+            nothing: Any = [] if self._name is None else Result(self.ok, None, None, None, None, None)
+            settled: A = nothing
+            return settled
         self.used, self._said = self.used if used is None else used, True
-        settled: A = await self._limiter._run(self._settlement(self.used), self._db if db is None else db)
+        settled = await self._limiter._run(self._ending(False), self._db if db is None else db)
         # The end of the block settles again if a transaction of the caller's may roll the settlement back. It counts
         # once.
         self._settled_in = None if db is None or is_over(db) else db
@@ -216,25 +217,15 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
         nothing: Any = 0
         self.used = nothing
 
-    @property
-    def _nothing(self) -> A:
-        """The answer if there is nothing to settle."""
-        raise NotImplementedError
-
-    def _settlement(self, used: U | None) -> Call[A]:
-        raise NotImplementedError
-
     def _holds(self, held: Any) -> None:
         raise NotImplementedError
 
-    def _counts(self, used: U) -> U | None:
-        """The part of it that is numbers of tokens; None: none."""
-        raise NotImplementedError
-
-    def _ending(self, failed: bool) -> Call[A]:
+    def _ending(self, failed: bool) -> Call[Any]:
         if self.used is None and failed and self._on_exception == "refund" and not self._said:
             self._give_up()
-        return self._settlement(self.used)
+        calls = self._limiter._calls
+        made: Call[Any] = (calls.settle_all if self._name is None else calls.settle)(self.id, self._counted(self.used))
+        return made
 
     def _unsettled(self, used: U | None, error: BaseException) -> None:
         if self.id is not None:
@@ -246,10 +237,13 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
         if used is None:
             return None
         given: Any = used
-        if isinstance(used, Mapping):  # one without a number is one that isn't named
+        counts: Any = used if _is_count(used) else None
+        if self._name is None and isinstance(used, Mapping):  # one without a number is one that isn't named
             given = {name: each for name, each in used.items() if each is not None}
-        self.used = self._counts(given)
-        if self.used != given:
+            counts = {name: float(each) for name, each in given.items() if _is_count(each)}
+            counts = counts if counts or not given else None
+        self.used = counts
+        if counts != given:
             self._unsettled(self.used, TypeError(f"used is {used!r}; allowed: a number from 0 on"))
         return self.used
 
@@ -272,83 +266,21 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
         return replace(call, decides=None) if more is None else call
 
 
-class AsyncHold(_AsyncHolding[float, Result, float]):
+class AsyncHold(_AsyncHolding[float, Result, float], _OfOne):
     """Held tokens. `async with` raises RateLimitExceeded if they aren't held, waits until reserved work may begin, and
     settles at its end if settle hasn't been called: .used, or else everything held; after an exception nothing,
     unless .used or on_exception says otherwise."""
 
-    def __init__(
-        self,
-        limiter: Any,
-        name: str,
-        held: Held,
-        again: Callable[[float | None, str], Call[Held]],
-        on_exception: OnExpiry,
-        on_error: OnError | None,
-        db: object,
-    ) -> None:
-        super().__init__(limiter, held, held.retry_after, again, on_exception, on_error, db)
-        self._name = name
-        self.retry_after, self.retry_at = held.retry_after, held.retry_at
-        self.remaining, self.capacity = held.remaining, held.capacity
-        self.reset_at, self.limited_by = held.reset_at, held.limited_by
-
-    def _holds(self, held: Held) -> None:
+    def _holds(self, held: Lent) -> None:
         self.held = held.held
-
-    def _denied(self) -> tuple[str, float | None, datetime | None] | None:
-        return None if self.ok else (self._name, self.retry_after, self.retry_at)
-
-    @property
-    def _nothing(self) -> Result:
-        return Result(self.ok, None, None, None, None, None)
-
-    def _settlement(self, used: float | None) -> Call[Any]:
-        calls: Calls = self._limiter._calls
-        return calls.settle(self.id, self._counted(used))
-
-    def _counts(self, used: float) -> float | None:
-        return used if _is_count(used) else None
 
 
 class AsyncHoldAll(_AsyncHolding[Used, "list[SettleResult]", Iterable[Request]], OfSeveral):
     """Held tokens of several limits. `async with` works as for AsyncHold."""
 
-    def __init__(
-        self,
-        limiter: Any,
-        held: HeldAll,
-        again: Callable[[Iterable[Request] | None, str], Call[HeldAll]],
-        on_exception: OnExpiry,
-        on_error: OnError | None,
-        db: object,
-    ) -> None:
-        wait = max((each.retry_after or 0 for each in held.results), default=0)
-        super().__init__(limiter, held, wait, again, on_exception, on_error, db)
-
     def _holds(self, held: HeldAll) -> None:
         self.results = held.results
         """In the order of the requests."""
-
-    def _denied(self) -> tuple[str, float | None, datetime | None] | None:
-        denying = self.denied_by
-        if denying is None:
-            return None if self.ok else ("", None, None)
-        return denying.name, denying.retry_after, denying.retry_at
-
-    @property
-    def _nothing(self) -> list[SettleResult]:
-        return []
-
-    def _settlement(self, used: Used | None) -> Call[list[SettleResult]]:
-        calls: Calls = self._limiter._calls
-        return calls.settle_all(self.id, self._counted(used))
-
-    def _counts(self, used: Used) -> Used | None:
-        if not isinstance(used, Mapping):
-            return float(used) if _is_count(used) else None
-        counts = {name: float(each) for name, each in used.items() if _is_count(each)}
-        return counts if counts or not used else None
 
 
 def _is_count(used: Any) -> bool:
@@ -359,12 +291,3 @@ def _is_count(used: Any) -> bool:
         return 0 <= float(used) <= 1e15
     except (TypeError, ValueError, OverflowError):
         return False
-
-
-K = TypeVar("K", bound=_AsyncTaken)
-
-
-def granted(taken: K, throws: bool) -> K:
-    if throws:
-        taken._entered()
-    return taken

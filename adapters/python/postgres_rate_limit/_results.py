@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from math import ceil, floor, inf
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
 
+T = TypeVar("T")
 LimitedBy = Literal["block", "slots", "tokens"]
 """The key is blocked; too few slots are free; too few tokens are left, or there can never be enough."""
 
@@ -80,7 +81,8 @@ class OfSeveral:
     @property
     def denied_by(self) -> RequestResult | None:
         """The denying request with the longest wait; None if the call was allowed."""
-        return denied_by(self.ok, self.results)
+        deny = () if self.ok else denying(self.results)
+        return max(deny, key=lambda each: inf if each.retry_after is None else each.retry_after, default=None)
 
     @property
     def retry_after(self) -> float | None:
@@ -227,6 +229,15 @@ class SetupError(RuntimeError):
     """The database isn't set up for the call. The message has instructions; the cause is the driver's error."""
 
 
+def told(answer: T, throws: bool, name: str | None = None) -> T:
+    """The answer or, with throws, a denial as an error. name: of the limit; None: of the one that denies."""
+    of: Any = answer
+    if throws and not of.ok:
+        named = of.denied_by.name if name is None and of.denied_by else name or ""
+        raise RateLimitExceeded(named, of.retry_after, of.retry_at, getattr(of, "headers", None))
+    return answer
+
+
 def retry_header(retry_after: float | None) -> dict[str, str]:
     return {} if retry_after is None else {"Retry-After": str(ceil(retry_after))}
 
@@ -261,13 +272,6 @@ def denying(results: Iterable[RequestResult]) -> list[RequestResult]:
     is a dry run, which would deny and doesn't."""
     deny = [each for each in results if each.limited_by is not None]
     return [each for each in deny if each.retry_after is not None] or deny
-
-
-def denied_by(ok: bool, results: Sequence[RequestResult]) -> RequestResult | None:
-    """The denying request with the longest wait."""
-    if ok:
-        return None
-    return max(denying(results), key=lambda each: inf if each.retry_after is None else each.retry_after, default=None)
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
