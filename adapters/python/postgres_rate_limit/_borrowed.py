@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any
 from weakref import WeakSet
 
-from postgres_rate_limit._calls import Call, Key, Taken, key_of, seconds_of
+from postgres_rate_limit._calls import Key, Taken, key_of, seconds_of
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._facts import FACTS
 from postgres_rate_limit._failing import OnError, checked
@@ -143,10 +143,6 @@ class Borrowing:
         if self._closed:
             raise RuntimeError("the borrowed tokens were returned by close()")
 
-    def _leave(self, account: _Account) -> None:
-        with self._lock:
-            account.users -= 1
-
     def _spends(self, account: _Account, count: float) -> bool:
         """Spends from the batch, or notes that the call waits."""
         with self._lock:
@@ -154,10 +150,6 @@ class Borrowing:
                 return True
             account.awaited += count
             return False
-
-    def _waited(self, account: _Account, count: float) -> None:
-        with self._lock:
-            account.awaited -= count
 
     def _known(self, account: _Account, count: float, seen: int) -> Result | None:
         """The answer to a call that has waited, if there is one: from the batch, or the same as for the call that it
@@ -190,11 +182,6 @@ class Borrowing:
             wanted = max(account.size, least + account.awaited) if account.size > 0 else 0
             most = max(least, min(wanted, self._max))
             return _Question(count, had, least, most, sent, sent_at)
-
-    def _call(self, key: str, question: _Question) -> Call[Taken]:
-        calls: Any = self._limiter._calls
-        made: Call[Taken] = calls.take(self._name, key, question.least, question.most, self._config)
-        return made
 
     def _answered(
         self, key: str, account: _Account, question: _Question, answer: Taken | BaseException, left: list[Left]
@@ -255,17 +242,6 @@ class Borrowing:
                 self._sweeps = False
                 return None
             return left
-
-    def _begins_to_sweep(self) -> bool:
-        with self._lock:
-            began, self._sweeps = not self._sweeps, True
-            return began
-
-    def _refund(self, each: Left) -> Call[Result]:
-        key, count, taken_at = each
-        calls: Any = self._limiter._calls
-        made: Call[Result] = calls.credit(self._name, key, count, taken_at, self._config)
-        return made
 
 
 def passed(limited_by: LimitedBy | None = None) -> Result:

@@ -63,24 +63,29 @@ class AsyncBorrowed(Borrowing):
             try:
                 await account.asking.acquire()
             finally:
-                self._waited(account, count)
+                with self._lock:
+                    account.awaited -= count
             try:
                 known = self._known(account, count, seen)
                 if known is not None:
                     return known
                 question = self._ask(key, account, count, left)
                 await self._give_back(left)  # the call may need it
+                calls = self._limiter._calls
                 answer: Taken | BaseException
                 try:
-                    answer = await self._limiter._run_apart(self._call(key, question), self._on_error)
+                    call = calls.take(self._name, key, question.least, question.most, self._config)
+                    answer = await self._limiter._run_apart(call, self._on_error)
                 except BaseException as error:
                     answer = error
                 return self._answered(key, account, question, answer, left)
             finally:
                 account.asking.release()
         finally:
-            self._leave(account)
-            if self._begins_to_sweep():
+            with self._lock:
+                account.users -= 1
+                begins, self._sweeps = not self._sweeps, True
+            if begins:
                 self._sweeper = spawn_async(self._sweeping)
             await self._give_back(left)
 
@@ -94,7 +99,9 @@ class AsyncBorrowed(Borrowing):
     async def _give_back(self, left: list[Left]) -> None:
         while left:
             try:
-                await self._limiter._run_apart(self._refund(left.pop()), None)
+                key, count, taken_at = left.pop()
+                call = self._limiter._calls.credit(self._name, key, count, taken_at, self._config)
+                await self._limiter._run_apart(call, None)
             except Exception as error:
                 log.warning("borrowed tokens were not returned: %r", innermost(error))
 

@@ -274,8 +274,7 @@ class RateLimiter(Generic[N]):
         on_expiry: what to do with the tokens if the process dies.
         on_exception: what to do with them if the block ends with an exception.
         """
-
-        _check_otherwise(on_exception)
+        checked(on_exception, "on_exception", ("refund", "charge"))
 
         def call(count: float, id: str | None, at_least: float | None) -> Call[Lent]:
             return self._calls.hold(name, key, count, ttl, id, at_least, on_expiry, reserve, config)
@@ -315,7 +314,7 @@ class RateLimiter(Generic[N]):
 
         wait: as in hold. Nothing is held meanwhile; if only slots are missing, it checks again four times a second.
         """
-        _check_otherwise(on_exception)
+        checked(on_exception, "on_exception", ("refund", "charge"))
         requests = list(requests)
 
         def again(more: Iterable[Request] | None, id: str | None) -> Call[HeldAll]:
@@ -505,11 +504,6 @@ class RateLimiter(Generic[N]):
 
     def _is_apart(self, db: object) -> bool:
         return database(self._where(db)).apart
-
-
-def _check_otherwise(on_exception: OnExpiry) -> None:
-    if on_exception not in ("refund", "charge"):
-        raise ValueError(f'on_exception is {on_exception!r}; allowed: "refund", "charge"')
 
 
 def _is_alone(on: Database) -> bool:

@@ -1,4 +1,4 @@
-"""What the packages for all languages share: adapters/facts.json, which the build brings along."""
+"""The facts that the packages for all languages share: adapters/facts.json, which the build brings along."""
 
 import json
 from importlib.resources import files

@@ -9,12 +9,13 @@ import sys
 import time
 from ast import literal_eval
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Union
+from typing import Any, Literal, TypeVar, Union
 
 from postgres_rate_limit._facts import FACTS
 from postgres_rate_limit._ping import Server, one_answers
 from postgres_rate_limit._results import chain, sqlstate
 
+T = TypeVar("T")
 OnError = Literal["closed", "open"]
 # A ping, with a deadline by the monotonic clock, or without one.
 Question = Callable[[Union[float, None]], bool]
@@ -31,10 +32,11 @@ _SHARED = (b"service", b"user", b"sslnegotiation")
 _ATTEMPT = re.compile(r"^- host: (.*?), port: (.*?), hostaddr: (None|'[^']*'|b'[^']*'): ", re.MULTILINE)
 
 
-def checked(on_error: OnError) -> OnError:
-    if on_error not in ("closed", "open"):
-        raise ValueError(f'on_error is {on_error!r}; allowed: "closed", "open"')
-    return on_error
+def checked(given: T, option: str = "on_error", allowed: tuple[str, str] = ("closed", "open")) -> T:
+    """The option, if it is one of those allowed."""
+    if given not in allowed:
+        raise ValueError(f'{option} is {given!r}; allowed: "{allowed[0]}", "{allowed[1]}"')
+    return given
 
 
 def not_now(error: BaseException, address: Callable[[], Address] | None = None) -> Union[bool, Question]:

@@ -95,7 +95,7 @@ class _Taken:
 
 
 class _OfOne:
-    """What a lease or a hold has of the result of its limit."""
+    """The part of a lease or a hold that is the result of its limit."""
 
     def _has(self, lent: Any) -> None:
         self.retry_after, self.retry_at = lent.retry_after, lent.retry_at

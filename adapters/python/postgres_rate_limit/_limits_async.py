@@ -18,11 +18,12 @@ from psycopg_pool import AsyncConnectionPool
 
 from postgres_rate_limit import _limits as windows
 from postgres_rate_limit._calls import Call
+from postgres_rate_limit._client_async import AsyncRateLimiter
 from postgres_rate_limit._denials import Remembering
 from postgres_rate_limit._failing import OnError
 from postgres_rate_limit._limits import FIXED, KINDS, MOVING, SLIDING, STRATEGIES
 from postgres_rate_limit._results import Result, SetupError, Value
-from postgres_rate_limit._stores import OnUnchecked, checked_name, limiter_of_async, stored_key, warn_of_unchecked
+from postgres_rate_limit._stores import OnUnchecked, checked_name, limiter_of, stored_key, warn_of_unchecked
 
 T = TypeVar("T")
 _EACH = "FROM jsonb_array_elements_text(CAST(CAST(${} AS text) AS jsonb)) AS name"
@@ -69,7 +70,8 @@ class AsyncRateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSu
         try:
             self.name = checked_name(given.get("name", "limits") if name is None else name)
             # Its calls have no deadline: the pool, and each of its connections, limit the waits.
-            self._limiter = limiter_of_async(
+            self._limiter = limiter_of(
+                AsyncRateLimiter[str],
                 None,
                 on_unchecked or warn_of_unchecked,
                 on_error=on_error,

@@ -19,6 +19,7 @@ from psycopg_pool import ConnectionPool
 
 from postgres_rate_limit import _limits as windows
 from postgres_rate_limit._calls import Call
+from postgres_rate_limit._client_sync import RateLimiter
 from postgres_rate_limit._denials import Remembering
 from postgres_rate_limit._failing import OnError
 from postgres_rate_limit._limits import FIXED, KINDS, MOVING, SLIDING, STRATEGIES
@@ -68,6 +69,7 @@ class RateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport
             self.name = checked_name(given.get("name", "limits") if name is None else name)
             # Its calls have no deadline: the pool, and each of its connections, limit the waits.
             self._limiter = limiter_of(
+                RateLimiter[str],
                 None,
                 on_unchecked or warn_of_unchecked,
                 on_error=on_error,

@@ -11,6 +11,7 @@ from pyrate_limiter import AbstractBucket, Rate, RateItem
 from pyrate_limiter.abstracts.algorithm import Decision
 
 from postgres_rate_limit._calls import Request
+from postgres_rate_limit._client_sync import RateLimiter
 from postgres_rate_limit._results import AllResult, Result, Value
 from postgres_rate_limit._stores import checked_name, limiter_of, stored_key
 
@@ -39,7 +40,8 @@ class RateLimitBucket(AbstractBucket):
         self._key = stored_key(key)
         self._names = [f"{checked_name(name)}:{rate.limit}/{rate.interval}" for rate in self.rates]
         configs = [{"kind": kind, "store": store, "rate": rate.limit, "period": rate.interval} for rate in self.rates]
-        self._limiter = limiter_of(db, limits=dict(zip(self._names, configs)), **options)
+        limits = dict(zip(self._names, configs))
+        self._limiter = limiter_of(RateLimiter[str], db, limits=limits, **options)
 
     def of(self, key: str) -> Self:
         """A bucket with another key."""

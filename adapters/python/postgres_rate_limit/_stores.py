@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
-from postgres_rate_limit._client_async import AsyncRateLimiter
-from postgres_rate_limit._client_sync import RateLimiter
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._facts import FACTS
 from postgres_rate_limit._results import Decision
 
+C = TypeVar("C")
 OnUnchecked = Callable[[BaseException], object]
 log = logging.getLogger("postgres_rate_limit")
 
@@ -54,13 +53,11 @@ def _heard(on_unchecked: OnUnchecked | None) -> Callable[[Decision], object] | N
 
 
 def limiter_of(
-    db: object, on_unchecked: OnUnchecked | None = None, limits: Mapping[str, Config] | None = None, **options: Any
-) -> RateLimiter:
-    """Without limits, calls pass their configs. options: the client's own."""
-    return RateLimiter(limits or {}, db=db, on_decision=_heard(on_unchecked), **options)
-
-
-def limiter_of_async(
-    db: object, on_unchecked: OnUnchecked | None = None, limits: Mapping[str, Config] | None = None, **options: Any
-) -> AsyncRateLimiter:
-    return AsyncRateLimiter(limits or {}, db=db, on_decision=_heard(on_unchecked), **options)
+    client: Callable[..., C],
+    db: object,
+    on_unchecked: OnUnchecked | None = None,
+    limits: Mapping[str, Config] | None = None,
+    **options: Any,
+) -> C:
+    """Makes a client of this class. Without limits, calls pass their configs. options: the client's own."""
+    return client(limits or {}, db=db, on_decision=_heard(on_unchecked), **options)

@@ -54,7 +54,8 @@ class RateLimitCache(BaseCache):  # type: ignore[misc]
     ) -> None:
         self._name = checked_name(name)
         options: dict[str, Any] = {"on_error": on_error, "timeout": timeout, "schema": schema}
-        self._limiter: RateLimiter = limiter_of(ConnectionProxy(connections, using), on_unchecked, **options)
+        connection = ConnectionProxy(connections, using)
+        self._limiter = limiter_of(RateLimiter[str], connection, on_unchecked, **options)
 
     def _call(
         self, sql: str, values: tuple[Any, ...], read: Callable[[Rows], T], opened: Callable[[], T] | None = None

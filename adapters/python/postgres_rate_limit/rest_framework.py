@@ -51,7 +51,8 @@ def _make(
     config = {"kind": kind, "store": store}
     if kind == "fixed window":
         config["start"] = "first request"
-    return _Made(limiter_of(ConnectionProxy(connections, using), **options), checked_name(name), config)
+    limiter = limiter_of(RateLimiter[str], ConnectionProxy(connections, using), **options)
+    return _Made(limiter, checked_name(name), config)
 
 
 class RateLimitThrottle(throttling.SimpleRateThrottle):  # type: ignore[misc]
