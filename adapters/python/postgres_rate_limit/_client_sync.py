@@ -401,13 +401,14 @@ class RateLimiter(Generic[N]):
         if not call.slots or patience.left <= 0:
             return self._patiently(call, on, on_error, patience)
         # Calls that wait for the same slots form a line.
-        place = self._lines.join((os.getpid(), here(), id(self._where(db)), call.sql, call.values))
+        line = os.getpid(), here(), id(self._where(db)), call.sql, call.values
+        place = self._lines.join(line)
         try:
-            if not place.first.is_set():
-                wait_for(place.first, patience.left)
+            if not place.is_set():
+                wait_for(place, patience.left)
             return self._patiently(call, on, on_error, patience)
         finally:
-            place.leave()
+            self._lines.leave(line, place)
 
     def _patiently(self, call: Call[T], on: Database, on_error: OnError | None, patience: Patience) -> T:
         while True:
@@ -485,15 +486,6 @@ class RateLimiter(Generic[N]):
             except Exception as failure:
                 _forget(failure, error)
                 log.exception("on_decision failed", exc_info=failure)
-
-    def _unsettled(self, unsettled: Unsettled) -> None:
-        if self._on_unsettled is None:
-            log.warning("the hold %s was not settled by what was used: %r", unsettled.hold, unsettled.error)
-            return
-        try:
-            self._on_unsettled(unsettled)
-        except Exception:
-            log.exception("on_unsettled failed")
 
     def _failed(self, call: Call[Any], error: BaseException, began: float) -> None:
         """Raises the error in the words of the client, if it has any."""

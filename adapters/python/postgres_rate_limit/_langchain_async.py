@@ -33,27 +33,6 @@ class AsyncBudgetHandler(AsyncCallbackHandler):
         self._runs: dict[UUID, tuple[AsyncHoldAll, ModelCall]] = {}
         self._lock = Lock()
 
-    def _call(self, messages: Any, others: dict[str, Any]) -> ModelCall:
-        request = {**others.get("invocation_params", {}), "metadata": others.get("metadata") or {}}
-        return self._budget.call({**request, "messages": messages})
-
-    def _began(self, run_id: UUID, hold: AsyncHoldAll, call: ModelCall) -> None:
-        with self._lock:
-            # LangChain reports no end of a run if another of the same call is denied, or if its task is cancelled.
-            while self._runs and (oldest := next(iter(self._runs.items())))[1][1].is_left():
-                del self._runs[oldest[0]]
-            self._runs[run_id] = hold, call
-
-    def _due(self, run_id: UUID, token: Any, others: dict[str, Any]) -> AsyncHoldAll | None:
-        """Notes that some of an answer has come; returns the hold if it has to be extended."""
-        run = self._runs.get(run_id)
-        if run is None:
-            return None
-        hold, call = run
-        chunk = others.get("chunk")
-        call.came(_sent(chunk.message) if isinstance(chunk, ChatGenerationChunk) else token)
-        return hold if call.is_due() else None
-
     def _ended(self, run_id: UUID, response: LLMResult | None, error: BaseException | None) -> AsyncHoldAll | None:
         """The hold, and the use to settle."""
         with self._lock:
@@ -89,10 +68,15 @@ class AsyncBudgetHandler(AsyncCallbackHandler):
 
     # end async
     async def _start(self, run_id: UUID, messages: Any, others: dict[str, Any]) -> None:
-        call = self._call(messages, others)
+        request = {**others.get("invocation_params", {}), "metadata": others.get("metadata") or {}}
+        call = self._budget.call({**request, "messages": messages})
         hold = await self._budget.hold_async(call, str(run_id))
         await hold.__aenter__()
-        self._began(run_id, hold, call)
+        with self._lock:
+            # LangChain reports no end of a run if another of the same call is denied, or if its task is cancelled.
+            while self._runs and (oldest := next(iter(self._runs.items())))[1][1].is_left():
+                del self._runs[oldest[0]]
+            self._runs[run_id] = hold, call
 
     async def on_chat_model_start(
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **others: Any
@@ -105,8 +89,12 @@ class AsyncBudgetHandler(AsyncCallbackHandler):
         await self._start(run_id, prompts, others)
 
     async def on_llm_new_token(self, token: Any, *, run_id: UUID, **others: Any) -> None:
-        if hold := self._due(run_id, token, others):
-            await hold._keep()
+        if run := self._runs.get(run_id):
+            hold, call = run
+            chunk = others.get("chunk")
+            call.came(_sent(chunk.message) if isinstance(chunk, ChatGenerationChunk) else token)
+            if call.is_due():
+                await hold._keep()
 
     async def on_llm_end(self, response: LLMResult, *, run_id: UUID, **others: Any) -> None:
         if hold := self._ended(run_id, response, None):

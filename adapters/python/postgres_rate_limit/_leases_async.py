@@ -13,7 +13,7 @@ from postgres_rate_limit._calls import Call, HeldAll, Lent, OnExpiry, Request, U
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._databases import is_over
 from postgres_rate_limit._failing import OnError
-from postgres_rate_limit._results import OfSeveral, Result, SettleResult, Unsettled, innermost, told
+from postgres_rate_limit._results import OfSeveral, Result, SettleResult, Unsettled, innermost, tell_unsettled, told
 from postgres_rate_limit._waits import finish_async, sleep_async
 
 if TYPE_CHECKING:
@@ -229,8 +229,10 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
 
     def _unsettled(self, used: U | None, error: BaseException) -> None:
         if self.id is not None:
-            hears = self._hears or (lambda used, error: self._limiter._unsettled(Unsettled(self.id, used, error)))
-            hears(used, error)
+            if self._hears is not None:
+                self._hears(used, error)
+            else:
+                tell_unsettled(self._limiter._on_unsettled, Unsettled(self.id, used, error))
 
     def _counted(self, used: U | None) -> U | None:
         """The use, or everything held (None) if it is not a number from 0 on: the work is done, and is paid."""

@@ -11,7 +11,7 @@ from pyrate_limiter.abstracts.algorithm import Decision
 
 from postgres_rate_limit._calls import Request
 from postgres_rate_limit._client_async import AsyncRateLimiter
-from postgres_rate_limit._results import AllResult, Result, Value
+from postgres_rate_limit._results import AllResult, Result
 from postgres_rate_limit._stores import checked_name, limiter_of, stored_key
 
 if TYPE_CHECKING:
@@ -66,20 +66,6 @@ class AsyncRateLimitBucket(AbstractBucket):
     def _flushed(self) -> None:
         self.failing_rate = self._last_wait = None
 
-    @staticmethod
-    def _count(result: Result) -> int:
-        if result.remaining is None or result.capacity is None:
-            return 0
-        return round(result.capacity - result.remaining)
-
-    def _peek(self, index: int, value: Value) -> RateItem | None:
-        state, now = value["state"] or {}, value["now"]
-        times = [time for time in state.get("log", []) if time > now - self.rates[-1].interval]
-        if index >= len(times):
-            return None
-        # By this process's clock.
-        return RateItem(self._key, round(self.here() - (now - times[-1 - index])))
-
     async def put(self, item: RateItem) -> bool:
         if not item.weight:
             return self._record(item, Decision())
@@ -98,8 +84,17 @@ class AsyncRateLimitBucket(AbstractBucket):
         self._flushed()
 
     async def count(self) -> int:
-        return self._count(await self._limiter.check(self._names[-1], self._key, count=0))
+        result = await self._limiter.check(self._names[-1], self._key, count=0)
+        if result.remaining is None or result.capacity is None:
+            return 0
+        return round(result.capacity - result.remaining)
 
     async def peek(self, index: int) -> RateItem | None:
         """Finds an entry of a sliding log: its time, with the name of the bucket's key."""
-        return self._peek(index, await self._limiter.value(self._names[-1], self._key))
+        value = await self._limiter.value(self._names[-1], self._key)
+        state, now = value["state"] or {}, value["now"]
+        times = [time for time in state.get("log", []) if time > now - self.rates[-1].interval]
+        if index >= len(times):
+            return None
+        # By this process's clock.
+        return RateItem(self._key, round(self.here() - (now - times[-1 - index])))

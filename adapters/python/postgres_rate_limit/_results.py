@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from asyncio import CancelledError
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from math import ceil, floor, inf
 from typing import Any, Literal, TypedDict, TypeVar
 
 T = TypeVar("T")
+log = logging.getLogger("postgres_rate_limit")
 LimitedBy = Literal["block", "slots", "tokens"]
 """The key is blocked; too few slots are free; too few tokens are left, or there can never be enough."""
 
@@ -236,6 +238,17 @@ def told(answer: T, throws: bool, name: str | None = None) -> T:
         named = of.denied_by.name if name is None and of.denied_by else name or ""
         raise RateLimitExceeded(named, of.retry_after, of.retry_at, getattr(of, "headers", None))
     return answer
+
+
+def tell_unsettled(hears: Callable[[Unsettled], object] | None, unsettled: Unsettled) -> None:
+    """Calls on_unsettled; None: logs a warning. Raises nothing."""
+    if hears is None:
+        log.warning("the hold %s was not settled by what was used: %r", unsettled.hold, unsettled.error)
+        return
+    try:
+        hears(unsettled)
+    except Exception:
+        log.exception("on_unsettled failed")
 
 
 def retry_header(retry_after: float | None) -> dict[str, str]:

@@ -11,7 +11,6 @@ settled with the usage that the model reports. Knows no model: openai, langchain
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,12 +24,11 @@ from postgres_rate_limit._client_sync import RateLimiter
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._leases_async import AsyncHoldAll
 from postgres_rate_limit._leases_sync import HoldAll
-from postgres_rate_limit._results import Unsettled, chain
+from postgres_rate_limit._results import Unsettled, chain, tell_unsettled
 from postgres_rate_limit._waits import Pending
 
 __all__ = ["Budget", "Limit", "ModelCall", "Unreported", "Unsettled", "Usage", "estimate_input"]
 
-log = logging.getLogger("postgres_rate_limit")
 L = TypeVar("L", RateLimiter[Any], AsyncRateLimiter[Any])
 
 
@@ -201,7 +199,7 @@ class Budget(Generic[L]):
         on_unsettled: called with a hold that could not be settled, or is settled as held because a count or unreported
             failed; the answer is returned all the same. Default: a warning is logged.
         """
-        self._unreported, self._on_unsettled = unreported, on_unsettled or _log_unsettled
+        self._unreported, self._on_unsettled = unreported, on_unsettled
         self.limiter: L = limiter
         self._limits = limits if callable(limits) else list(limits)
         self._output_tokens, self._estimate = output_tokens, estimate
@@ -248,10 +246,6 @@ class Budget(Generic[L]):
         return held
 
 
-def _log_unsettled(unsettled: Unsettled) -> None:
-    log.warning("the hold %s was not settled by what was used: %r", unsettled.hold, unsettled.error)
-
-
 def read_usage(reports: Iterable[Any], model: str = "") -> Usage | None:
     """The sum of the reports of models, by the names of OpenAI and LangChain. None: one has no numbers, or only
     zeros, with which LiteLLM fills in a usage that was not reported."""
@@ -296,7 +290,7 @@ class ModelCall:
         estimate: Usage,
         interval: float,
         unreported: Callable[[Unreported], Usage | None] | None,
-        on_unsettled: Callable[[Unsettled], object],
+        on_unsettled: Callable[[Unsettled], object] | None,
     ) -> None:
         counts: dict[str, Count] = {}
         for limit in limits:
@@ -387,10 +381,7 @@ class ModelCall:
 
     def unsettled(self, used: Any, error: BaseException) -> None:
         """Reports that the hold could not be settled by the actual use; raises nothing."""
-        try:
-            self._on_unsettled(Unsettled(self.id, used, error))
-        except Exception:
-            log.exception("on_unsettled failed")
+        tell_unsettled(self._on_unsettled, Unsettled(self.id, used, error))
 
     def is_due(self) -> bool:
         """Whether the hold of a stream has to be extended: halfway to its expiry."""

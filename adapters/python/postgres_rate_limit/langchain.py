@@ -23,7 +23,7 @@ from postgres_rate_limit._client_sync import RateLimiter
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._langchain_async import AsyncBudgetHandler
 from postgres_rate_limit._langchain_sync import BudgetHandler
-from postgres_rate_limit._results import RateLimitExceeded, Result
+from postgres_rate_limit._results import told
 from postgres_rate_limit._waits import Patience
 
 __all__ = ["AsyncBudgetHandler", "BudgetHandler", "RequestLimiter"]
@@ -50,8 +50,9 @@ class RequestLimiter(BaseRateLimiter):
         if isinstance(self._limiter, AsyncRateLimiter):
             raise TypeError("the limiter is an AsyncRateLimiter; allowed for synchronous calls: a RateLimiter")
         wait = math.inf if blocking else None
-        taken = self._limiter.limit(self._name, self._key, count=self._count, wait=wait, config=self._config)
-        return self._passes(taken, blocking)
+        return self._limiter.limit(
+            self._name, self._key, count=self._count, wait=wait, throws=blocking, config=self._config
+        ).ok
 
     async def aacquire(self, *, blocking: bool = True) -> bool:
         if isinstance(self._limiter, RateLimiter):
@@ -63,13 +64,8 @@ class RequestLimiter(BaseRateLimiter):
                 )
                 pause = patience.pause(asked.ok, asked.retry_after) if blocking else None
                 if pause is None:
-                    return self._passes(asked, blocking)
+                    return told(asked, blocking, self._name).ok
                 await asyncio.sleep(pause)
         wait = math.inf if blocking else None
         taken = await self._limiter.limit(self._name, self._key, count=self._count, wait=wait, config=self._config)
-        return self._passes(taken, blocking)
-
-    def _passes(self, taken: Result, blocking: bool) -> bool:
-        if blocking and not taken.ok:
-            raise RateLimitExceeded(self._name, taken.retry_after, taken.retry_at)
-        return taken.ok
+        return told(taken, blocking, self._name).ok
