@@ -1,5 +1,5 @@
--- Privileges: only the owner of the database and the installing role can call and grant. The functions that only compute
--- (builders, rl_calculate, rl_replay, rl_key, rl_address_key, rl_version), which are immutable, stay open.
+-- Privileges: only the owner of the database and the installing role can call and grant. The immutable functions
+-- (builders, rl_calculate, rl_replay, rl_key, rl_address_key, rl_version) stay open.
 
 -- Takes back what default privileges granted on the new objects. REVOKE adds the rest to the initial privileges, which
 -- have none of these objects yet. Operators are qualified and their operands cast here and below: the schema to install

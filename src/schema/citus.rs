@@ -16,7 +16,7 @@ pub unsafe fn is_installed() -> bool {
 }
 
 /// How Citus distributes a table: whether by the column `key`, or by no column with one copy of each row; `None`: it
-/// doesn't. All nodes have Citus's list, pg_dist_partition, and Citus invalidates the table at each change of its entry.
+/// doesn't. All nodes have its list, pg_dist_partition, and it invalidates the table at each change of its entry.
 ///
 /// # Safety
 /// Inside a transaction.

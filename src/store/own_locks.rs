@@ -1,5 +1,5 @@
-//! The rows that the current transaction has locked or written, noted by each way to them. A transaction that has locked
-//! one row of a key waits for no other row of that key: that could be a deadlock.
+//! The rows that the current transaction has locked or written, noted by each way to them. A transaction that has
+//! locked one row of a key waits for no other row of that key: that could be a deadlock.
 
 use std::cell::RefCell;
 

@@ -5,8 +5,8 @@ use std::fmt;
 use ratelimit_core::config::ConfigError;
 use ratelimit_core::{ArgumentError, Kind};
 
-/// The result of a use case. Whatever reads rows fails with [`BadState`](LimiterError::BadState), and whatever writes them
-/// with [`NotWritten`](LimiterError::NotWritten): that isn't said of each function.
+/// The result of a use case. A function that reads rows can fail with [`BadState`](LimiterError::BadState), one that
+/// writes them with [`NotWritten`](LimiterError::NotWritten), which its own comment doesn't repeat.
 pub type Result<T> = std::result::Result<T, LimiterError>;
 
 /// An error of the limiter. It displays its message.

@@ -297,8 +297,8 @@ pub struct Rows<R> {
 impl<R: SqlRow> Rows<R> {
     /// Appends a row; the values are copied.
     pub fn put(&self, row: R) {
-        // SAFETY: there is a value for each attribute of the description, which says how many are read.
         row.with_columns(|values, nulls| {
+            // SAFETY: there is a value for each attribute of the description, which says how many are read.
             self.order.arrange(values, nulls, |values, nulls| unsafe {
                 let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
                 pg_sys::tuplestore_putvalues(self.store, self.description, values, nulls);

@@ -81,7 +81,7 @@ pub(super) trait LimitKind: Clone + Into<super::Limit> {
     }
 
     /// The time from `now` until more tokens are there than an outcome has left, for HTTP headers. `None`: unknown.
-    /// Of a kind with tokens that come back at several times the outcome has only the last.
+    /// Default, for tokens that come back at several times: the outcome's wait.
     fn until_more(&self, outcome: &CallOutcome, _now: Micros) -> Option<Micros> {
         outcome.wait()
     }

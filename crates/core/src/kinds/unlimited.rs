@@ -73,7 +73,7 @@ impl LimitKind for Unlimited {
         Some(Micros(i64::MIN))
     }
 
-    /// Of a key with a limit of its own.
+    /// Finds none, unless the key has a limit of its own.
     fn until_more(&self, outcome: &CallOutcome, now: Micros) -> Option<Micros> {
         outcome.until_reset(now)
     }

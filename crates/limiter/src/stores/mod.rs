@@ -40,7 +40,7 @@ pub struct Peeked<'t> {
 /// Reads a target's contents, without locking, writing or waiting; computes expired holds.
 ///
 /// # Errors
-/// [`LimiterError::BadState`] (55000).
+/// [`BadState`](crate::error::LimiterError::BadState) (55000).
 pub fn peek<'t, H: Host>(host: &H, target: &'t Target) -> Result<Peeked<'t>> {
     match target.store {
         Store::Row | Store::Shards(_) => {
@@ -114,7 +114,7 @@ pub(crate) fn peek_unexpired<'t, H: Host>(
 /// and the limit is full.
 ///
 /// # Errors
-/// [`LimiterError::BadState`] (55000).
+/// [`BadState`](crate::error::LimiterError::BadState) (55000).
 pub fn stored<H: Host>(host: &H, target: &Target) -> Result<(Micros, Option<State>)> {
     match target.store {
         Store::Nowhere => Ok((host.now(), None)),

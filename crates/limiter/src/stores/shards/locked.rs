@@ -129,7 +129,7 @@ pub(crate) enum Extent {
 }
 
 /// Locks the rows of a key: all, row 0 first, unless fewer suffice. `few`: its shards, read before, and the number of
-/// tokens to add or take, if that can be done in some of them. `alone`: the call has no other limit, and so may wait for
+/// tokens to add or take, if that can be done in some of them. `alone`: the call has no other limit, so it may wait for
 /// one of several rows. `None`: the rows must be read again, or don't suffice.
 ///
 /// # Errors
