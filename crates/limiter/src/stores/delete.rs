@@ -87,7 +87,7 @@ pub fn reset_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> 
         if rows.replace(id, &seen, &reset.into(), false)? {
             return Ok(true);
         }
-        // Released if it is a marker or was reset by now, which the next read shows.
+        // Nothing is written if it is a marker or was reset by now, which the next read shows.
         let was_reset = with_locked(host, rows, id, |row| {
             let reset = row.stored.reset().filter(|_| !row.stored.is_marker());
             reset.map(|reset| rows.update(id, row.tuple, &reset.into())).transpose()
