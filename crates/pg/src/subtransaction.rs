@@ -70,7 +70,7 @@ pub fn attempt<T, E>(work: impl FnOnce() -> Result<Option<T>, E>) -> Result<Opti
 }
 
 /// Runs `work` as [`attempt`], and waits for no lock in it for longer than `limit`, in whole milliseconds from one, nor
-/// than lock_timeout; `None` also after that.
+/// than lock_timeout; `None` also after that. Settings made in it end with it.
 pub fn attempt_within<T, E>(
     limit: Micros,
     work: impl FnOnce() -> Result<Option<T>, E>,
