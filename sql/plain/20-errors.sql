@@ -83,7 +83,8 @@ RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM ratelimit._raise('55000', format('rate limit "%s" has a stored %s of %s', name, col, value), NULL,
         format('To make it full again: SELECT ratelimit.rl_reset(%1$s, $1); To find its key: SELECT key FROM '
-               'ratelimit.%2$s WHERE name = %1$s AND %3$s;', ratelimit._literal(name), tab,
+               '%2$s WHERE name = %1$s AND %3$s;', ratelimit._literal(name),
+               replace('ratelimit.rateLimits', 'rateLimits', tab),
                CASE value WHEN 'NULL' THEN col || ' IS NULL'
                ELSE format('''%s'' = %s', value, CASE col WHEN 'log' THEN 'ANY (log)' ELSE col END) END));
 END

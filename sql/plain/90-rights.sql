@@ -28,7 +28,7 @@ BEGIN
         IF obj_description(f.function, 'pg_proc') IS NULL THEN
             EXECUTE format('COMMENT ON FUNCTION %s IS %L', f.function, CASE
                 WHEN f.short !~ '^rl_' THEN 'rate limiter, internal'
-                WHEN EXISTS (SELECT FROM pg_proc p WHERE p.oid = f.function AND p.prosrc ~ 'ratelimit[.]_unsupported')
+                WHEN EXISTS (SELECT FROM pg_proc p WHERE p.oid = f.function AND p.prosrc ~ '[.]_unsupported[(]')
                 THEN 'only in the extension ratelimit'
                 ELSE substring(comments FROM format(E'\n%s ([^\n]+)', f.short)) END);
         END IF;

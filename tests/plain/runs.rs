@@ -342,6 +342,18 @@ fn a_word_of_sql_can_be_the_schema() {
             client.batch_execute(&format!("SELECT \"{word}\".rl_limit('none')")).unwrap_err();
         let hint = error.as_db_error().unwrap().hint().unwrap_or_default().to_owned();
         assert!(hint.contains(&format!("SELECT \"{word}\".rl_define(")), "{hint}");
+        let update = format!("UPDATE \"{word}\".rateLimits SET value = 'nan'");
+        client.batch_execute(&update).unwrap();
+        let call = format!("SELECT \"{word}\".rl_limit('l')");
+        let error = client.batch_execute(&call).unwrap_err();
+        let hint = error.as_db_error().unwrap().hint().unwrap_or_default().to_owned();
+        assert!(hint.contains(&format!("SELECT key FROM \"{word}\".rateLimits ")), "{hint}");
+        let comments = format!(
+            "SELECT obj_description('\"{word}\".rl_stats()'::regprocedure, 'pg_proc')
+             UNION ALL SELECT 'none: ' || oid::regprocedure FROM pg_proc
+             WHERE pronamespace = '\"{word}\"'::regnamespace AND obj_description(oid, 'pg_proc') IS NULL"
+        );
+        assert_eq!(rows(&mut client, &comments), ["only in the extension ratelimit"], "{word}");
         client.batch_execute(&format!("DROP SCHEMA \"{word}\" CASCADE")).unwrap();
     }
 }

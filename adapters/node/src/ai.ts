@@ -8,7 +8,7 @@ import { APICallError, type LanguageModelMiddleware } from 'ai';
 import { RateLimitError } from 'postgres-rate-limit';
 import type { Definitions, HoldAll, RateLimiter, Unsettled, Used } from 'postgres-rate-limit';
 import type { HoldKind } from './config';
-import { allow, causes } from './errors';
+import { allow } from './errors';
 import { ignore, quietly } from './failing';
 import { isCount, warnUnsettled } from './held';
 import type { LimitRequest } from './limiter';
@@ -149,8 +149,8 @@ async function hold<D extends Definitions>(limiter: RateLimiter<D>, options: Bud
     const { params, model } = call;
     params.abortSignal?.throwIfAborted();
     const list = typeof limits === 'function' ? await limits(call) : limits;
-    checkedMost(params.maxOutputTokens, list);
-    const most = usageOf(await estimate(call), mostOutput(params));
+    checkedMost(params.maxOutputTokens ?? options.maxOutputTokens, list);
+    const most = usageOf(await estimate(call), mostOutput(params, options.maxOutputTokens));
     const counts = new Map<string, Count>();
     const requests = list.map(({ count = 1, ...limit }) => {
         if (counts.has(limit.name) && counts.get(limit.name) !== count) {
@@ -391,14 +391,18 @@ function ofOutput(output: Output): number {
 }
 
 /** The maximum number of tokens of an answer. For Anthropic's provider thinking is in addition to maxOutputTokens. */
-function mostOutput({ maxOutputTokens = 0, providerOptions }: ModelCall['params']): number {
+function mostOutput({ maxOutputTokens, providerOptions }: ModelCall['params'], most = 0): number {
     const { budgetTokens = 0 } = (providerOptions?.anthropic?.thinking ?? {}) as { budgetTokens?: number };
-    return maxOutputTokens + budgetTokens;
+    return (maxOutputTokens ?? most) + budgetTokens;
 }
 
 // The request has not reached the model.
 const UNSENT = ['ECONNREFUSED', 'ENOTFOUND', 'EAI_AGAIN', 'UND_ERR_CONNECT_TIMEOUT'];
-const isUnsent = (error: unknown) => causes(error).some(({ code }) => UNSENT.includes(code));
+function isUnsent(error: any): boolean {
+    for (let [inner, depth] = [error, 0]; inner && depth < 10; inner = inner.cause, depth++)
+        if (UNSENT.includes(inner.code)) return true;
+    return false;
+}
 /** The API has answered with an error, other than a time-out. */
 const isRefused = (error: unknown): boolean =>
     APICallError.isInstance(error) && (error.statusCode ?? 0) >= 400 && ![408, 504].includes(error.statusCode!);

@@ -26,7 +26,7 @@ export abstract class Ending {
     /** Hears an error because of which it did not end, and expires. */
     protected abstract unended(error: unknown): void;
 
-    /** Runs the callback, then ends this. An error of the end is one of the call, unless IGNORED takes it. */
+    /** Runs the callback, then ends this. An error of the end is one of the call, unless IGNORED takes it. @internal */
     static async during<T>(held: Ending, run: () => T | Promise<T>, ignored: (error: unknown) => boolean): Promise<T> {
         let value: T;
         try {

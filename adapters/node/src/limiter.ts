@@ -192,7 +192,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     check<N extends NameOf<D, Kind>>(name: N, ...options: Rest<D[N], CheckOptions>): Promise<Result>;
     check(name: string, options: CheckOptions & Inline<Kind>): Promise<Result>;
     async check(name: string, options: AnyOptions = {}): Promise<Result> {
-        return this.#one('check', name, { ...options, wait: undefined });
+        return this.#one('check', name, options);
     }
 
     /** Fills the limit of the key again; false: it was full. */
@@ -446,7 +446,8 @@ export class RateLimiter<const D extends Definitions = {}> {
     #one(call: Call, name: string, options: AnyOptions): Promise<Result> {
         const { count = 1, reserve = false } = options;
         const values = [name, keyOf(options), count, reserve, this.#configOf(name, options)];
-        return this.#patiently(options, name, async () => resultOf(await this.#sender.decided(call, options, values)));
+        const waiting = call === 'check' ? { ...options, wait: undefined } : options;
+        return this.#patiently(waiting, name, async () => resultOf(await this.#sender.decided(call, options, values)));
     }
     #all(call: Call, requests: unknown, options: AnyOptions): Promise<AllResult> {
         const list = this.#listOf(requests);

@@ -100,7 +100,7 @@ export class RateLimiterStore extends Abstract {
     #insured(done: Promise<unknown>, points: number, ms: number, ...call: [name: string, given: unknown[]]) {
         return new Promise<RateLimiterRes>((resolve, reject) => {
             const failed = (error: unknown) => (this as any)._handleError(error, call[0], resolve, reject, call[1]);
-            done.then(() => resolve(new Result(0, ms > 0 ? ms : -1, points)), failed);
+            done.then(() => resolve(new Result(0, ms > 0 ? ms : -1, points)), failed).catch(reject);
         });
     }
 

@@ -47,7 +47,7 @@ export class Windows {
             allow(store === 'table' || store === 'memory', 'store', store, '"table", "memory"');
             allow(typeof defined === 'boolean', 'defined', defined, 'true, false');
             allow(typeof onUnchecked === 'function', 'onUnchecked', typeof onUnchecked, 'a function');
-            const onDecision = ({ ok, error }: Decision) => void (ok && error && onUnchecked(error));
+            const onDecision = ({ ok, error }: Decision) => ok && error && onUnchecked(error);
             this.sender = new Sender({ db, schema, onError, timeout, rememberDenials, prepare, batch, onDecision });
         } catch (error: any) {
             throw new TypeError(`${kind}: ${error.message}`);

@@ -184,18 +184,12 @@ test('a store warns of what passes unchecked, and gives nothing back then', asyn
     const throws = () => {
         throw new Error('it is for logs');
     };
-    const other = new RateLimitThrottlerStorage({
-        db: poolOf({ host: '/nowhere' }),
-        name: 'a',
-        onError: 'open',
-        onUnchecked: throws,
-    });
-    assert.deepEqual(await other.increment('k', 60_000, 1, 60_000, 'default'), {
-        totalHits: 1,
-        timeToExpire: 60,
-        isBlocked: false,
-        timeToBlockExpire: 0,
-    });
+    const storing = (onUnchecked) =>
+        new RateLimitThrottlerStorage({ db: poolOf({ host: '/nowhere' }), name: 'a', onError: 'open', onUnchecked });
+    const [other, rejecting] = [storing(throws), storing(async () => throws())];
+    const unchecked = { totalHits: 1, timeToExpire: 60, isBlocked: false, timeToBlockExpire: 0 };
+    for (const each of [other, rejecting])
+        assert.deepEqual(await each.increment('k', 60_000, 1, 60_000, 'default'), unchecked);
     assert.equal(
         (await other.increment('k', 60_000, 0, 60_000, 'default')).isBlocked,
         true,

@@ -253,6 +253,12 @@ test('rate-limiter-flexible: what it can not do is refused, and who may not bloc
     });
     assert.equal((await insured.consume('key')).remainingPoints, 0);
     await assert.rejects(insured.consume('key'), { remainingPoints: 0 });
+    // What it throws at once is the error of the call.
+    insured.insuranceLimiter.set = insured.insuranceLimiter.block = () => {
+        throw new Error('it only consumes');
+    };
+    await assert.rejects(insured.set('key', 1, 60), /only consumes/);
+    await assert.rejects(insured.block('key', 60), /only consumes/);
 });
 
 test('twelve wrong passwords: three are tried, whatever requestWasSuccessful says of a denial', async () => {

@@ -454,8 +454,7 @@ class Calls:
         def read(rows: Rows) -> list[SettleResult]:
             return [SettleResult(name, key, *_limit(*limit)) for name, key, *limit in rows]
 
-        counts = dict(used) if isinstance(used, Mapping) else None if used is None else float(used)
-        text = None if counts is None else json.dumps(counts, allow_nan=False)
+        text = None if used is None else json.dumps(dict(used) if isinstance(used, Mapping) else used, allow_nan=False)
         return self._make(f"r.name, r.key, {_LIMIT}", "rl_settle_all", [(_TEXT, hold), (_JSON, text)], read)
 
     def define(self) -> Call[list[str]]:

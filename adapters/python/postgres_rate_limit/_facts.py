@@ -4,4 +4,4 @@ import json
 from importlib.resources import files
 from typing import Any
 
-FACTS: dict[str, Any] = json.loads(files("postgres_rate_limit").joinpath("facts.json").read_text("utf-8"))
+FACTS: dict[str, Any] = json.loads(files("postgres_rate_limit").joinpath("facts.json").read_bytes())

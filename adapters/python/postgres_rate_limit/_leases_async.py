@@ -37,7 +37,7 @@ class _AsyncTaken:
         self.ok, self.id, self.expires_at, self.error = taken.ok, taken.id, taken.expires_at, taken.error
         # There is no id, and nothing to end, if the call was denied or went unchecked, or the key is exempt.
         self._ended = taken.id is None
-        if isinstance(self, _OfOne):
+        if isinstance(self, _OfOne) and isinstance(taken, Lent):
             self._has(taken)
 
     def __bool__(self) -> bool:
@@ -96,7 +96,7 @@ class _AsyncTaken:
 class _OfOne:
     """The part of a lease or a hold that is the result of its limit."""
 
-    def _has(self, lent: Any) -> None:
+    def _has(self, lent: Lent) -> None:
         self.retry_after, self.retry_at = lent.retry_after, lent.retry_at
         self.remaining, self.capacity = lent.remaining, lent.capacity
         self.reset_at, self.limited_by = lent.reset_at, lent.limited_by

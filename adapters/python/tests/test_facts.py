@@ -11,7 +11,7 @@ from postgres_rate_limit import RateLimitExceeded, try_again
 from postgres_rate_limit._failing import not_now
 from postgres_rate_limit._stores import stored_key
 
-REPOSITORY = next(up for up in Path(__file__).parents if (up / "adapters/facts.json").is_file())
+REPOSITORY = next(up for up in Path(__file__).parents if (up / "META.json").is_file())
 FACTS = json.loads((REPOSITORY / "adapters/facts.json").read_text())
 
 
