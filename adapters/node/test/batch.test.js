@@ -332,7 +332,7 @@ test('a call that its caller gives up later leaves the others and the connection
 });
 
 test('a statement that a time-out ends is never sent again, and fails open where each call would', async (context) => {
-    const options = '-c statement_timeout=400';
+    const options = '-c statement_timeout=2000';
     const of = open(context, { pool: { max: 2, options } });
     const [heard, opened] = [[], open(context, { pool: of.pool, onError: 'open', onDecision: (one) => heard.push(one) })];
     await warm(of);
