@@ -215,7 +215,7 @@ pub(crate) fn run<H: Host>(host: &H, asks: &[Ask]) -> Result<Outcome> {
 #[inline]
 pub(crate) fn run_one<H: Host>(host: &H, rows: &dyn Rows, ask: &Ask) -> Result<Answer> {
     let short = match ask.target.store {
-        Store::Shards(_) => shards::apply_to_one_shard(host, rows, ask)?,
+        Store::Shards(_) => shards::apply_to_one_shard(host, rows, &ask.target, &ask.change)?,
         _ => row::apply::<H, false>(host, rows, ask)?,
     };
     if let Some(decided) = short {

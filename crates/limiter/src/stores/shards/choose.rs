@@ -6,8 +6,7 @@ use ratelimit_faults::Fault;
 use super::contents::{row_of, shard_number};
 use super::locked::LockedShard;
 use super::room;
-use crate::change::{Contents, Decided};
-use crate::engine::Ask;
+use crate::change::{Change, Contents, Decided};
 use crate::error::Result;
 use crate::ports::{Host, Random, Row, Rows, Stored};
 use crate::target::Target;
@@ -58,7 +57,8 @@ struct Estimate<'a> {
 pub(crate) fn apply_to_one_shard<H: Host>(
     host: &H,
     rows: &dyn Rows,
-    Ask { target, change, .. }: &Ask,
+    target: &Target,
+    change: &Change,
 ) -> Result<Option<Decided>> {
     let amount = change.tokens();
     if amount == 0.0 {
