@@ -1,4 +1,4 @@
--- Functions that only the extension has: each fails with 0A000, and says what this file has.
+-- Functions that only the extension has, under its signatures: each fails with 0A000, and says what this file has.
 @rl_stats@ LANGUAGE sql AS $$
     SELECT NULL::ratelimit.rl_stats_result FROM ratelimit._unsupported('rl_stats()', 'counts no calls') $$;
 @rl_stats_reset@ LANGUAGE sql AS $$
