@@ -205,7 +205,7 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedTallies<L, S> {
         if self.count(id, session, count) {
             return; // another session was first
         }
-        let calls = |tally: &Tally| if tally.is_free() { 0 } else { tally.calls().max(1) };
+        let calls = |tally: &Tally| if tally.is_free() { 0 } else { tally.calls() + 1 };
         let Some(number) = self.window(id).min_by_key(|&number| calls(&self.tallies[number]))
         else {
             return;

@@ -194,6 +194,10 @@ fn every_call_is_counted_for_its_name_or_as_dropped() {
         (16, 16, 0)
     );
     assert_eq!((tallies.reset(7, None, NOW), tallies.scopes()), (16, vec![7; 16]));
+    // Each new name replaces one without calls since, and none that is new.
+    let new = 100..116;
+    new.clone().for_each(|n| tallies.enter([n, 3], 7, b"new", 0, NOW, Count::Denied));
+    assert!(new.clone().all(|n| tallies.count([n, 3], 0, Count::Denied)));
     tallies.free(7);
     assert_eq!(tallies.totals(7), []);
 }
