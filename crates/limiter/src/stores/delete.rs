@@ -140,8 +140,8 @@ pub(crate) fn holders<H: Host>(
 }
 
 /// Forgets keys one by one, in the order in which every call locks rows: those with rows by `forget`, which returns
-/// whether the key had a state, and those with holds alone, of one name or one key if given. Passes the name of each key
-/// that had a state to `had`.
+/// whether the key had a state, and those with holds alone, of one name or one key if given. Passes the name of each
+/// key that had a state to `had`.
 pub(crate) fn forget_keys<H: Host>(
     host: &H,
     rows: &dyn Rows,
