@@ -3,7 +3,7 @@
 
 -- The first instant at which a zone's clock shows this time, or a later one if it skips it. NULL after the last instant
 -- that has a date.
-CREATE OR REPLACE FUNCTION ratelimit._first_instant(local timestamp, zone text) RETURNS bigint STABLE
+CREATE OR REPLACE FUNCTION ratelimit._first_instant(local timestamp, zone text) RETURNS bigint STABLE STRICT
 LANGUAGE plpgsql AS $$
 DECLARE
     utc timestamptz := timezone('UTC', local);
@@ -56,14 +56,10 @@ BEGIN
 END
 $$;
 
+-- When a window begins; NULL if there is no such window.
 CREATE OR REPLACE FUNCTION ratelimit._boundary(l ratelimit._limit, w bigint) RETURNS bigint STABLE
-LANGUAGE plpgsql AS $$
-DECLARE
-    day date := ratelimit._date(l, w);
-BEGIN
-    IF day IS NULL THEN RETURN NULL; END IF;
-    RETURN ratelimit._first_instant(day, l.zone);
-END
+LANGUAGE sql AS $$
+    SELECT ratelimit._first_instant(ratelimit._date(l, w), l.zone)
 $$;
 
 -- The last window that has begun.

@@ -232,9 +232,7 @@ DECLARE
 BEGIN
     IF s.ts > now THEN RETURN false; END IF;
     CASE l.kind
-    WHEN 'token bucket' THEN
-        r := ratelimit._refilled(l, s, now);
-        RETURN r.tokens >= l.capacity;
+    WHEN 'token bucket' THEN RETURN (ratelimit._refilled(l, s, now)).tokens >= l.capacity;
     WHEN 'fixed window' THEN
         r := ratelimit._refilled(l, s, now);
         -- Full, and no more used in its window than that adds.

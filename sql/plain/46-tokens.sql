@@ -219,11 +219,8 @@ $$;
 -- The tokens that a window has added, after a change. While no tokens are left in it, it goes on recording what was
 -- used, even if that is more than this config adds.
 CREATE OR REPLACE FUNCTION ratelimit._added(l ratelimit._limit, s ratelimit._state, ts bigint,
-    value double precision) RETURNS double precision IMMUTABLE LANGUAGE plpgsql AS $$
-BEGIN
-    IF value <= 0 AND ts = s.ts THEN RETURN greatest(l.adds, s.added - greatest(s.value, 0)); END IF;
-    RETURN l.adds;
-END
+    value double precision) RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN value <= 0 AND ts = s.ts THEN greatest(l.adds, s.added - greatest(s.value, 0)) ELSE l.adds END
 $$;
 
 -- Gives back what there is room for: of a window only while it lasts. The tokens that came back are in taken.

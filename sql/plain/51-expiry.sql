@@ -23,11 +23,8 @@ $$;
 
 -- The limit that settles a hold: as defined, or as the call defined it.
 CREATE OR REPLACE FUNCTION ratelimit._limit_of(defined ratelimit._limit, config jsonb) RETURNS ratelimit._limit
-STABLE LANGUAGE plpgsql AS $$
-BEGIN
-    IF defined.kind IS NULL AND config IS NOT NULL THEN RETURN ratelimit._parse(config); END IF;
-    RETURN defined;
-END
+STABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN (defined).kind IS NULL AND config IS NOT NULL THEN ratelimit._parse(config) ELSE defined END
 $$;
 
 -- The limit to which an expired hold gives back: the same, or else that of the call which finds it; without a kind
@@ -58,11 +55,9 @@ $$;
 
 -- Whether a limit in full denies an ask, too.
 CREATE OR REPLACE FUNCTION ratelimit._never(a ratelimit._ask, now bigint) RETURNS boolean STABLE LANGUAGE plpgsql AS $$
-DECLARE
-    full_state CONSTANT ratelimit._state := ratelimit._fresh(a.l, a.name, a.key, now);
 BEGIN
-    RETURN NOT (ratelimit._take(a.l, full_state, now, coalesce(a.more, a.count), coalesce(a.fewest, a.at_least),
-                                a.reserve)).ok;
+    RETURN NOT (ratelimit._take(a.l, ratelimit._fresh(a.l, a.name, a.key, now), now, coalesce(a.more, a.count),
+                                coalesce(a.fewest, a.at_least), a.reserve)).ok;
 END
 $$;
 

@@ -63,22 +63,44 @@ CREATE OR REPLACE FUNCTION ratelimit._count(request jsonb) RETURNS double precis
                 ELSE ratelimit._float((request -> 'count')::numeric) END
 $$;
 
+-- Adds a request, the n-th of a list, to the ask for its name and key.
+CREATE OR REPLACE FUNCTION ratelimit._with_request(a ratelimit._ask, request jsonb, n int, defined ratelimit._limit)
+RETURNS ratelimit._ask LANGUAGE plpgsql AS $$
+DECLARE
+    is_first CONSTANT boolean := a.ns IS NULL;
+    l ratelimit._limit;
+BEGIN
+    a.ns := a.ns || n;
+    a.config := nullif(request -> 'config', 'null');
+    a.count := ratelimit._count(request);
+    a.counts := a.counts || a.count;
+    a.reserves := a.reserves || coalesce((request -> 'reserve')::boolean, false);
+    l := ratelimit._resolve(a, defined);
+    PERFORM ratelimit._check_use(a, l);
+    IF is_first THEN
+        a.l := l;
+    ELSIF a.verb = 'hold' THEN
+        PERFORM ratelimit._bad('requests', 'a list with two requests for the same name and key',
+            'one request per name and key');
+    ELSIF l IS DISTINCT FROM a.l THEN
+        PERFORM ratelimit._bad('config', 'different from that of an earlier request for the same name and key',
+            'one config per name and key');
+    END IF;
+    RETURN a;
+END
+$$;
+
 -- Reads a list of requests into asks, in the order in which rows are locked; those of a hold are like the given one.
 CREATE OR REPLACE FUNCTION ratelimit._asks(requests jsonb, given ratelimit._ask) RETURNS ratelimit._ask[]
 LANGUAGE plpgsql AS $$
 DECLARE
     asks ratelimit._ask[] := '{}'::ratelimit._ask[];
-    known boolean[]; -- whether a request is without a config
+    defined ratelimit._limit[];
     a ratelimit._ask;
     i int;
     n int;
     places int[];
-    l ratelimit._limit;
     request jsonb;
-    count double precision;
-    first_count double precision;
-    is_new boolean;
-    reserve boolean;
     state text; message text; detail text; hint text;
 BEGIN
     PERFORM ratelimit._check_list(requests);
@@ -97,35 +119,11 @@ BEGIN
         FOR request, i IN SELECT r, at FROM jsonb_array_elements(requests) WITH ORDINALITY e(r, at) ORDER BY at LOOP
             n := places[i];
             a := asks[n];
-            is_new := a.name IS NULL;
-            first_count := a.count;
-            IF is_new THEN
+            IF a.name IS NULL THEN
                 a := given; a.name := request ->> 'name'; a.key := coalesce(request ->> 'key', '');
+                defined[n] := ratelimit._defined(a.name, a.key);
             END IF;
-            a.config := nullif(request -> 'config', 'null');
-            count := ratelimit._count(request);
-            reserve := coalesce((request -> 'reserve')::boolean, false);
-            a.count := count;
-            a.ns := a.ns || i;
-            l := a.l;
-            IF is_new OR a.config IS NOT NULL OR known[n] IS NOT TRUE THEN
-                l := ratelimit._resolve(a, ratelimit._defined(a.name, a.key));
-            END IF;
-            PERFORM ratelimit._check_use(a, l);
-            known[n] := coalesce(known[n], false) OR a.config IS NULL;
-            IF is_new THEN
-                a.l := l; a.reserve := reserve;
-            ELSIF a.verb = 'hold' THEN
-                PERFORM ratelimit._bad('requests', 'a list with two requests for the same name and key',
-                    'one request per name and key');
-            ELSIF l IS DISTINCT FROM a.l THEN
-                PERFORM ratelimit._bad('config', 'different from that of an earlier request for the same name and key',
-                    'one config per name and key');
-            ELSE
-                a.counts := coalesce(a.counts, ARRAY[first_count]) || count;
-                a.reserves := coalesce(a.reserves, ARRAY[a.reserve]) || reserve;
-            END IF;
-            asks[n] := a;
+            asks[n] := ratelimit._with_request(a, request, i, defined[n]);
         END LOOP;
     EXCEPTION WHEN invalid_parameter_value OR null_value_not_allowed OR undefined_object OR insufficient_privilege
         OR feature_not_supported THEN
@@ -133,6 +131,11 @@ BEGIN
             hint = PG_EXCEPTION_HINT;
         PERFORM ratelimit._raise(state, format('request %s: %s', i, message), nullif(detail, ''), nullif(hint, ''));
     END;
+    FOR n IN 1..cardinality(asks) LOOP
+        a := asks[n];
+        IF cardinality(a.ns) = 1 THEN a.reserve := a.reserves[1]; a.counts := NULL; a.reserves := NULL; END IF;
+        asks[n] := a;
+    END LOOP;
     RETURN asks;
 END
 $$;

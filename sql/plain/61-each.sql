@@ -13,8 +13,6 @@ CREATE OR REPLACE FUNCTION ratelimit._ask_of(INOUT a ratelimit._ask, requests js
     OUT wrong ratelimit.rl_limit_all_result[]) LANGUAGE plpgsql AS $$
 DECLARE
     defined CONSTANT ratelimit._limit := a.l;
-    l ratelimit._limit;
-    count double precision;
     o ratelimit.rl_limit_all_result;
     code text; message text; detail text; hint text;
 BEGIN
@@ -22,19 +20,7 @@ BEGIN
         BEGIN
             PERFORM ratelimit._check_request(requests[i]);
             PERFORM ratelimit._check(a.name, coalesce(a.key, ''));
-            count := ratelimit._count(requests[i]);
-            a.config := nullif(requests[i] -> 'config', 'null');
-            a.count := count;
-            l := ratelimit._resolve(a, defined);
-            PERFORM ratelimit._check_use(a, l);
-            IF a.ns IS NOT NULL AND l IS DISTINCT FROM a.l THEN
-                PERFORM ratelimit._bad('config', 'different from that of an earlier request for the same name and key',
-                    'one config per name and key');
-            END IF;
-            a.l := l;
-            a.ns := a.ns || ns[i];
-            a.counts := a.counts || count;
-            a.reserves := a.reserves || coalesce((requests[i] -> 'reserve')::boolean, false);
+            a := ratelimit._with_request(a, requests[i], ns[i], defined);
         EXCEPTION WHEN invalid_parameter_value OR null_value_not_allowed OR undefined_object OR insufficient_privilege
             OR feature_not_supported THEN
             GET STACKED DIAGNOSTICS code = RETURNED_SQLSTATE, message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL,
@@ -52,14 +38,15 @@ $$;
 -- Decides the requests of an ask in turn, at an instant: d is the last decision that changes the row, r the row before
 -- the first. Without its lock, the rest after that is not known yet, unless there is no row; if the row isn't free, all
 -- are decided as if none of them took anything. STABLE, so that the row and its holds are of one moment.
-CREATE OR REPLACE FUNCTION ratelimit._in_turn(a ratelimit._ask, now bigint) RETURNS ratelimit._ask STABLE
-LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._in_turn(a ratelimit._ask, now bigint, is_free boolean DEFAULT true)
+RETURNS ratelimit._ask STABLE LANGUAGE plpgsql AS $$
 DECLARE
-    x ratelimit._ask := a;
+    x ratelimit._ask;
     decisions ratelimit._decision[];
     code text; message text; detail text; hint text;
 BEGIN
-    x.ns := NULL; x.counts := NULL; x.reserves := NULL;
+    IF NOT is_free THEN a.locked := false; END IF;
+    x := a; x.ns := NULL; x.counts := NULL; x.reserves := NULL;
     a.changed := false;
     a.d.changed := false;
     FOR i IN 1..cardinality(a.ns) LOOP
@@ -124,14 +111,6 @@ BEGIN
 EXCEPTION WHEN lock_not_available THEN
     asks := given;
     wait := wait - extract(epoch FROM clock_timestamp() - began) * 1000;
-END
-$$;
-
--- Answers an ask with a row that wasn't free: nothing is taken.
-CREATE OR REPLACE FUNCTION ratelimit._not_free(a ratelimit._ask) RETURNS ratelimit._ask LANGUAGE plpgsql AS $$
-BEGIN
-    a.locked := false;
-    RETURN ratelimit._in_turn(a, ratelimit._now());
 END
 $$;
 
@@ -209,7 +188,7 @@ BEGIN
             SELECT t.asks, t.wait, t.busy INTO taken, wait, busy
             FROM ratelimit._take_within(ARRAY[a], wait, patience) t;
         END IF;
-        RETURN NEXT CASE WHEN busy IS NULL THEN taken[1] ELSE ratelimit._not_free(a) END;
+        RETURN NEXT CASE WHEN busy IS NULL THEN taken[1] ELSE ratelimit._in_turn(a, ratelimit._now(), false) END;
     END LOOP;
     WHILE cardinality(fresh) > 0 LOOP
         blocks := blocks + 1;
@@ -218,10 +197,10 @@ BEGIN
             RETURN QUERY SELECT t.* FROM unnest(taken) t;
             RETURN;
         ELSIF blocks >= 32 THEN
-            RETURN QUERY SELECT n.* FROM unnest(fresh) f, ratelimit._not_free(f) n;
+            RETURN QUERY SELECT n.* FROM unnest(fresh) f, ratelimit._in_turn(f, ratelimit._now(), false) n;
             RETURN;
         END IF;
-        RETURN NEXT ratelimit._not_free(fresh[busy]);
+        RETURN NEXT ratelimit._in_turn(fresh[busy], ratelimit._now(), false);
         fresh := fresh[:busy - 1] || fresh[busy + 1:];
     END LOOP;
 END

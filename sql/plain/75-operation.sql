@@ -30,7 +30,6 @@ CREATE OR REPLACE FUNCTION ratelimit._standing(of_name text, of_key text, only_l
     after_name text, after_key text) RETURNS SETOF ratelimit.rl_status_result STABLE LANGUAGE plpgsql AS $$
 DECLARE
     shown ratelimit.rl_status_result;
-    nothing ratelimit.rl_status_result;
     page CONSTANT int := CASE WHEN max_rows IS NOT NULL THEN greatest(max_rows, 100) END;
     last_name text := after_name;
     last_key text := after_key;
@@ -75,7 +74,7 @@ BEGIN
         LOOP
             on_page := on_page + 1;
             last_name := seen.name; last_key := seen.key;
-            shown := nothing;
+            shown := NULL;
             shown.name := seen.name; shown.key := seen.key; shown.shards := 1;
             now := ratelimit._now();
             retry := ratelimit._us(seen.until);
@@ -144,18 +143,15 @@ BEGIN
         IF ratelimit._delete_key(found_name, key) THEN count := count + 1; END IF;
     END LOOP;
     LOCK TABLE ONLY ratelimit.rl_config, ONLY ratelimit.rl_blocks IN ROW EXCLUSIVE MODE;
-    PERFORM FROM ONLY ratelimit.rl_config c WHERE c.key = $1 FOR UPDATE;
-    GET DIAGNOSTICS found_rows = ROW_COUNT;
-    WITH gone AS (DELETE FROM ONLY ratelimit.rl_config c WHERE c.key = $1 RETURNING 1)
-    SELECT count(*) INTO more FROM gone;
-    IF more < found_rows THEN PERFORM ratelimit._not_written('rl_config'); END IF;
-    count := count + more;
-    PERFORM FROM ONLY ratelimit.rl_blocks b WHERE b.key = $1 FOR UPDATE;
-    GET DIAGNOSTICS found_rows = ROW_COUNT;
-    WITH gone AS (DELETE FROM ONLY ratelimit.rl_blocks b WHERE b.key = $1 RETURNING 1)
-    SELECT count(*) INTO more FROM gone;
-    IF more < found_rows THEN PERFORM ratelimit._not_written('rl_blocks'); END IF;
-    RETURN count + more;
+    FOREACH found_name IN ARRAY '{config,blocks}'::text[] LOOP
+        EXECUTE format('SELECT FROM ONLY ratelimit.rl_%s WHERE key = $1 FOR UPDATE', found_name) USING key;
+        GET DIAGNOSTICS found_rows = ROW_COUNT;
+        EXECUTE format('DELETE FROM ONLY ratelimit.rl_%s WHERE key = $1', found_name) USING key;
+        GET DIAGNOSTICS more = ROW_COUNT;
+        IF more < found_rows THEN PERFORM ratelimit._not_written('rl_' || found_name); END IF;
+        count := count + more;
+    END LOOP;
+    RETURN count;
 END
 $$;
 

@@ -185,16 +185,24 @@ $$;
 
 -- The headers of GitHub's style. A result without a capacity has none but for the wait.
 CREATE OR REPLACE FUNCTION ratelimit._github(name text, result ratelimit.rl_result, wait numeric) RETURNS jsonb
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN jsonb_strip_nulls(CASE WHEN result.capacity IS NULL THEN '{}' ELSE jsonb_build_object(
+STABLE LANGUAGE sql AS $$
+    SELECT jsonb_strip_nulls(CASE WHEN result.capacity IS NULL THEN '{}' ELSE jsonb_build_object(
             'x-ratelimit-limit', ratelimit._whole(floor(result.capacity)),
             'x-ratelimit-remaining', ratelimit._whole(floor(result.remaining)),
             'x-ratelimit-used', ratelimit._whole(floor(result.capacity) - floor(result.remaining)),
             'x-ratelimit-reset', CASE WHEN result.reset_at < '9999-12-30 00:00:00+00'
                                       THEN ratelimit._seconds(ratelimit._us(result.reset_at)) END,
             'x-ratelimit-resource', ratelimit._encoded(name, '% ')) END
-        || jsonb_build_object('retry-after', ratelimit._seconds(wait)));
+        || jsonb_build_object('retry-after', ratelimit._seconds(wait)))
+$$;
+
+-- The limit of a result: from its config, or as defined.
+CREATE OR REPLACE FUNCTION ratelimit._limit_of_result(name text, key text, config jsonb) RETURNS ratelimit._limit
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF config IS NOT NULL THEN RETURN ratelimit._parse(config); END IF;
+    PERFORM ratelimit._attend();
+    RETURN ratelimit._resolve(ratelimit._ask('rl_headers', 'headers', name, key, 0), ratelimit._defined(name, key));
 END
 $$;
 
@@ -209,12 +217,7 @@ BEGIN
     PERFORM ratelimit._check(name, key), ratelimit._check_style(style);
     r := ratelimit._result_of(result);
     PERFORM ratelimit._check_result(r);
-    IF config IS NOT NULL THEN
-        l := ratelimit._parse(config);
-    ELSE
-        PERFORM ratelimit._attend();
-        l := ratelimit._resolve(ratelimit._ask('rl_headers', 'headers', name, key, 0), ratelimit._defined(name, key));
-    END IF;
+    l := ratelimit._limit_of_result(name, key, config);
     IF style = 'github' THEN
         RETURN ratelimit._github(name, r, ratelimit._wait(r));
     ELSIF r.capacity IS NULL THEN
@@ -318,14 +321,8 @@ BEGIN
             r.remaining := ratelimit._float((outcome ->> 'remaining')::numeric);
             r.capacity := ratelimit._float((outcome ->> 'capacity')::numeric);
             r.reset_at := ratelimit._time_of(outcome -> 'reset_at');
-            IF nullif(outcome -> 'config', 'null') IS NOT NULL THEN
-                l := ratelimit._parse(outcome -> 'config');
-            ELSE
-                PERFORM ratelimit._attend();
-                l := ratelimit._resolve(ratelimit._ask('rl_headers', 'headers', outcome ->> 'name',
-                    coalesce(outcome ->> 'key', ''), 0),
-                    ratelimit._defined(outcome ->> 'name', coalesce(outcome ->> 'key', '')));
-            END IF;
+            l := ratelimit._limit_of_result(outcome ->> 'name', coalesce(outcome ->> 'key', ''),
+                                            nullif(outcome -> 'config', 'null'));
             names[i] := outcome ->> 'name';
             limits[i] := l;
             given[i] := r;

@@ -56,17 +56,14 @@ BEGIN
                 WHERE h.name = k.name AND h.key = k.key AND NOT h.charge AND h.count > h.spent)
         FROM (SELECT name, key, sum(value) AS value, max(ts) AS ts, sum(added) AS added
               FROM ONLY %1$s.ratelimits AS r WHERE shard > 0 AND kind = 't' GROUP BY name, key) AS k
-        CROSS JOIN LATERAL (
-            SELECT EXISTS (SELECT FROM ONLY %1$s.rl_config AS c WHERE c.name = k.name AND c.key IN ('', k.key))
-                   AND NOT EXISTS (SELECT FROM ONLY %1$s.rl_config AS c
-                                   WHERE c.name = k.name AND c.key = k.key AND c.config ? 'plan'
-                                   AND NOT EXISTS (SELECT FROM ONLY %1$s.rl_config AS plan
-                                                   WHERE plan.name = c.config ->> 'plan' AND plan.key = ''))
-        ) AS known (defined)
+        LEFT JOIN LATERAL (SELECT c.config FROM ONLY %1$s.rl_config AS c WHERE c.name = k.name AND c.key IN ('', k.key)
+                           ORDER BY c.key DESC LIMIT 1) AS own ON true
+        LEFT JOIN ONLY %1$s.rl_config AS plan ON plan.name = own.config ->> 'plan' AND plan.key = ''
+        CROSS JOIN LATERAL (SELECT plan.name IS NOT NULL OR NOT own.config ? 'plan') AS known (defined)
         CROSS JOIN LATERAL (
             SELECT CASE WHEN known.defined THEN nullif(%1$s.rl_value(k.name, k.key) -> 'state', 'null') END
         ) AS s (state)
-        WHERE s.state IS NOT NULL OR NOT known.defined
+        WHERE s.state IS NOT NULL OR known.defined IS NOT TRUE
         $q$, home);
     CREATE TEMP TABLE kept_rl_settings ON COMMIT DROP AS
     SELECT split_part(split_part(item, '=', 1), '.', 2) AS name,
