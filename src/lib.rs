@@ -39,15 +39,19 @@ static ALLOCATOR: ratelimit_pg::oom_reserve::Allocator = ratelimit_pg::oom_reser
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
     ratelimit_pg::oom_reserve::init(ratelimit_pg::raise::end_session);
-    ratelimit_pg::relcache::init(&[schema::invalidation::relation_changed]);
-    ratelimit_pg::subtransaction::init(&[
-        store::heap::forget,
-        store::own_locks::forget,
-        cache::changed::forget,
-    ]);
-    redefined::init();
+    ratelimit_pg::hooks::init(ratelimit_pg::hooks::Hooks {
+        before_commit: || redefined::run(redefined::before_commit),
+        before_prepare: || redefined::run(redefined::before_prepare),
+        ended: redefined::ended,
+        rolled_back: |number| {
+            store::heap::forget(number);
+            store::own_locks::forget(number);
+            cache::changed::forget(number);
+        },
+        relation_changed: schema::invalidation::relation_changed,
+        schema_changed: schema::invalidation::schema_changed,
+    });
     schema::settings::init();
-    schema::invalidation::init();
 }
 
 /// The functions that `#[pg_test]` requires of the program that runs the tests in the server.

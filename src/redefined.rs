@@ -26,7 +26,7 @@ use crate::schema::error::{Error, Result};
 use crate::store::memory::writer::{self, Origin};
 use crate::store::memory::{Memory, SavedMemory};
 use crate::writer::{keep_from_writing, may_be_saved};
-use ratelimit_pg::commit::{self, Hooks};
+use ratelimit_pg::hooks;
 use ratelimit_pg::shared_memory::Need;
 use ratelimit_pg::values::utf8;
 
@@ -52,19 +52,12 @@ thread_local! {
     static PENDING: RefCell<Option<Pending>> = const { RefCell::new(None) };
 }
 
-/// Registers the hooks at the end of transactions. Called once, when the library is loaded.
-pub fn init() {
-    fn run(hook: fn() -> Result<()>) {
-        if changed::is_any() {
-            // SAFETY: these frames have nothing to drop.
-            unsafe { commit::run(hook) }
-        }
+/// Runs a hook before the end of a transaction, if it has changed definitions, and raises its error.
+pub fn run(hook: fn() -> Result<()>) {
+    if changed::is_any() {
+        // SAFETY: these frames have nothing to drop.
+        unsafe { hooks::run(hook) }
     }
-    commit::init(Hooks {
-        before_commit: || run(before_commit),
-        before_prepare: || run(before_prepare),
-        ended,
-    });
 }
 
 /// A change of a definition, as a trigger sees it: of one name and key, or the deletion of all.
@@ -192,7 +185,7 @@ fn is_saved(definition: Option<&Definition>) -> bool {
 ///
 /// # Errors
 /// A cancel.
-fn before_commit() -> Result<()> {
+pub fn before_commit() -> Result<()> {
     let Some(Taken { function, names, redefined }) = changed::take() else { return Ok(()) };
     give_back(function, &names)?;
     let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(()) };
@@ -285,7 +278,7 @@ fn stays(stay: &BTreeMap<Vec<u8>, Stay>, copy: &SavedCopy) -> bool {
 ///
 /// # Errors
 /// [`Error::Prepared`] (0A000).
-fn before_prepare() -> Result<()> {
+pub fn before_prepare() -> Result<()> {
     match changed::take().and_then(|taken| taken.names.into_iter().next()) {
         Some(name) => Err(Error::Prepared { name: utf8(&name.unwrap_or_default()).into_owned() }),
         None => Ok(()),
@@ -293,7 +286,7 @@ fn before_prepare() -> Result<()> {
 }
 
 /// Forgets the keys that have left memory; nothing after a rollback.
-fn ended(has_committed: bool) {
+pub fn ended(has_committed: bool) {
     changed::take();
     let Some(Pending { origin, names, stay, redefined }) = PENDING.take() else { return };
     let Some(saved) = SavedMemory::seen().filter(|_| has_committed) else { return };

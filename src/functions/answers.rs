@@ -6,6 +6,7 @@ use ratelimit_limiter::target::FOREVER;
 
 use crate::schema::error::Error;
 use ratelimit_pg::call::sql_types::{Constant, Timestamptz, constant_text, sql_row};
+use ratelimit_pg::clock::to_timestamptz;
 use ratelimit_pg::values::utf8;
 
 sql_row! {
@@ -75,7 +76,7 @@ pub fn denied(request: &Request, answer: &Answer, message: Option<&[u8]>) -> Err
 
 /// Converts a time for a result. [`FOREVER`] and times that drivers can't read become [`Micros::LATEST_SHOWN`].
 pub fn time(at: Micros) -> Option<Timestamptz> {
-    Timestamptz::new(at.min(Micros::LATEST_SHOWN))
+    to_timestamptz(at.min(Micros::LATEST_SHOWN)).map(Timestamptz)
 }
 
 /// Converts a number of tokens; NULL without a limit.

@@ -40,7 +40,7 @@ sql_function! {
             blocks::put(catalog, name.0, key.0, until, reason.as_ref().map(|reason| reason.0))?;
             check_limit(catalog, name.0, key.0)
         })?;
-        Ok(Timestamptz::nearest(until.min(Micros::LATEST_SHOWN)))
+        Ok(Timestamptz(clock::to_nearest_timestamptz(until.min(Micros::LATEST_SHOWN))))
     }
 }
 
@@ -106,8 +106,8 @@ fn end(duration: Option<Interval>, until: Option<Timestamptz>) -> Result<Micros,
             }
             Ok(at)
         }
-        (None, Some(until)) if until.is_infinity() => Ok(FOREVER),
-        (None, Some(until)) => match until.instant() {
+        (None, Some(Timestamptz(i64::MAX))) => Ok(FOREVER),
+        (None, Some(until)) => match clock::instant(until.0) {
             Some(at) if at > now => Ok(at),
             _ => refused("until", "in the past", "a future time, or infinity"),
         },

@@ -5,7 +5,6 @@
 //! compares the tables themselves (`catalog::check`). `tests/pg_regress/sql/discard.sql` tests this.
 
 use std::cell::Cell;
-use std::ffi::c_int;
 
 use pgrx::pg_sys;
 
@@ -25,18 +24,6 @@ thread_local! {
     static CHANGES: Cell<u64> = const { Cell::new(1) };
     /// The number of invalidations that may have changed a definition or a block, which share a cache.
     static DEFINITION_CHANGES: Cell<u64> = const { Cell::new(1) };
-}
-
-/// Registers the callback for schemas; called once, when the library is loaded.
-pub fn init() {
-    // SAFETY: the callback is a C function that lives as long as the library.
-    unsafe {
-        pg_sys::CacheRegisterSyscacheCallback(
-            pg_sys::SysCacheIdentifier::NAMESPACEOID as c_int,
-            Some(schema_changed),
-            pg_sys::Datum::from(0),
-        );
-    }
 }
 
 /// Sets the tables to count changes of.
@@ -63,11 +50,8 @@ pub fn relation_changed(relation: pg_sys::Oid) {
     }
 }
 
-/// The syscache callback of schemas.
-///
-/// # Safety
-/// Called by Postgres.
-unsafe extern "C-unwind" fn schema_changed(_: pg_sys::Datum, _: c_int, _: u32) {
+/// The callback for schemas.
+pub fn schema_changed() {
     CHANGES.set(CHANGES.get() + 1);
 }
 

@@ -2,17 +2,14 @@
 //! raises its error from the outermost frame ([`raise`](crate::raise) says why).
 
 use std::cell::Cell;
-use std::ffi::CStr;
 use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 
 use pgrx::pg_sys;
 
 use crate::error::{PgError, Raised, Result};
-use crate::oom_reserve;
-use crate::raise::{Below, Raising, caught_below, out_of_memory, plain, remember};
-use crate::values::utf8;
+use crate::raise::{Raising, guarded};
+use crate::values::string;
 
 use row_type::{Order, RowType};
 use sql_types::{Argument, ResultColumn, SqlRow};
@@ -34,60 +31,12 @@ pub unsafe fn enter<E: Raised>(
     fcinfo: pg_sys::FunctionCallInfo,
     body: fn(&Call) -> Result<pg_sys::Datum, E>,
 ) -> pg_sys::Datum {
-    // SAFETY: as the caller says.
-    unsafe {
-        if !oom_reserve::refill() {
-            out_of_memory().raise();
-        }
-        guarded(|below| run(fcinfo, body, below))
-    }
-}
-
-/// Runs `work` inside pgrx's guard and raises its error outside.
-///
-/// # Safety
-/// Neither the caller's frame nor `work` has anything to drop.
-pub(crate) unsafe fn guarded<T: Copy>(
-    work: impl FnOnce(*mut Below) -> Result<T, Raising> + Copy,
-) -> T {
-    // SAFETY: this frame and the caller's hold plain data only, so a long jump out of the guard or out of `raise` skips
-    // no destructor. The callback and what it points to are linked in while this frame lives, and used through raw
-    // pointers only.
-    unsafe {
-        let mut below = Below::new(pg_sys::CurrentMemoryContext);
-        let below = &raw mut below;
-        let mut context = pg_sys::ErrorContextCallback {
-            previous: pg_sys::error_context_stack,
-            callback: Some(remember),
-            arg: below.cast(),
-        };
-        pg_sys::error_context_stack = &raw mut context;
-        let outcome = pg_sys::panic::pgrx_extern_c_guard(|| work(below));
-        pg_sys::error_context_stack = context.previous;
-        match outcome {
-            Ok(result) => {
-                if !(*below).copies.is_null() {
-                    pg_sys::MemoryContextDelete((*below).copies);
-                }
-                result
-            }
-            Err(raising) => raising.raise(),
-        }
-    }
-}
-
-/// Runs the body; fails with its error, or with one from below.
-fn run<E: Raised>(
-    fcinfo: pg_sys::FunctionCallInfo,
-    body: fn(&Call) -> Result<pg_sys::Datum, E>,
-    below: *mut Below,
-) -> Result<pg_sys::Datum, Raising> {
-    let answer = || {
+    let run = || {
         body(&Call { fcinfo, row_type: Cell::new(None) })
-            .map_err(|error| Raising::Report(plain(&error.report(&|| qualifier(fcinfo)))))
+            .map_err(|error| Raising::own(&error, &|| qualifier(fcinfo)))
     };
-    // A PgTryBuilder allocates: use one only after an error.
-    catch_unwind(AssertUnwindSafe(answer)).unwrap_or_else(|caught| Err(caught_below(caught, below)))
+    // SAFETY: as the caller says; the closure has plain data only.
+    unsafe { guarded(run) }
 }
 
 /// Returns the called function's schema and a dot, or nothing if `search_path` finds it.
@@ -101,10 +50,8 @@ fn qualifier(fcinfo: pg_sys::FunctionCallInfo) -> String {
             return String::new();
         }
         let name = pg_sys::get_namespace_name(schema);
-        if name.is_null() {
-            return String::new();
-        }
-        format!("{}.", utf8(CStr::from_ptr(pg_sys::quote_identifier(name)).to_bytes()))
+        let quoted = if name.is_null() { None } else { string(pg_sys::quote_identifier(name)) };
+        quoted.map_or(String::new(), |name| name + ".")
     }
 }
 
@@ -215,7 +162,7 @@ impl Call {
 
     /// Forms the composite result, of the columns given to [`row_type`](Call::row_type).
     pub fn row<R: SqlRow>(&self, row: R) -> Result<pg_sys::Datum> {
-        let Some((RowType { description, order }, changes)) = self.row_type.get() else {
+        let Some((RowType { description, order, .. }, changes)) = self.row_type.get() else {
             return Err(PgError::Declaration);
         };
         if let Some(expected) = self.expected()

@@ -82,8 +82,8 @@ pub fn monotonic() -> Micros {
 }
 
 /// Converts a timestamptz to an instant; `None` for ±infinity.
-pub fn instant(datum: pg_sys::Datum) -> Option<Micros> {
-    match datum.value() as i64 {
+pub fn instant(timestamp: i64) -> Option<Micros> {
+    match timestamp {
         i64::MIN | i64::MAX => None,
         timestamp => Some(from_timestamptz(timestamp)),
     }

@@ -8,14 +8,13 @@
 pub mod background;
 pub mod call;
 pub mod clock;
-pub mod commit;
 pub mod error;
+pub mod hooks;
 pub mod interrupts;
 pub mod memory_context;
 pub mod nested_query;
 pub mod oom_reserve;
 pub mod raise;
-pub mod relcache;
 pub mod server_log;
 pub mod settings;
 pub mod shared_memory;

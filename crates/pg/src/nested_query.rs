@@ -1,12 +1,9 @@
 //! Runs work inside a dummy query, because Citus decides by the executor's depth, and a call by a trigger or COPY is
 //! inside no query.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use pgrx::pg_sys;
 
-use crate::call::guarded;
-use crate::raise::caught_below;
+use crate::raise::guarded;
 
 /// The receiver of the query's row.
 #[repr(C)]
@@ -60,23 +57,14 @@ unsafe extern "C-unwind" fn receive(
         let receiver = receiver.cast::<Receiver>();
         let contexts = pg_sys::error_context_stack;
         pg_sys::error_context_stack = (*receiver).contexts;
-        guarded(|below| {
-            let work = || (*(*receiver).work)();
-            catch_unwind(AssertUnwindSafe(work)).map_err(|caught| caught_below(caught, below))
-        });
+        guarded(|| Ok((*(*receiver).work)()));
         pg_sys::error_context_stack = contexts;
     }
     true
 }
 
 /// Ignores the columns.
-///
-/// # Safety
-/// Called by Postgres.
-unsafe extern "C-unwind" fn started(_: *mut pg_sys::DestReceiver, _: i32, _: pg_sys::TupleDesc) {}
+extern "C-unwind" fn started(_: *mut pg_sys::DestReceiver, _: i32, _: pg_sys::TupleDesc) {}
 
 /// Ignores the end.
-///
-/// # Safety
-/// Called by Postgres.
-unsafe extern "C-unwind" fn ended(_: *mut pg_sys::DestReceiver) {}
+extern "C-unwind" fn ended(_: *mut pg_sys::DestReceiver) {}

@@ -6,14 +6,14 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::{null, null_mut};
 
 use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
 use pgrx::prelude::*;
 use pgrx::{PgTryBuilder, pg_sys};
 
-use crate::error::Report;
+use crate::error::{Qualifier, Raised, Report};
 use crate::oom_reserve;
 use crate::unguarded::{
     AllocSetContextCreateInternal, CopyErrorData, MemoryContextReset, MemoryContextStrdup,
@@ -30,7 +30,7 @@ pub(crate) struct PlainReport {
     hint: *const c_char,
 }
 
-/// 53200, without allocating.
+/// 53200, without allocating: the reserve can't be allocated.
 const OUT_OF_MEMORY: PlainReport = PlainReport {
     sqlstate: PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY as c_int,
     message: c"out of memory".as_ptr(),
@@ -48,29 +48,73 @@ pub(crate) enum Raising {
 }
 
 impl Raising {
-    /// Raises the error.
-    ///
-    /// # Safety
-    /// No frame between this one and Postgres has anything to drop.
-    pub(crate) unsafe fn raise(self) -> ! {
-        // SAFETY: as the caller says.
-        unsafe {
-            match self {
-                Raising::Report(report) => raise(PgLogLevel::ERROR, report),
-                Raising::Below(error) => throw(error),
+    /// A call's own error.
+    pub(crate) fn own(error: &impl Raised, qualifier: Qualifier) -> Raising {
+        let Report { sqlstate, message, detail, hint } = error.report(qualifier);
+        // MAKE_SQLSTATE of Postgres: six bits a character, the first one lowest.
+        let pack = |packed, &c: &u8| (packed << 6) | c_int::from(c.wrapping_sub(b'0') & 0x3f);
+        Raising::Report(PlainReport {
+            sqlstate: sqlstate.iter().rev().fold(0, pack),
+            message: palloc_str(&message),
+            detail: detail.as_deref().map_or(null(), palloc_str),
+            hint: hint.as_deref().map_or(null(), palloc_str),
+        })
+    }
+}
+
+/// Runs `work` inside pgrx's guard, and raises its error, or one from below, outside.
+///
+/// # Safety
+/// Neither the caller's frame nor `work` has anything to drop.
+pub(crate) unsafe fn guarded<T: Copy>(work: impl FnOnce() -> Result<T, Raising> + Copy) -> T {
+    // SAFETY: this frame and the caller's hold plain data only, so a long jump out of the guard or out of `raise` skips
+    // no destructor. The callback and what it points to are linked in while this frame lives, and used through raw
+    // pointers only.
+    unsafe {
+        if !oom_reserve::refill() {
+            raise(PgLogLevel::ERROR, OUT_OF_MEMORY);
+        }
+        let mut below = Below {
+            context: pg_sys::CurrentMemoryContext,
+            sqlstate: 0,
+            copies: null_mut(),
+            error: null_mut(),
+            hides_rows: false,
+        };
+        let below = &raw mut below;
+        let mut context = pg_sys::ErrorContextCallback {
+            previous: pg_sys::error_context_stack,
+            callback: Some(remember),
+            arg: below.cast(),
+        };
+        pg_sys::error_context_stack = &raw mut context;
+        let outcome = pg_sys::panic::pgrx_extern_c_guard(|| {
+            // A PgTryBuilder allocates: use one only after an error.
+            catch_unwind(AssertUnwindSafe(work))
+                .unwrap_or_else(|caught| Err(caught_below(caught, below)))
+        });
+        pg_sys::error_context_stack = context.previous;
+        match outcome {
+            Ok(result) => {
+                if !(*below).copies.is_null() {
+                    pg_sys::MemoryContextDelete((*below).copies);
+                }
+                result
             }
+            Err(Raising::Report(report)) => raise(PgLogLevel::ERROR, report),
+            Err(Raising::Below(error)) => throw(error),
         }
     }
 }
 
 /// The last error raised below a call, whether it reaches the call or is caught before.
 #[derive(Clone, Copy)]
-pub(crate) struct Below {
+struct Below {
     /// The memory context of the call.
     context: pg_sys::MemoryContext,
     sqlstate: c_int,
     /// A child of that context for the copy; null until there is an error.
-    pub(crate) copies: pg_sys::MemoryContext,
+    copies: pg_sys::MemoryContext,
     /// The copy, with the error contexts below the call; null if there is none.
     error: *mut pg_sys::ErrorData,
     /// Whether it was raised in [`hiding_rows`].
@@ -94,16 +138,9 @@ pub fn hiding_rows<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-impl Below {
-    /// Starts without an error, for a call in this memory context.
-    pub(crate) fn new(context: pg_sys::MemoryContext) -> Below {
-        Below { context, sqlstate: 0, copies: null_mut(), error: null_mut(), hides_rows: false }
-    }
-}
-
 /// Converts an error from below a call.
 #[cold]
-pub(crate) fn caught_below(caught: Box<dyn Any + Send>, below: *mut Below) -> Raising {
+fn caught_below(caught: Box<dyn Any + Send>, below: *mut Below) -> Raising {
     PgTryBuilder::new(AssertUnwindSafe(|| resume_unwind(caught)))
         .catch_others(|caught| match caught {
             // Raised by Postgres or by user code below us, such as a trigger.
@@ -165,7 +202,7 @@ fn shows_a_row(sqlstate: c_int, names_table: bool) -> bool {
 ///
 /// # Safety
 /// Called by Postgres; `below` is that of the innermost call.
-pub(crate) unsafe extern "C-unwind" fn remember(below: *mut c_void) {
+unsafe extern "C-unwind" fn remember(below: *mut c_void) {
     // SAFETY: Postgres calls this while it builds a message, when geterrcode may be called; `below` is that of the call
     // that it is linked in for.
     unsafe {
@@ -207,22 +244,6 @@ pub(crate) unsafe extern "C-unwind" fn remember(below: *mut c_void) {
     }
 }
 
-/// Copies a report into Postgres memory.
-pub(crate) fn plain(report: &Report) -> PlainReport {
-    // MAKE_SQLSTATE of Postgres: six bits a character, the first one lowest.
-    let sqlstate = report
-        .sqlstate
-        .iter()
-        .rev()
-        .fold(0, |packed, &c| (packed << 6) | c_int::from((c.wrapping_sub(b'0')) & 0x3f));
-    PlainReport {
-        sqlstate,
-        message: palloc_str(&report.message),
-        detail: report.detail.as_deref().map_or(null(), palloc_str),
-        hint: report.hint.as_deref().map_or(null(), palloc_str),
-    }
-}
-
 /// Copies a text into Postgres memory, in the server's encoding.
 fn palloc_str(text: &str) -> *const c_char {
     // pgrx reads a message in another encoding as UTF-8. Characters that it can't read can't be converted back, and the
@@ -255,11 +276,6 @@ unsafe fn raise(level: PgLogLevel, report: PlainReport) -> ! {
         errfinish(c"raise.rs".as_ptr(), line!() as c_int, c"raise".as_ptr());
     }
     unreachable!("errfinish returned from an error")
-}
-
-/// The error if the reserve can't be allocated (53200).
-pub(crate) fn out_of_memory() -> Raising {
-    Raising::Report(OUT_OF_MEMORY)
 }
 
 /// Ends only this session, when memory is too low to raise an error.

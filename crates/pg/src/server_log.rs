@@ -1,13 +1,13 @@
 //! Messages to the server's log and the client.
 
-use std::ffi::{CStr, CString, c_int};
+use std::ffi::{CString, c_int};
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::submodules::elog::PgLogLevel;
 use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 
 use crate::unguarded::{errfinish, errhidecontext, errhidestmt, errmsg, errstart};
-use crate::values::{server_text, utf8};
+use crate::values::{server_text, string};
 
 /// Writes one line at level LOG, without statement and context, which contain users' values.
 pub fn line(text: &str) {
@@ -45,12 +45,10 @@ fn report(level: PgLogLevel, text: &str) {
 pub fn current_role() -> String {
     // SAFETY: reads a catalog; the name is a palloc'd C string, or null if the role is gone.
     unsafe {
-        let name = pg_sys::GetUserNameFromId(pg_sys::GetUserId(), true);
-        if name.is_null() {
-            return pg_sys::GetUserId().to_u32().to_string();
-        }
-        let role = utf8(CStr::from_ptr(name).to_bytes()).into_owned();
+        let role = pg_sys::GetUserId();
+        let name = pg_sys::GetUserNameFromId(role, true);
+        let Some(text) = string(name) else { return role.to_u32().to_string() };
         pg_sys::pfree(name.cast());
-        role
+        text
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use pgrx::pg_sys;
 
-use crate::values::utf8;
+use crate::values::string;
 
 /// PostgreSQL's record of a setting, which lives as long as the session.
 #[derive(Clone, Copy)]
@@ -51,9 +51,9 @@ impl Setting {
                 return None;
             }
             let role = pg_sys::GetUserNameFromId(setting.srole, true);
-            let role =
-                if role.is_null() { c"" } else { CStr::from_ptr(pg_sys::quote_identifier(role)) };
-            Some(utf8(role.to_bytes()).into_owned())
+            let is_there = !role.is_null();
+            let quoted = is_there.then(|| string(pg_sys::quote_identifier(role))).flatten();
+            Some(quoted.unwrap_or_default())
         }
     }
 }

@@ -20,6 +20,7 @@ use pgrx::pg_sys;
 
 use crate::error::{PgError, Result};
 use crate::interrupts::check_for_interrupts;
+use crate::transaction::tag;
 use crate::unguarded::{LWLockAcquire, LWLockRelease, pg_strong_random};
 
 /// The number of AddinShmemInitLock in MainLWLockArray, the same in 15 to 18. A macro in C, which pgrx can't bind.
@@ -27,14 +28,8 @@ const ADDIN_SHMEM_INIT_LOCK: usize = 21;
 
 /// The lock for creating a segment: an advisory lock of no database, which no SQL function takes. In pg_locks it is
 /// `ratelimit` in ASCII.
-const MAKING: pg_sys::LOCKTAG = pg_sys::LOCKTAG {
-    locktag_field1: 0,
-    locktag_field2: u32::from_be_bytes(*b"rate"),
-    locktag_field3: u32::from_be_bytes(*b"limi"),
-    locktag_field4: u16::from_be_bytes(*b"t\0"),
-    locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
-    locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
-};
+const MAKING: pg_sys::LOCKTAG =
+    tag([0, u32::from_be_bytes(*b"rate"), u32::from_be_bytes(*b"limi")], *b"t\0");
 
 /// The number of bytes zeroed between two checks for a cancel.
 const ZEROED_AT_ONCE: usize = 1 << 24;
@@ -184,13 +179,6 @@ fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     }
 }
 
-/// # Safety
-/// In a server.
-unsafe fn addin_shmem_init_lock() -> *mut pg_sys::LWLock {
-    // SAFETY: the array has this lock in all versions that this is built for.
-    unsafe { &raw mut (*pg_sys::MainLWLockArray.add(ADDIN_SHMEM_INIT_LOCK)).lock }
-}
-
 /// Finds or creates the handle of a name.
 ///
 /// # Safety
@@ -199,9 +187,10 @@ unsafe fn rendezvous(name: &'static CStr) -> &'static Rendezvous {
     if let Some((_, here)) = RENDEZVOUS.get().filter(|&(known, _)| known == name) {
         return here;
     }
-    // SAFETY: as the caller says; the bytes are created and zeroed once, under the lock, and stay.
+    // SAFETY: as the caller says; the array has this lock in all versions that this is built for. The bytes are created
+    // and zeroed once, under the lock, and stay.
     let here = unsafe {
-        let lock = addin_shmem_init_lock();
+        let lock = &raw mut (*pg_sys::MainLWLockArray.add(ADDIN_SHMEM_INIT_LOCK)).lock;
         LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
         let mut found = false;
         let here: *mut Rendezvous =

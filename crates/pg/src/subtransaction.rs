@@ -1,43 +1,12 @@
-//! Runs work in a subtransaction, so that a refused call leaves no row locked, and runs callbacks when a subtransaction
-//! is rolled back, one of the extension's or of the caller's.
+//! Runs work in a subtransaction, so that a refused call leaves no row locked.
 
-use std::cell::Cell;
-use std::ffi::{CString, c_void};
+use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
 use ratelimit_core::Micros;
 
 use crate::settings::locally;
-
-/// A callback at the rollback of a subtransaction, by its number.
-pub type RollbackHook = fn(pg_sys::SubTransactionId);
-
-thread_local! {
-    static HOOKS: Cell<&'static [RollbackHook]> = const { Cell::new(&[]) };
-}
-
-/// Registers callbacks, once, when the library is loaded.
-pub fn init(hooks: &'static [RollbackHook]) {
-    HOOKS.set(hooks);
-    // SAFETY: the callback is a C function that lives as long as the library.
-    unsafe { pg_sys::RegisterSubXactCallback(Some(ended), std::ptr::null_mut()) };
-}
-
-/// Runs the callbacks after a rollback.
-///
-/// # Safety
-/// Called by Postgres.
-unsafe extern "C-unwind" fn ended(
-    event: pg_sys::SubXactEvent::Type,
-    number: pg_sys::SubTransactionId,
-    _: pg_sys::SubTransactionId,
-    _: *mut c_void,
-) {
-    if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
-        HOOKS.get().iter().for_each(|hook| hook(number));
-    }
-}
 
 /// Runs `work` in a subtransaction. Commits it if the result is `Some`. Otherwise, and after an error, rolls it back,
 /// which releases its locks. An error is caught, and unwinds on after the rollback: one that escaped would leave the

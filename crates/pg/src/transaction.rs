@@ -7,7 +7,7 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 
 use crate::error::{PgError, Result};
-use crate::values::utf8;
+use crate::values::string;
 
 pub use crate::unguarded;
 
@@ -169,11 +169,8 @@ pub fn refuse_read_only_call(function: pg_sys::Oid) -> Result<()> {
         return Ok(());
     }
     // SAFETY: a look-up in the catalog, of a name that is a C string or null.
-    let name = unsafe {
-        let name = pg_sys::get_func_name(function);
-        if name.is_null() { c"a function" } else { CStr::from_ptr(name) }
-    };
-    let call = format!("{}()", utf8(name.to_bytes()));
+    let name = unsafe { string(pg_sys::get_func_name(function)) };
+    let call = format!("{}()", name.as_deref().unwrap_or("a function"));
     Err(PgError::ReadOnly { call, is_standby: is_in_recovery() })
 }
 
@@ -194,13 +191,13 @@ pub fn number_if_any() -> u32 {
     unsafe { unguarded::GetTopTransactionIdIfAny() }.into_inner()
 }
 
-/// An advisory lock that no SQL function takes.
-fn tag([database, number, other]: [u32; 3]) -> pg_sys::LOCKTAG {
+/// An advisory lock that no SQL function takes: their `class` is 1 or 2.
+pub(crate) const fn tag([database, number, other]: [u32; 3], class: [u8; 2]) -> pg_sys::LOCKTAG {
     pg_sys::LOCKTAG {
         locktag_field1: database,
         locktag_field2: number,
         locktag_field3: other,
-        locktag_field4: u16::from_be_bytes(*b"rl"),
+        locktag_field4: u16::from_be_bytes(class),
         locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
         locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
     }
@@ -209,14 +206,14 @@ fn tag([database, number, other]: [u32; 3]) -> pg_sys::LOCKTAG {
 /// Takes a lock until the transaction ends, shared with other callers. Waits for a session that has [locked
 /// against](try_lock_against) it.
 pub fn lock(numbers: [u32; 3]) {
-    let tag = tag(numbers);
+    let tag = tag(numbers, *b"rl");
     // SAFETY: in a transaction.
     unsafe { pg_sys::LockAcquire(&raw const tag, pg_sys::RowExclusiveLock as _, false, false) };
 }
 
 /// Takes a lock until the transaction ends that excludes callers of [`lock`]; false if one of them has it.
 pub fn try_lock_against(numbers: [u32; 3]) -> bool {
-    let tag = tag(numbers);
+    let tag = tag(numbers, *b"rl");
     // SAFETY: in a transaction.
     let result =
         unsafe { pg_sys::LockAcquire(&raw const tag, pg_sys::ShareLock as _, false, true) };

@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char, c_int};
 
-use pgrx::prelude::*;
 use pgrx::{direct_function_call_as_datum, pg_sys};
 
 use ratelimit_core::ArgumentError;
@@ -193,15 +192,19 @@ pub fn utf8_bytes(bytes: &[u8]) -> &[u8] {
     }
 }
 
+/// Copies a C string in the server's encoding; `None`: the pointer is null.
+///
+/// # Safety
+/// The pointer is null or that of a C string.
+pub unsafe fn string(text: *const c_char) -> Option<String> {
+    // SAFETY: as the caller says.
+    (!text.is_null()).then(|| utf8(unsafe { CStr::from_ptr(text) }.to_bytes()).into_owned())
+}
+
 /// Copies a text into Postgres memory.
 pub fn text_datum(bytes: &[u8]) -> pg_sys::Datum {
     // SAFETY: copies `bytes.len()` bytes.
     unsafe { pg_sys::cstring_to_text_with_len(bytes.as_ptr().cast(), bytes.len() as c_int).into() }
-}
-
-/// Converts JSON to a jsonb in Postgres memory.
-pub fn jsonb_datum(value: serde_json::Value) -> Option<pg_sys::Datum> {
-    pgrx::JsonB(value).into_datum()
 }
 
 /// Converts to a double precision.

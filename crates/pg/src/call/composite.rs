@@ -92,6 +92,6 @@ impl Composite {
 
     /// Reads a timestamptz column; `Some(None)` if it is infinite.
     pub fn timestamptz(&self, column: &CStr) -> Option<Option<Micros>> {
-        self.field(column, TIMESTAMPTZOID).map(instant)
+        self.field(column, TIMESTAMPTZOID).map(|at| instant(at.value() as i64))
     }
 }

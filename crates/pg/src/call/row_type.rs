@@ -11,6 +11,9 @@ use crate::error::{PgError, Result};
 
 /// A row type that a function is declared to return.
 pub struct RowType {
+    function: pg_sys::Oid,
+    /// CHANGES before the last look-up.
+    changes: Cell<u64>,
     /// Its attributes.
     pub description: pg_sys::TupleDesc,
     /// The source of the attributes' values.
@@ -74,15 +77,8 @@ impl Order {
     }
 }
 
-struct CachedType {
-    function: pg_sys::Oid,
-    /// CHANGES before the look-up.
-    changes: u64,
-    known: &'static RowType,
-}
-
 thread_local! {
-    static KNOWN: RefCell<Vec<CachedType>> = const { RefCell::new(Vec::new()) };
+    static KNOWN: RefCell<Vec<&'static RowType>> = const { RefCell::new(Vec::new()) };
     /// The relations of the composite types among them.
     static TYPES: RefCell<Vec<pg_sys::Oid>> = const { RefCell::new(Vec::new()) };
     /// Counts the invalidations that may concern one of these types.
@@ -127,36 +123,34 @@ pub unsafe fn row_type(
     // SAFETY: flinfo is set for every call through the function manager.
     let function = unsafe { (*(*fcinfo).flinfo).fn_oid };
     let changes = CHANGES.get();
-    let known = KNOWN.with_borrow(|known| {
-        let known = known.iter().find(|known| known.function == function);
-        known.map(|known| (known.known, known.changes))
-    });
-    let known = match known {
-        Some((known, seen)) if seen == changes => return Ok(known),
-        known => known.map(|(known, _)| known),
-    };
+    let known =
+        KNOWN.with_borrow(|all| all.iter().copied().find(|known| known.function == function));
+    if let Some(known) = known.filter(|known| known.changes.get() == changes) {
+        return Ok(known);
+    }
     // SAFETY: look-ups in the system catalogs; the copy lives as long as the backend.
-    let known = unsafe {
+    unsafe {
         let mut declared: pg_sys::TupleDesc = std::ptr::null_mut();
         pg_sys::get_call_result_type(fcinfo, std::ptr::null_mut(), &mut declared);
         if declared.is_null() {
             return Err(PgError::Declaration);
         }
         watch(pg_sys::get_typ_typrelid((*declared).tdtypeid));
-        match known.filter(|known| pg_sys::equalTupleDescs(known.description, declared)) {
-            Some(same) => same,
-            None => {
-                let order = Order::of(declared, columns)?;
-                let caller = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
-                let description = pg_sys::BlessTupleDesc(pg_sys::CreateTupleDescCopy(declared));
-                pg_sys::MemoryContextSwitchTo(caller);
-                &*Box::leak(Box::new(RowType { description, order }))
-            }
+        if let Some(same) =
+            known.filter(|known| pg_sys::equalTupleDescs(known.description, declared))
+        {
+            same.changes.set(changes);
+            return Ok(same);
         }
-    };
-    KNOWN.with_borrow_mut(|cached| {
-        cached.retain(|cached| cached.function != function);
-        cached.push(CachedType { function, changes, known });
-    });
-    Ok(known)
+        let (order, changes) = (Order::of(declared, columns)?, Cell::new(changes));
+        let caller = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+        let description = pg_sys::BlessTupleDesc(pg_sys::CreateTupleDescCopy(declared));
+        pg_sys::MemoryContextSwitchTo(caller);
+        let new = &*Box::leak(Box::new(RowType { function, changes, description, order }));
+        KNOWN.with_borrow_mut(|all| {
+            all.retain(|known| known.function != function);
+            all.push(new);
+        });
+        Ok(new)
+    }
 }

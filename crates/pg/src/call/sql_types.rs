@@ -4,14 +4,14 @@ use std::ffi::{CStr, c_char};
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
-use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid;
+use pgrx::{IntoDatum, JsonB, pg_sys};
 use ratelimit_core::config::Interval;
 use ratelimit_core::{ArgumentError, Micros};
 
-use crate::clock::{instant, to_nearest_timestamptz, to_timestamptz};
+use crate::clock::instant;
 use crate::error::Result;
-use crate::values::{Jsonb, float_datum, jsonb, jsonb_datum, text_datum, varlena_bytes};
+use crate::values::{Jsonb, float_datum, jsonb, text_datum, varlena_bytes};
 
 /// A type of arguments of SQL functions.
 pub trait Argument<'call>: Sized {
@@ -176,7 +176,7 @@ impl Argument<'_> for Timestamptz {
     const SQL: &'static str = "timestamptz";
 
     unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<Timestamptz> {
-        Ok(Timestamptz(datum))
+        Ok(Timestamptz(datum.value() as i64))
     }
 }
 
@@ -185,7 +185,7 @@ impl Checked<'_> for Micros {
     type Base = Timestamptz;
 
     fn check(at: Timestamptz, argument: &'static str) -> Result<Micros, ArgumentError> {
-        finite(at.instant(), argument)
+        finite(instant(at.0), argument)
     }
 }
 
@@ -194,31 +194,9 @@ pub fn finite(at: Option<Micros>, argument: &'static str) -> Result<Micros, Argu
     at.ok_or_else(|| ArgumentError::invalid(argument, "infinite", "a finite time"))
 }
 
-/// A timestamptz.
+/// A timestamptz: microseconds since 2000, or ±infinity.
 #[derive(Clone, Copy)]
-pub struct Timestamptz(pg_sys::Datum);
-
-impl Timestamptz {
-    /// The finite timestamptz nearest to an instant.
-    pub fn nearest(at: Micros) -> Timestamptz {
-        Timestamptz(to_nearest_timestamptz(at).into())
-    }
-
-    /// Whether it is infinity.
-    pub fn is_infinity(self) -> bool {
-        self.0.value() as i64 == i64::MAX
-    }
-
-    /// Converts an instant; `None` outside the range of timestamptz.
-    pub fn new(at: Micros) -> Option<Timestamptz> {
-        to_timestamptz(at).map(|timestamp| Timestamptz(timestamp.into()))
-    }
-
-    /// Converts to an instant; `None` for ±infinity.
-    pub fn instant(self) -> Option<Micros> {
-        instant(self.0)
-    }
-}
+pub struct Timestamptz(pub i64);
 
 /// A text in Postgres memory.
 pub struct Text(pg_sys::Datum);
@@ -263,7 +241,7 @@ pub struct Json(pg_sys::Datum);
 impl Json {
     /// A copy of the value.
     pub fn new(value: serde_json::Value) -> Json {
-        Json(jsonb_datum(value).unwrap_or(pg_sys::Datum::from(0)))
+        Json(JsonB(value).into_datum().unwrap_or(pg_sys::Datum::from(0)))
     }
 }
 
@@ -305,7 +283,7 @@ sql_value!(i64, "bigint", INT8OID, pg_sys::Datum::from);
 sql_value!(f64, "double precision", FLOAT8OID, float_datum);
 sql_value!(Text, "text", TEXTOID, |text| text.0);
 sql_value!(Json, "jsonb", JSONBOID, |json| json.0);
-sql_value!(Timestamptz, "timestamptz", TIMESTAMPTZOID, |at| at.0);
+sql_value!(Timestamptz, "timestamptz", TIMESTAMPTZOID, |at| at.0.into());
 
 impl SqlValue for Constant {
     const SQL: &'static str = Text::SQL;

@@ -9,7 +9,7 @@ use pgrx::pg_sys::BuiltinOid::{self, *};
 use crate::error::{PgError, Result};
 use crate::interrupts::check_for_interrupts;
 use crate::memory_context::Scratch;
-use crate::values::{Jsonb, jsonb, utf8, varlena_bytes};
+use crate::values::{Jsonb, jsonb, string, varlena_bytes};
 
 /// The firing of a trigger. A column must have the declared type under which it is read: the table's owner can alter
 /// it, or create the trigger on another table ([`PgError::AlteredColumn`], 42804).
@@ -98,9 +98,7 @@ impl<'a> Trigger<'a> {
     /// The name of that table, without its schema.
     pub fn table(&self) -> String {
         // SAFETY: as above; the name is a palloc'd C string.
-        unsafe {
-            utf8(CStr::from_ptr(pg_sys::SPI_getrelname(self.0.tg_relation)).to_bytes()).into_owned()
-        }
+        unsafe { string(pg_sys::SPI_getrelname(self.0.tg_relation)).unwrap_or_default() }
     }
 
     /// Finds a column of the table by its name in the catalog, unless it is a system column.
@@ -272,9 +270,7 @@ impl Column {
     /// The name of its type.
     pub fn type_name(&self) -> String {
         // SAFETY: a palloc'd C string.
-        unsafe {
-            utf8(CStr::from_ptr(pg_sys::format_type_be(self.declared)).to_bytes()).into_owned()
-        }
+        unsafe { string(pg_sys::format_type_be(self.declared)).unwrap_or_default() }
     }
 
     /// The settings under which [`TriggerRow::text`] does not depend on those of the session.
@@ -328,13 +324,8 @@ impl TriggerRow<'_> {
                     let blanks = padded.iter().rev().take_while(|&&byte| byte == b' ').count();
                     &padded[..padded.len() - blanks]
                 }
-                Ok(BOOLOID) => {
-                    if value.value() as u8 != 0 {
-                        b"true"
-                    } else {
-                        b"false"
-                    }
-                }
+                Ok(BOOLOID) if value.value() as u8 != 0 => b"true",
+                Ok(BOOLOID) => b"false",
                 Ok(INETOID | CIDROID) => varlena_bytes(convert(pg_sys::F_TEXT_INET, value)),
                 Ok(NUMERICOID) => output(column.base, convert(pg_sys::F_TRIM_SCALE, value)),
                 _ => output(column.base, value),

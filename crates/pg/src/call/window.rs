@@ -54,12 +54,13 @@ impl Call {
         Ok(())
     }
 
-    /// Runs `work` on the partition's value of type `T`: new in its first row, and dropped with the partition. A call
-    /// inside `work` gets a new value, which is not kept.
+    /// Runs `work` on the partition's value: new in its first row, and dropped with the partition. A call inside `work`
+    /// gets a new value, which is not kept, and a call for another type a new one in its place.
     pub fn in_partition<T: Default + 'static, R, E: From<PgError>>(
         &self,
         work: impl FnOnce(&mut T) -> Result<R, E>,
     ) -> Result<R, E> {
+        type Kept = RefCell<Option<Box<dyn Any>>>;
         let window = self.window()?;
         // SAFETY: the memory is zeroed, belongs to the partition and is used only here, so it is null or a Kept, which
         // is written only through its RefCell, and dropped by the partition's context after the call.
@@ -74,75 +75,11 @@ impl Call {
             }
             &**place
         };
-        kept.with(work)
-    }
-}
-
-/// A function's values for a partition, one for each type. A value in use is taken out.
-#[derive(Default)]
-struct Kept(RefCell<Vec<Box<dyn Any>>>);
-
-impl Kept {
-    /// Runs `work` on the value of this type, or a new one. A panic loses it.
-    fn with<T: Default + 'static, R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
-        let mut value = self.take::<T>().unwrap_or_default();
+        // Taken out while it is in use.
+        let known = kept.take().and_then(|value| value.downcast::<T>().ok());
+        let mut value = known.unwrap_or_default();
         let result = work(&mut value);
-        self.take::<T>(); // the value of a call inside
-        self.0.borrow_mut().push(value);
+        kept.replace(Some(value));
         result
-    }
-
-    fn take<T: 'static>(&self) -> Option<Box<T>> {
-        let mut values = self.0.borrow_mut();
-        let place = values.iter().position(|value| value.is::<T>())?;
-        values.swap_remove(place).downcast().ok()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::panic::{AssertUnwindSafe, catch_unwind};
-
-    use super::*;
-
-    /// Replaces the value of type `T` and returns the earlier one.
-    fn swap<T: Default + 'static>(kept: &Kept, value: T) -> T {
-        kept.with(|known| std::mem::replace(known, value))
-    }
-
-    #[test]
-    fn a_value_of_each_type_is_kept() {
-        let kept = Kept::default();
-        assert_eq!((swap(&kept, 7_u64), swap(&kept, String::from("a"))), (0, String::new()));
-        // Has the same size as the first type.
-        assert_eq!(swap(&kept, 0.5_f64), 0.0);
-        assert_eq!((swap(&kept, 8_u64), swap(&kept, String::new())), (7, "a".into()));
-        assert_eq!((swap(&kept, 0_u64), swap(&kept, 0.0_f64)), (8, 0.5));
-    }
-
-    #[test]
-    fn a_call_inside_has_a_value_of_its_own() {
-        let kept = Kept::default();
-        swap(&kept, vec![1]);
-        kept.with(|outer: &mut Vec<i32>| {
-            assert!(swap(&kept, vec![2]).is_empty());
-            assert_eq!(swap(&kept, 3_u8), 0);
-            outer.push(4);
-        });
-        assert_eq!((swap(&kept, vec![]), swap(&kept, 0_u8)), (vec![1, 4], 3));
-    }
-
-    #[test]
-    fn after_a_panic_there_is_a_new_value() {
-        let kept = Kept::default();
-        swap(&kept, 1);
-        let panicked = catch_unwind(AssertUnwindSafe(|| {
-            kept.with(|value: &mut i32| {
-                *value = 2;
-                panic!("at work");
-            })
-        }));
-        assert!(panicked.is_err());
-        assert_eq!((swap(&kept, 3), swap(&kept, 0)), (0, 3));
     }
 }
