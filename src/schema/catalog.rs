@@ -13,8 +13,8 @@ use ratelimit_pg::transaction::{
 };
 
 use crate::schema::error::{Error, Result};
-use crate::schema::invalidation::Tables;
-use crate::schema::{citus, invalidation, unaltered_table};
+use crate::schema::unaltered_table::OpenTable;
+use crate::schema::{citus, invalidation};
 
 /// The extension's objects.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,8 +81,7 @@ impl TableLock {
 /// so can't deadlock with REINDEX. The locks last to the end of the transaction if reads run code of the table's owner,
 /// which may write, or if other nodes have the rows.
 pub fn reading<T>(table: Table, work: impl FnOnce() -> T) -> T {
-    // SAFETY: in a transaction.
-    let runs_code = unsafe { class_of(table.oid, |class| class.relforcerowsecurity) } == Some(true);
+    let runs_code = class_of(table.oid, |class| class.relforcerowsecurity) == Some(true);
     if table.distributed || runs_code {
         return work();
     }
@@ -155,8 +154,7 @@ pub fn is_fresh(catalog: &Catalog) -> bool {
 /// # Errors
 /// [`Error::Moved`].
 pub fn check(catalog: &Catalog) -> Result<()> {
-    // SAFETY: in a transaction.
-    let is_unchanged = || unsafe { read(catalog.namespace) }.is_ok_and(|now| now == *catalog);
+    let is_unchanged = || read(catalog.namespace).is_ok_and(|now| now == *catalog);
     if is_fresh(catalog) || RUNNING.get().again && is_unchanged() {
         return Ok(());
     }
@@ -218,8 +216,7 @@ fn new_command() {
 /// `written`: rl_config or rl_blocks, or, if Citus distributes it, this node's copy, which no session knows.
 pub fn announce(function: pg_sys::Oid, written: pg_sys::Oid) -> Result<()> {
     invalidation::announce(written);
-    // SAFETY: in a transaction.
-    if unsafe { citus::is_installed() } {
+    if citus::is_installed() {
         let rl_config = latest(function)?.rl_config.oid;
         if rl_config != written {
             invalidation::announce(rl_config);
@@ -263,135 +260,89 @@ fn cached(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
     CACHED.set(None);
     invalidation::watch_tables(None);
     // SAFETY: a look-up in the system catalogs, in a transaction.
-    let catalog = Rc::new(unsafe { read(pg_sys::get_func_namespace(function))? });
-    invalidation::watch_tables(Some(Tables {
-        rate_limits: catalog.rate_limits.oid,
-        rl_config: catalog.rl_config.oid,
-        rl_blocks: catalog.rl_blocks.oid,
-        rl_holds: catalog.rl_holds.oid,
-    }));
+    let catalog = Rc::new(read(unsafe { pg_sys::get_func_namespace(function) })?);
+    let Catalog { rate_limits, rl_config, rl_blocks, rl_holds, .. } = &*catalog;
+    let definitions = [rl_config.oid, rl_blocks.oid];
+    invalidation::watch_tables(Some((definitions, [rate_limits.oid, rl_holds.oid])));
     CACHED.set(Some(Cached { catalog: catalog.clone(), changes }));
     Ok(catalog)
 }
 
 /// Reads the objects in a schema.
-///
-/// # Safety
-/// Inside a transaction.
-unsafe fn read(namespace: pg_sys::Oid) -> Result<Catalog> {
-    // SAFETY: look-ups in the system catalogs.
-    unsafe {
-        let extension = pg_sys::get_extension_oid(c"ratelimit".as_ptr(), true);
+fn read(namespace: pg_sys::Oid) -> Result<Catalog> {
+    // SAFETY: a look-up in the system catalogs, in a transaction; the name is null or a C string.
+    let schema = unsafe {
         let name = pg_sys::get_namespace_name(namespace);
-        let schema = if name.is_null() {
-            CString::default()
-        } else {
-            CStr::from_ptr(pg_sys::quote_identifier(name)).to_owned()
-        };
-        let rate_limits = table(extension, namespace, c"ratelimits", "rateLimits")?;
-        let (index, usual_key) = opened(rate_limits.oid, |table| {
-            (unaltered_table::index_of(table), unaltered_table::unaltered_key(table).is_some())
-        })
-        .ok_or(Error::NoTable { table: "rateLimits" })?;
-        let rl_holds = table(extension, namespace, c"rl_holds", "rl_holds")?;
-        Ok(Catalog {
-            hold_indexes: opened(rl_holds.oid, |table| unaltered_table::indexes_of_holds(table))
-                .flatten(),
-            extension,
-            namespace,
-            schema,
-            rate_limits,
-            index,
-            usual_key,
-            rl_config: table(extension, namespace, c"rl_config", "rl_config")?,
-            rl_blocks: table(extension, namespace, c"rl_blocks", "rl_blocks")?,
-            rl_holds,
-            rl_define: rl_define(namespace),
-        })
-    }
-}
-
-/// Opens a table for `read`, and closes it: callers lock it before they use it. `None`: it was dropped while this
-/// waited.
-///
-/// # Safety
-/// Inside a transaction.
-unsafe fn opened<T>(oid: pg_sys::Oid, read: impl FnOnce(pg_sys::Relation) -> T) -> Option<T> {
-    // SAFETY: as the caller says.
-    unsafe {
-        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
-        let relation = pg_sys::try_table_open(oid, lock);
-        if relation.is_null() {
-            return None;
-        }
-        let result = read(relation);
-        pg_sys::table_close(relation, lock);
-        Some(result)
-    }
+        let is_there = !name.is_null();
+        is_there.then(|| CStr::from_ptr(pg_sys::quote_identifier(name)).to_owned())
+    };
+    let extension = extension();
+    let rate_limits = table(extension, namespace, c"ratelimits", "rateLimits")?;
+    let (index, usual_key) = OpenTable::with(rate_limits.oid, |table| {
+        (table.index_of_limits(), table.unaltered_key().is_some())
+    })
+    .ok_or(Error::NoTable { table: "rateLimits" })?;
+    let rl_holds = table(extension, namespace, c"rl_holds", "rl_holds")?;
+    Ok(Catalog {
+        hold_indexes: OpenTable::with(rl_holds.oid, OpenTable::indexes_of_holds).flatten(),
+        extension,
+        namespace,
+        schema: schema.unwrap_or_default(),
+        rate_limits,
+        index,
+        usual_key,
+        rl_config: table(extension, namespace, c"rl_config", "rl_config")?,
+        rl_blocks: table(extension, namespace, c"rl_blocks", "rl_blocks")?,
+        rl_holds,
+        rl_define: rl_define(namespace),
+    })
 }
 
 /// Finds a table of the extension; `table` is its name in the error.
 ///
 /// # Errors
 /// [`Error::NoTable`] (42P01): it is not in this schema, or not the extension's.
-///
-/// # Safety
-/// Inside a transaction.
-unsafe fn table(
+fn table(
     extension: pg_sys::Oid,
     namespace: pg_sys::Oid,
     relname: &CStr,
     table: &'static str,
 ) -> Result<Table> {
-    // SAFETY: look-ups in the system catalogs.
-    unsafe {
+    // SAFETY: look-ups in the system catalogs, in a transaction.
+    let (oid, owner) = unsafe {
         let oid = pg_sys::get_relname_relid(relname.as_ptr(), namespace);
-        let member = extension != pg_sys::InvalidOid
-            && oid != pg_sys::InvalidOid
-            && pg_sys::getExtensionOfObject(pg_sys::RelationRelationId, oid) == extension;
-        if !member {
-            return Err(Error::NoTable { table });
-        }
-        let by_key = citus::distribution(oid);
-        Ok(Table { oid, distributed: by_key.is_some(), by_key: by_key == Some(true) })
+        (oid, pg_sys::getExtensionOfObject(pg_sys::RelationRelationId, oid))
+    };
+    if [extension, oid].contains(&pg_sys::InvalidOid) || owner != extension {
+        return Err(Error::NoTable { table });
     }
+    let by_key = citus::distribution(oid);
+    Ok(Table { oid, distributed: by_key.is_some(), by_key: by_key == Some(true) })
 }
 
 /// Returns the owner of a relation, `None` if there is none. SQL may run as that role if the relation is locked.
-///
-/// # Safety
-/// Inside a transaction.
-pub unsafe fn owner_of(relation: pg_sys::Oid) -> Option<pg_sys::Oid> {
-    // SAFETY: as the caller says.
-    unsafe { class_of(relation, |class| class.relowner) }
+pub fn owner_of(relation: pg_sys::Oid) -> Option<pg_sys::Oid> {
+    class_of(relation, |class| class.relowner)
 }
 
 /// Reads the row of a relation in pg_class; `None` if there is no relation.
-///
-/// # Safety
-/// Inside a transaction.
-unsafe fn class_of<T>(
+fn class_of<T>(
     relation: pg_sys::Oid,
     read: impl FnOnce(&pg_sys::FormData_pg_class) -> T,
 ) -> Option<T> {
-    // SAFETY: as the caller says; rows of pg_class have this form.
-    unsafe {
-        cached_row(pg_sys::SysCacheIdentifier::RELOID, relation, |tuple| {
-            read(&*pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_class>(tuple))
-        })
-    }
+    // SAFETY: rows of pg_class have this form.
+    cached_row(pg_sys::SysCacheIdentifier::RELOID, relation, |tuple| unsafe {
+        read(&*pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_class>(tuple))
+    })
 }
 
 /// Reads a row of the system catalogs; `None`: there is none.
-///
-/// # Safety
-/// Inside a transaction.
-unsafe fn cached_row<T>(
+fn cached_row<T>(
     cache: pg_sys::SysCacheIdentifier::Type,
     oid: pg_sys::Oid,
     read: impl FnOnce(pg_sys::HeapTuple) -> T,
 ) -> Option<T> {
-    // SAFETY: as the caller says; the tuple is read before it is released.
+    // SAFETY: in a transaction; the tuple is read before it is released.
     unsafe {
         let tuple = pg_sys::SearchSysCache1(cache as c_int, oid.into());
         if tuple.is_null() {
@@ -411,35 +362,29 @@ pub fn extension() -> pg_sys::Oid {
 
 /// The extension's function `rl_define`, found by the schema of one of its tables; `InvalidOid` if the table is gone.
 pub fn function_beside(table: pg_sys::Oid) -> pg_sys::Oid {
-    // SAFETY: look-ups in the system catalogs, in a transaction.
-    unsafe { rl_define(pg_sys::get_rel_namespace(table)) }
+    // SAFETY: a look-up in the system catalogs, in a transaction.
+    rl_define(unsafe { pg_sys::get_rel_namespace(table) })
 }
 
 /// Whether a database with this OID exists.
 pub fn has_database(database: pg_sys::Oid) -> bool {
-    // SAFETY: in a transaction.
-    unsafe { cached_row(pg_sys::SysCacheIdentifier::DATABASEOID, database, drop) }.is_some()
+    cached_row(pg_sys::SysCacheIdentifier::DATABASEOID, database, drop).is_some()
 }
 
 /// Whether a database was altered since it was created: its row in pg_database was written by an UPDATE. False if it
 /// does not exist.
 pub fn is_database_altered(database: pg_sys::Oid) -> bool {
-    // SAFETY: in a transaction; a tuple has a header.
-    let bits = unsafe {
-        cached_row(pg_sys::SysCacheIdentifier::DATABASEOID, database, |tuple| {
-            u32::from((*(*tuple).t_data).t_infomask)
-        })
-    };
-    bits.is_some_and(|bits| bits & pg_sys::HEAP_UPDATED != 0)
+    // SAFETY: a tuple has a header.
+    let bits = cached_row(pg_sys::SysCacheIdentifier::DATABASEOID, database, |tuple| unsafe {
+        (*(*tuple).t_data).t_infomask
+    });
+    bits.is_some_and(|bits| u32::from(bits) & pg_sys::HEAP_UPDATED != 0)
 }
 
 /// Finds the function `rl_define(text, jsonb, text)`; `InvalidOid` if there is none.
-///
-/// # Safety
-/// Inside a transaction.
-unsafe fn rl_define(namespace: pg_sys::Oid) -> pg_sys::Oid {
+fn rl_define(namespace: pg_sys::Oid) -> pg_sys::Oid {
     let arguments = [pg_sys::TEXTOID, pg_sys::JSONBOID, pg_sys::TEXTOID];
-    // SAFETY: a look-up in the system catalogs; the vector is palloc'd.
+    // SAFETY: a look-up in the system catalogs, in a transaction; the vector is palloc'd.
     unsafe {
         let arguments = pg_sys::buildoidvector(arguments.as_ptr(), arguments.len() as c_int);
         pg_sys::GetSysCacheOid(

@@ -7,25 +7,19 @@ use std::ptr::null_mut;
 use pgrx::pg_sys;
 
 /// Whether Citus is installed in this database.
-///
-/// # Safety
-/// Inside a transaction.
-pub unsafe fn is_installed() -> bool {
-    // SAFETY: a look-up in the system catalogs.
+pub fn is_installed() -> bool {
+    // SAFETY: a look-up in the system catalogs, in a transaction.
     unsafe { pg_sys::get_extension_oid(c"citus".as_ptr(), true) != pg_sys::InvalidOid }
 }
 
 /// How Citus distributes a table: whether by the column `key`, or by no column with one copy of each row; `None`: it
 /// doesn't. All nodes have its list, pg_dist_partition, and it invalidates the table at each change of its entry.
-///
-/// # Safety
-/// Inside a transaction.
-pub unsafe fn distribution(table: pg_sys::Oid) -> Option<bool> {
-    // SAFETY: scans a catalog of Citus, opened and closed here. Its column is compared if it is a regclass.
+pub fn distribution(table: pg_sys::Oid) -> Option<bool> {
+    if !is_installed() {
+        return None;
+    }
+    // SAFETY: in a transaction; scans a catalog of Citus, opened and closed here. Its column is compared if it is a regclass.
     unsafe {
-        if !is_installed() {
-            return None;
-        }
         let catalog = pg_sys::Oid::from(pg_sys::PG_CATALOG_NAMESPACE);
         let list = pg_sys::get_relname_relid(c"pg_dist_partition".as_ptr(), catalog);
         if list == pg_sys::InvalidOid {
@@ -61,7 +55,7 @@ pub unsafe fn distribution(table: pg_sys::Oid) -> Option<bool> {
 /// copy of each row (`repmodel` s).
 ///
 /// # Safety
-/// Inside a transaction; the row is of the description's type.
+/// The row is of the description's type.
 unsafe fn by_key(
     row: pg_sys::HeapTuple,
     description: pg_sys::TupleDesc,

@@ -8,14 +8,8 @@ use std::cell::Cell;
 
 use pgrx::pg_sys;
 
-/// The extension's tables.
-#[derive(Clone, Copy)]
-pub struct Tables {
-    pub rate_limits: pg_sys::Oid,
-    pub rl_config: pg_sys::Oid,
-    pub rl_blocks: pg_sys::Oid,
-    pub rl_holds: pg_sys::Oid,
-}
+/// The extension's tables: those of definitions and blocks, and the others.
+pub type Tables = ([pg_sys::Oid; 2], [pg_sys::Oid; 2]);
 
 thread_local! {
     /// The tables; `None`: unknown, so that every table may be one of them.
@@ -33,20 +27,13 @@ pub fn watch_tables(tables: Option<Tables>) {
 
 /// The callback for relations.
 pub fn relation_changed(relation: pg_sys::Oid) {
-    let (ours, definitions) = match TABLES.get() {
-        Some(Tables { rate_limits, rl_config, rl_blocks, rl_holds }) => {
-            let definitions = relation == rl_config || relation == rl_blocks;
-            let others = relation == rate_limits || relation == rl_holds;
-            (definitions || others, definitions)
-        }
-        None => (true, true),
-    };
-    let all = relation == pg_sys::InvalidOid;
-    if ours || all {
-        CHANGES.set(CHANGES.get() + 1);
-    }
-    if definitions || all {
+    let tables = TABLES.get().filter(|_| relation != pg_sys::InvalidOid);
+    let of_definitions = tables.is_none_or(|(definitions, _)| definitions.contains(&relation));
+    if of_definitions {
         DEFINITION_CHANGES.set(DEFINITION_CHANGES.get() + 1);
+    }
+    if of_definitions || tables.is_some_and(|(_, others)| others.contains(&relation)) {
+        CHANGES.set(CHANGES.get() + 1);
     }
 }
 
