@@ -42,7 +42,7 @@ sql_function! {
         options.counts(&trigger)?.each(|limit, count| {
             check_for_interrupts();
             scratch.run(|| {
-                let (name, key) = options.name.split(limit);
+                let (name, key) = options.split(limit);
                 let request = Request { name, key, count, reserve: false, config: None };
                 let allowed = |target: &Target| match target.store.is_in_memory() {
                     true => Ok(comes_last(&trigger, name)?),
@@ -107,25 +107,14 @@ fn firing(event: Event, statement: bool) -> String {
 
 /// The arguments in CREATE TRIGGER.
 struct Options<'a> {
-    name: Name<'a>,
-    key: Key<'a>,
+    /// Empty if it is in a column.
+    name: &'a [u8],
+    name_column: Option<Named<'a>>,
+    /// The columns of the key: the texts of several become a JSON array, as in rl_key.
+    key: Vec<Named<'a>>,
     count: Option<Named<'a>>,
     /// The message for end users in a denial.
     message: Option<&'a [u8]>,
-}
-
-/// The source of the limit's name.
-enum Name<'a> {
-    Fixed(&'a [u8]),
-    InColumn(Named<'a>),
-}
-
-/// The columns of the key.
-enum Key<'a> {
-    None,
-    One(Named<'a>),
-    /// The texts become a JSON array, as in rl_key.
-    Several(Vec<Named<'a>>),
 }
 
 /// A column and its name in messages.
@@ -143,11 +132,12 @@ impl<'a> Options<'a> {
                        place of '<name>'";
         let missing = || ArgumentError::invalid("name", "missing", allowed);
         let name = arguments.next().ok_or_else(missing)?;
-        let name = match value(name, b"name=") {
-            Some(column) => Name::InColumn(Named::find(trigger, "name", column.into())?),
-            None => Name::Fixed(valid_name(name.to_bytes())?),
+        let (name, name_column) = match value(name, b"name=") {
+            Some(column) => (&b""[..], Some(Named::find(trigger, "name", column.into())?)),
+            None => (valid_name(name.to_bytes())?, None),
         };
-        let mut options = Options { name, key: Key::None, count: None, message: None };
+        let mut options =
+            Options { name, name_column, key: Vec::new(), count: None, message: None };
         for argument in arguments {
             let invalid = |problem: &str| {
                 let value = format!("\"{}\"{problem}", shortened(&utf8(argument.to_bytes())));
@@ -156,8 +146,7 @@ impl<'a> Options<'a> {
                 Error::from(ArgumentError::invalid("option", value, allowed))
             };
             let given_twice = if let Some(columns) = value(argument, b"key=") {
-                let key = Key::find(trigger, columns)?;
-                !matches!(std::mem::replace(&mut options.key, key), Key::None)
+                !std::mem::replace(&mut options.key, key(trigger, columns)?).is_empty()
             } else if let Some(column) = value(argument, b"count=") {
                 options.count.replace(Named::find(trigger, "count", column.into())?).is_some()
             } else if let Some(text) = value(argument, b"message=").filter(|text| !text.is_empty())
@@ -176,17 +165,24 @@ impl<'a> Options<'a> {
     /// Sums the tokens that the rows take, for each limit. 22004: a NULL name, key or count; 22023: an invalid one.
     fn counts(&self, trigger: &Trigger) -> Result<Counts> {
         let mut counts = Counts { near: BTreeMap::new(), near_bytes: 0, rest: Sort::new() };
-        let texts = self.name.column().into_iter().chain(self.key.columns());
+        let texts = self.name_column.iter().chain(&self.key);
         let mut settings = texts.map(|named| named.column.text_settings());
         let settings = settings.find(|settings| !settings.is_empty()).unwrap_or(&[]);
         settings::locally(settings, || {
             trigger.each_row(|row| {
+                let text = |column: &Named| column.text(trigger, row);
                 let name = self
-                    .name
-                    .column()
-                    .map(|name| valid_name(name.text(trigger, row)?).map_err(Error::from));
+                    .name_column
+                    .as_ref()
+                    .map(|column| valid_name(text(column)?).map_err(Error::from));
                 let name = name.transpose()?;
-                let key = self.key.read(trigger, row)?;
+                let key: Cow<[u8]> = match &*self.key {
+                    [] => b"".into(),
+                    [column] => valid_key(text(column)?)?.into(),
+                    several => {
+                        joined_key(&several.iter().map(text).collect::<Result<Vec<_>>>()?)?.into()
+                    }
+                };
                 let count = match &self.count {
                     Some(count) => {
                         valid_count(count.not_null(trigger, row.number(&count.column))?)?
@@ -202,21 +198,12 @@ impl<'a> Options<'a> {
         })?;
         Ok(counts)
     }
-}
-
-impl<'a> Name<'a> {
-    fn column(&self) -> Option<&Named<'a>> {
-        match self {
-            Name::Fixed(_) => None,
-            Name::InColumn(column) => Some(column),
-        }
-    }
 
     /// Splits an item of [`Options::counts`] into name and key, which are separated by the byte 0.
     fn split<'n>(&'n self, limit: &'n [u8]) -> (&'n [u8], &'n [u8]) {
-        match self {
-            Name::Fixed(name) => (name, limit),
-            Name::InColumn(_) => {
+        match self.name_column {
+            None => (self.name, limit),
+            Some(_) => {
                 let end = limit.iter().position(|&byte| byte == 0).unwrap_or(limit.len());
                 (&limit[..end], limit.get(end + 1..).unwrap_or_default())
             }
@@ -224,40 +211,17 @@ impl<'a> Name<'a> {
     }
 }
 
-impl<'a> Key<'a> {
-    /// Finds the column of this name, spelled as in the catalog, or else the columns in a comma-separated list.
-    /// 42703, 22023.
-    fn find(trigger: &Trigger, columns: &'a CStr) -> Result<Key<'a>> {
-        let bytes = columns.to_bytes();
-        if !bytes.contains(&b',') || trigger.column(columns).is_some() {
-            return Ok(Key::One(Named::find(trigger, "key", columns.into())?));
-        }
-        let columns = bytes.split(|&byte| byte == b',').map(|name| {
-            let name = CString::new(name).unwrap_or_default();
-            Named::find(trigger, "key", name.into())
-        });
-        Ok(Key::Several(columns.collect::<Result<_>>()?))
+/// Finds the column of this name, spelled as in the catalog, or else the columns in a comma-separated list. 42703, 22023.
+fn key<'a>(trigger: &Trigger, columns: &'a CStr) -> Result<Vec<Named<'a>>> {
+    let bytes = columns.to_bytes();
+    if !bytes.contains(&b',') || trigger.column(columns).is_some() {
+        return Ok(vec![Named::find(trigger, "key", columns.into())?]);
     }
-
-    fn columns(&self) -> &[Named<'a>] {
-        match self {
-            Key::None => &[],
-            Key::One(column) => std::slice::from_ref(column),
-            Key::Several(columns) => columns,
-        }
-    }
-
-    /// Reads the key of a row. 22004: a NULL; 22023: it is too long.
-    fn read<'r>(&self, trigger: &Trigger, row: &'r TriggerRow) -> Result<Cow<'r, [u8]>> {
-        Ok(match self {
-            Key::None => b"".into(),
-            Key::One(column) => valid_key(column.text(trigger, row)?)?.into(),
-            Key::Several(columns) => {
-                let texts = columns.iter().map(|column| column.text(trigger, row));
-                joined_key(&texts.collect::<Result<Vec<_>>>()?)?.into()
-            }
-        })
-    }
+    let columns = bytes.split(|&byte| byte == b',').map(|name| {
+        let name = CString::new(name).unwrap_or_default();
+        Named::find(trigger, "key", name.into())
+    });
+    columns.collect()
 }
 
 /// The number of keys, and of their bytes, with counts in memory.
