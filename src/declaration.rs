@@ -51,7 +51,8 @@ macro_rules! sql_function {
     ) => {
         #[cfg(feature = "server_tests")]
         #[allow(non_upper_case_globals)]
-        pub const $name: $crate::declaration::declared::Declaration = {
+        #[unsafe(export_name = concat!("declared_", stringify!($name)))]
+        pub static $name: $crate::declaration::declared::Declaration = {
             use $crate::declaration::{self, declared};
             declared::Declaration {
                 name: stringify!($name),
@@ -92,6 +93,9 @@ macro_rules! sql_function {
                 const NAME: &std::ffi::CStr = c_str(concat!(stringify!($name), "()\0"));
                 Effect::$effect.allow(NAME)?;
                 <$result as SqlResult>::begin($call)?;
+                if let Effect::Window = Effect::$effect {
+                    $call.evaluate_arguments()?;
+                }
                 let mut arguments = $call.arguments();
                 $(let $parameter: $type = arguments.next(stringify!($parameter))?;)*
                 let result: $crate::schema::error::Result<$result> = (|| $body)();

@@ -57,7 +57,10 @@ unsafe extern "C-unwind" fn receive(
         let receiver = receiver.cast::<Receiver>();
         let contexts = pg_sys::error_context_stack;
         pg_sys::error_context_stack = (*receiver).contexts;
-        guarded(|| Ok((*(*receiver).work)()));
+        guarded(|| {
+            (*(*receiver).work)();
+            Ok(())
+        });
         pg_sys::error_context_stack = contexts;
     }
     true

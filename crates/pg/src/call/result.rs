@@ -74,19 +74,3 @@ impl<R: SqlRow> SqlResult for One<R> {
         call.row(self.0)
     }
 }
-
-/// One row of a window function, for the current row.
-pub struct OneInWindow<R>(pub R);
-
-impl<R: SqlRow> SqlResult for OneInWindow<R> {
-    const RETURNED: Returned = One::<R>::RETURNED;
-
-    fn begin(call: &Call) -> Result<()> {
-        call.row_type(R::COLUMNS)?;
-        call.evaluate_arguments()
-    }
-
-    fn end(self, call: &Call) -> Result<pg_sys::Datum> {
-        call.row(self.0)
-    }
-}
