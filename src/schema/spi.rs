@@ -15,9 +15,12 @@
 //! Every call locks `rateLimits` before `rl_config`, `rl_blocks` and `rl_holds` ([`with_owner`]); in another order
 //! calls would deadlock with commands that lock all of them, such as rl_distribute.
 use std::borrow::Cow;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::mem::ManuallyDrop;
+use std::rc::Rc;
+use std::thread::panicking;
 
 use pgrx::{PgLogLevel, pg_sys};
 use ratelimit_limiter::error::LimiterError;
@@ -67,37 +70,25 @@ struct Plan {
     schema: CString,
     /// Whether Citus distributes the table.
     distributed: bool,
-    plan: pg_sys::SPIPlanPtr,
+    plan: Rc<Prepared>,
+}
+
+/// A kept plan of SPI. An obsolete one is freed with its last user, because it may be running: a trigger can rename the
+/// schema and call a function of the extension.
+struct Prepared(pg_sys::SPIPlanPtr);
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        if !panicking() {
+            // SAFETY: nothing runs it.
+            unsafe { pg_sys::SPI_freeplan(self.0) };
+        }
+    }
 }
 
 thread_local! {
-    static PLANS: RefCell<HashMap<&'static str, Plan>> = RefCell::new(HashMap::new());
-    /// Obsolete plans, freed by the next outermost connection. One may be running: a trigger can rename the schema and
-    /// call a function of the extension.
-    static OLD_PLANS: RefCell<Vec<pg_sys::SPIPlanPtr>> = const { RefCell::new(Vec::new()) };
-    static DEPTH: Cell<u32> = const { Cell::new(0) };
-}
-
-/// Counts the open connections, also while an error unwinds.
-struct Depth;
-
-impl Depth {
-    fn enter() -> Depth {
-        if DEPTH.get() == 0 {
-            for plan in OLD_PLANS.take() {
-                // SAFETY: the plan was kept, is no longer in PLANS, and no connection is open.
-                unsafe { pg_sys::SPI_freeplan(plan) };
-            }
-        }
-        DEPTH.set(DEPTH.get() + 1);
-        Depth
-    }
-}
-
-impl Drop for Depth {
-    fn drop(&mut self) {
-        DEPTH.set(DEPTH.get() - 1);
-    }
+    /// Not dropped at the end of the process.
+    static PLANS: RefCell<ManuallyDrop<HashMap<&'static str, Plan>>> = RefCell::default();
 }
 
 /// The settings under which SQL runs as the owner. Settings made by the owner's code are undone with them, as
@@ -169,7 +160,6 @@ fn as_owner<T>(
     lock: TableLock,
     work: impl FnOnce(&Connection) -> Result<T>,
 ) -> Result<T> {
-    let _depth = Depth::enter();
     // SAFETY: user and connection are restored unless an error aborts.
     unsafe {
         lock.take(|| {
@@ -213,8 +203,7 @@ fn as_owner<T>(
 
 /// Drops all plans: a plan made under a rule DO INSTEAD NOTHING depends on no table, and so outlives the rule.
 pub fn forget_plans() {
-    let plans = PLANS.take().into_values().map(|plan| plan.plan);
-    OLD_PLANS.with_borrow_mut(|old| old.extend(plans));
+    drop(ManuallyDrop::into_inner(PLANS.take()));
 }
 
 impl Connection<'_> {
@@ -237,7 +226,7 @@ impl Connection<'_> {
         };
         let inside = || {
             // SAFETY: connected, and a snapshot is active; `once` closes what it opens.
-            unsafe { nested_query::inside(plan, &mut once) }
+            unsafe { nested_query::inside(plan.0, &mut once) }
         };
         settings::locally(&distributed_settings(), || hiding_rows(inside));
         result.unwrap_or_else(|| Err(self.not_written()))
@@ -266,7 +255,7 @@ impl Connection<'_> {
             pg_sys::LockRelationOid(self.table.oid, statement.lock as pg_sys::LOCKMODE);
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
             let result = pg_sys::SPI_execute_snapshot(
-                plan,
+                plan.0,
                 values.as_mut_ptr(),
                 nulls.as_ptr(),
                 snapshot,
@@ -376,17 +365,14 @@ impl Connection<'_> {
     /// Returns the plan of a statement, prepared if necessary. Without ONLY on a table that Citus distributes: such a
     /// table has no children (EnsureRelationKindSupported and PostprocessCreateTableStmt of Citus 13.0), so the effect
     /// of ONLY in Citus does not matter. [`LimiterError::NotWritten`]: the statement can't be prepared.
-    fn plan(&self, statement: &Statement) -> Result<pg_sys::SPIPlanPtr> {
+    fn plan(&self, statement: &Statement) -> Result<Rc<Prepared>> {
         let (schema, distributed) = (&self.catalog.schema, self.table.distributed);
         let is_as_now = |plan: &Plan| plan.schema == *schema && plan.distributed == distributed;
-        let known = PLANS.with_borrow_mut(|plans| match plans.get(statement.sql) {
-            Some(known) if is_as_now(known) => Some(known.plan),
-            _ => {
-                if let Some(moved) = plans.remove(statement.sql) {
-                    OLD_PLANS.with_borrow_mut(|old| old.push(moved.plan));
-                }
-                None
-            }
+        let known = PLANS.with_borrow(|plans| {
+            plans
+                .get(statement.sql)
+                .filter(|known| is_as_now(known))
+                .map(|known| known.plan.clone())
         });
         if let Some(plan) = known {
             return Ok(plan);
@@ -406,19 +392,15 @@ impl Connection<'_> {
         let mut types: Vec<pg_sys::Oid> =
             statement.parameters.iter().map(|parameter| parameter.value()).collect();
         // SAFETY: a valid C string and types; a kept plan lives until it is freed.
-        let plan = unsafe {
+        let prepared = unsafe {
             let plan = pg_sys::SPI_prepare(sql.as_ptr(), types.len() as c_int, types.as_mut_ptr());
             if plan.is_null() || pg_sys::SPI_keepplan(plan) != 0 {
                 return Err(self.not_written());
             }
-            plan
+            Rc::new(Prepared(plan))
         };
-        // Preparing may have run code that prepared the same statement.
-        let plan = Plan { schema: schema.clone(), distributed, plan };
-        let raw = plan.plan;
-        if let Some(other) = PLANS.with_borrow_mut(|plans| plans.insert(statement.sql, plan)) {
-            OLD_PLANS.with_borrow_mut(|old| old.push(other.plan));
-        }
-        Ok(raw)
+        let plan = Plan { schema: schema.clone(), distributed, plan: prepared.clone() };
+        let _obsolete = PLANS.with_borrow_mut(|plans| plans.insert(statement.sql, plan));
+        Ok(prepared)
     }
 }
