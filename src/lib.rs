@@ -24,6 +24,9 @@ mod store;
 mod tally;
 mod writer;
 
+#[cfg(all(test, feature = "pg_test"))]
+pub use pg_tests::pg_test; // where `#[pg_test]` looks for it
+
 pgrx::pg_module_magic!(name, version);
 
 // The SQL of CREATE EXTENSION, for cargo-pgrx: in the order in which scripts/build concatenates it.
@@ -52,29 +55,4 @@ pub extern "C-unwind" fn _PG_init() {
         schema_changed: schema::invalidation::schema_changed,
     });
     schema::settings::init();
-}
-
-/// The functions that `#[pg_test]` requires of the program that runs the tests in the server.
-#[cfg(all(test, feature = "pg_test"))]
-pub mod pg_test {
-    use std::cell::RefCell;
-    use std::sync::{Mutex, MutexGuard};
-
-    static ONE: Mutex<()> = Mutex::new(());
-    thread_local! {
-        static TURN: RefCell<Option<MutexGuard<'static, ()>>> = const { RefCell::new(None) };
-    }
-
-    /// Waits until no other test runs, and excludes others until this one and its thread end: they alter the
-    /// same tables.
-    pub fn setup(_: Vec<&str>) {
-        TURN.with_borrow_mut(|turn| {
-            turn.get_or_insert_with(|| ONE.lock().unwrap_or_else(|failed| failed.into_inner()));
-        });
-    }
-
-    /// No settings of our own.
-    pub fn postgresql_conf_options() -> Vec<&'static str> {
-        vec![]
-    }
 }
