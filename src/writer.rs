@@ -78,7 +78,7 @@ impl Failed {
 }
 
 fn sqlstate_of(error: &Error) -> String {
-    String::from_utf8_lossy(&error.report(&String::new).sqlstate).into_owned()
+    String::from_utf8_lossy(&error.report().sqlstate).into_owned()
 }
 
 /// The main function of a writer.

@@ -16,7 +16,7 @@ use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::{Error, Result};
 use ratelimit_pg::call::sql_types::{Checked, Json, Text, sql_row};
 use ratelimit_pg::call::{Call, Rows};
-use ratelimit_pg::error::{Raised, Report};
+use ratelimit_pg::error::Report;
 use ratelimit_pg::interrupts::larger_reserve;
 use ratelimit_pg::values::{Jsonb, jsonb_from_json, server_text};
 
@@ -145,7 +145,7 @@ impl Texts<'_> {
 
     /// The row of the `n`th request, from 0, which has an error.
     fn row(&self, n: usize, error: &Error, call: &Call) -> RequestRow {
-        let Report { sqlstate, message, detail, hint } = error.report(&|| call.qualifier());
+        let Report { sqlstate, message, detail, hint } = call.report(error);
         let fields = [
             ("code", Some(String::from_utf8_lossy(&sqlstate).into_owned())),
             ("message", Some(message)),

@@ -9,7 +9,7 @@ use ratelimit_core::state::StateError;
 use ratelimit_core::text::float_text;
 use ratelimit_core::{ArgumentError, Kind, Micros};
 use ratelimit_limiter::error::{LimiterError, NoHolds};
-use ratelimit_pg::error::{PgError, Qualifier, Raised, Report};
+use ratelimit_pg::error::{PgError, Raised, Report, SCHEMA};
 use ratelimit_pg::values::utf8;
 use serde_json::json;
 
@@ -99,10 +99,10 @@ const NULL_KEY: &str = "A missing user id must not take from the limit that ever
     To use that limit, omit the key.";
 
 impl Raised for Error {
-    fn report(&self, schema: Qualifier) -> Report {
+    fn report(&self) -> Report {
         let report = |sqlstate| Report::new(sqlstate, self);
         match self {
-            Error::Limiter(error) => of_limiter(error, schema),
+            Error::Limiter(error) => of_limiter(error),
             Error::Pg(error) => of_pg(error),
             Error::Argument(error) => of_argument(error),
             Error::State(StateError { allowed, .. }) => report(b"22023").detail(only(allowed)),
@@ -123,12 +123,11 @@ impl Raised for Error {
                 }
             }
             Error::NullState { table: "rateLimits", .. } => report(b"55000").hint(format!(
-                "To make such limits full again: DELETE FROM {}rateLimits WHERE kind IS NULL OR value IS NULL OR ts IS NULL;",
-                schema()
+                "To make such limits full again: \
+                 DELETE FROM {SCHEMA}rateLimits WHERE kind IS NULL OR value IS NULL OR ts IS NULL;"
             )),
             Error::NullState { table, column } => report(b"55000").hint(format!(
-                "To delete such rows: DELETE FROM {}{table} WHERE {column} IS NULL;",
-                schema()
+                "To delete such rows: DELETE FROM {SCHEMA}{table} WHERE {column} IS NULL;"
             )),
             Error::NoTable { .. } => report(b"42P01")
                 .hint("Move it back, or DROP EXTENSION ratelimit and create it again."),
@@ -141,15 +140,14 @@ impl Raised for Error {
                 .hint("Leave \"save\" out of its config, or keep it in the table: \"store\": \"table\"."),
             Error::HoldsOnCitus => report(b"0A000")
                 .detail("A hold and the tokens that it has taken change together, on one node.")
-                .hint(take_and_give_back("name", &schema())),
+                .hint(take_and_give_back("name")),
             Error::LockWaitOnCitus => report(b"0A000")
-                .hint(format!("Call it without: SELECT * FROM {}rl_limit_each($1);", schema())),
+                .hint(format!("Call it without: SELECT * FROM {SCHEMA}rl_limit_each($1);")),
             Error::Prepared { .. } => report(b"0A000")
                 .detail("Memory would have to know what became of it after a restart.")
                 .hint("COMMIT it instead, or leave \"save\" and \"store\" as they are."),
             Error::PlanInUse { plan, .. } => report(b"2BP01").hint(format!(
-                "Give them another plan first. To list them: SELECT name, key FROM {}rl_config WHERE config = {};",
-                schema(),
+                "Give them another plan first. To list them: SELECT name, key FROM {SCHEMA}rl_config WHERE config = {};",
                 literal(&format!("{{\"plan\": {}}}", json!(plan)))
             )),
             Error::NoRandom => report(b"58000"),
@@ -164,14 +162,14 @@ impl Raised for Error {
             }
             Error::NotATrigger { .. } => report(b"39P01"),
             Error::TriggerMisuse { firing, .. } => {
-                report(b"39P01").hint(example_trigger(firing, schema))
+                report(b"39P01").hint(example_trigger(firing))
             }
             Error::TriggerTooEarly { firing, .. } => report(b"39P01")
                 .detail(
                     "If row security or a constraint then rejected the row, its tokens would stay taken, \
                      whatever key it names.",
                 )
-                .hint(example_trigger(firing, schema)),
+                .hint(example_trigger(firing)),
             Error::NoColumn { .. } => report(b"42703").hint(
                 "Write the name as it is in pg_attribute, without quotes or spaces around it: 'key=author'.",
             ),
@@ -181,7 +179,7 @@ impl Raised for Error {
     }
 }
 
-fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
+fn of_limiter(error: &LimiterError) -> Report {
     let report = |sqlstate| Report::new(sqlstate, error);
     match error {
         LimiterError::Argument(error) => of_argument(error),
@@ -189,13 +187,13 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
         | LimiterError::ConfigOf { error: config, .. }
         | LimiterError::StoredConfig { error: config, .. } => report(b"22023")
             .detail(only(&config.allowed))
-            .hint(format!("For example: {}", example(config, &schema()))),
+            .hint(format!("For example: {}", example(config))),
         LimiterError::Undefined { name, kind } => {
-            report(b"42704").hint(format!("Define it: {}", definition(name, *kind, kind.example(false), &schema())))
+            report(b"42704").hint(format!("Define it: {}", definition(name, *kind, kind.example(false))))
         }
         LimiterError::UndefinedPlan { plan, .. } => {
             let kind = Kind::TokenBucket;
-            report(b"42704").hint(format!("Define it: {}", definition(plan, kind, kind.example(false), &schema())))
+            report(b"42704").hint(format!("Define it: {}", definition(plan, kind, kind.example(false))))
         }
         LimiterError::Keyed { name, kind } => report(b"22004")
             .detail(
@@ -203,9 +201,8 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
                  a limit that everybody shares.",
             )
             .hint(format!(
-                "For example: SELECT * FROM {}{}({}, 'user-1'); in a list \"key\": \"user-1\", \
+                "For example: SELECT * FROM {SCHEMA}{}({}, 'user-1'); in a list \"key\": \"user-1\", \
                  in a trigger 'key=author'.",
-                schema(),
                 taker(*kind),
                 literal(name)
             )),
@@ -214,8 +211,7 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
                 "Its config has \"keyed\": false: all calls share one limit, and a key would have a second one.",
             )
             .hint(format!(
-                "Omit the key: SELECT * FROM {}{}({});",
-                schema(),
+                "Omit the key: SELECT * FROM {SCHEMA}{}({});",
                 taker(*kind),
                 literal(name)
             )),
@@ -224,17 +220,15 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
                 "A config passed with the call overrides the definition; that requires EXECUTE on rl_define.",
             )
             .hint(format!(
-                "Call it without a config: SELECT * FROM {}rl_limit({}, $1);",
-                schema(),
+                "Call it without a config: SELECT * FROM {SCHEMA}rl_limit({}, $1);",
                 literal(name)
             )),
         LimiterError::InRequest { error: own, .. } => {
-            Report { message: error.to_string(), ..of_limiter(own, schema) }
+            Report { message: error.to_string(), ..of_limiter(own) }
         }
-        LimiterError::NotForHolds { name, why, .. } => not_for_holds(report(b"0A000"), name, *why, &schema()),
+        LimiterError::NotForHolds { name, why, .. } => not_for_holds(report(b"0A000"), name, *why),
         LimiterError::SeveralLimits { .. } => report(b"22023").hint(format!(
-            "Settle all of them: SELECT * FROM {}rl_settle_all($1, '{{\"llmTokens\": 2750}}');",
-            schema()
+            "Settle all of them: SELECT * FROM {SCHEMA}rl_settle_all($1, '{{\"llmTokens\": 2750}}');"
         )),
         LimiterError::NotForKind { kind, function } if kind.has_leases() => report(b"0A000")
             .detail(if *function == "rl_credit" {
@@ -243,25 +237,24 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
                 "Its slots are taken with leases."
             })
             .hint(format!(
-                "Use {schema}rl_acquire(name, key) to take a slot and {schema}rl_release(lease) to release it.",
-                schema = schema()
+                "Use {SCHEMA}rl_acquire(name, key) to take a slot and {SCHEMA}rl_release(lease) to release it."
             )),
         LimiterError::NotForKind { function: "rl_credit", .. } => report(b"0A000")
             .detail("Only token buckets and fixed windows can be credited.")
-            .hint(format!("Use {}rl_reset(name, key) to make the limit full again.", schema())),
+            .hint(format!("Use {SCHEMA}rl_reset(name, key) to make the limit full again.")),
         LimiterError::NotForKind { .. } => report(b"0A000")
             .detail("Only concurrency limits have leases.")
-            .hint(format!("SELECT * FROM {}rl_limit(name, key);", schema())),
+            .hint(format!("SELECT * FROM {SCHEMA}rl_limit(name, key);")),
         LimiterError::BadState { table, name, column, value } => {
-            let (schema, name) = (schema(), literal(name));
+            let name = literal(name);
             let found = match (*column, value.as_str()) {
                 (column, "NULL") => format!("{column} IS NULL"),
                 ("log", value) => format!("'{value}' = ANY (log)"),
                 (column, value) => format!("'{value}' = {column}"),
             };
             report(b"55000").hint(format!(
-                "To make it full again: SELECT {schema}rl_reset({name}, $1); To find its key: \
-                 SELECT key FROM {schema}{table} WHERE name = {name} AND {found};"
+                "To make it full again: SELECT {SCHEMA}rl_reset({name}, $1); To find its key: \
+                 SELECT key FROM {SCHEMA}{table} WHERE name = {name} AND {found};"
             ))
         }
         LimiterError::NotWritten { table } => report(b"55000").detail(format!(
@@ -275,7 +268,7 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
             "The keys that are there are not saved to the table yet, so none can be evicted.",
         ),
         LimiterError::Host(own) => match own.downcast_ref::<Error>() {
-            Some(own) => own.report(schema),
+            Some(own) => own.report(),
             None => report(b"XX000"),
         },
     }
@@ -291,32 +284,32 @@ const ROLLED_BACK: &str =
     "A hold is a row, which is rolled back with its transaction; memory is not.";
 
 /// The reason why a limit has no holds, and an alternative.
-fn not_for_holds(report: Report, name: &str, why: NoHolds, schema: &str) -> Report {
+fn not_for_holds(report: Report, name: &str, why: NoHolds) -> Report {
     let name = literal(name);
     match why {
         NoHolds::Kind(kind) if kind.has_leases() => {
             report.detail("Its slots are taken with leases.").hint(format!(
-                "Take one, or hold it together with other limits: SELECT * FROM {schema}rl_acquire({name}, $1);"
+                "Take one, or hold it together with other limits: SELECT * FROM {SCHEMA}rl_acquire({name}, $1);"
             ))
         }
         NoHolds::Kind(_) => report
             .detail("Only token buckets and fixed windows can be given tokens back.")
-            .hint(format!("Take them: SELECT * FROM {schema}rl_limit({name}, $1, 10);")),
-        NoHolds::Memory => report.detail(ROLLED_BACK).hint(take_and_give_back(&name, schema)),
+            .hint(format!("Take them: SELECT * FROM {SCHEMA}rl_limit({name}, $1, 10);")),
+        NoHolds::Memory => report.detail(ROLLED_BACK).hint(take_and_give_back(&name)),
         NoHolds::SlotsInMemory => report
             .detail(ROLLED_BACK)
-            .hint(format!("Take one: SELECT * FROM {schema}rl_acquire({name}, $1);")),
+            .hint(format!("Take one: SELECT * FROM {SCHEMA}rl_acquire({name}, $1);")),
         NoHolds::Shards => report
             .detail("A hold waits for one row of its key; shards are for keys that are too busy for that.")
-            .hint(take_and_give_back(&name, schema)),
+            .hint(take_and_give_back(&name)),
     }
 }
 
 /// Calls with the effect of a hold, except if the process dies between them.
-fn take_and_give_back(name: &str, schema: &str) -> String {
+fn take_and_give_back(name: &str) -> String {
     format!(
-        "Take the tokens, and give back what was not used: SELECT * FROM {schema}rl_limit({name}, $1, 10); \
-         SELECT * FROM {schema}rl_credit({name}, $1, 4, $2);"
+        "Take the tokens, and give back what was not used: SELECT * FROM {SCHEMA}rl_limit({name}, $1, 10); \
+         SELECT * FROM {SCHEMA}rl_credit({name}, $1, 4, $2);"
     )
 }
 
@@ -353,11 +346,10 @@ fn only(allowed: &str) -> String {
 }
 
 /// The statement that creates a working trigger.
-fn example_trigger(firing: &str, schema: Qualifier) -> String {
+fn example_trigger(firing: &str) -> String {
     format!(
         "For example: CREATE TRIGGER limit_messages {firing} EXECUTE FUNCTION \
-         {}rl_trigger('sendMessage', 'key=author');",
-        schema()
+         {SCHEMA}rl_trigger('sendMessage', 'key=author');"
     )
 }
 
@@ -396,20 +388,20 @@ fn when_to_try(retry_after: Option<Micros>, capacity: f64, forever: bool) -> Str
 }
 
 /// A corrected definition, for a config with an error.
-fn example(error: &ConfigError, schema: &str) -> String {
+fn example(error: &ConfigError) -> String {
     if error.plan {
         return format!(
-            "SELECT {schema}rl_define('sendMessage', '{{\"plan\": \"pro\"}}', 'user-1');"
+            "SELECT {SCHEMA}rl_define('sendMessage', '{{\"plan\": \"pro\"}}', 'user-1');"
         );
     }
     let kind = error.kind.unwrap_or(Kind::TokenBucket);
-    definition("sendMessage", kind, kind.example(error.calendar), schema)
+    definition("sendMessage", kind, kind.example(error.calendar))
 }
 
 /// The call that defines a limit of a kind.
-fn definition(name: &str, kind: Kind, arguments: &str, schema: &str) -> String {
+fn definition(name: &str, kind: Kind, arguments: &str) -> String {
     let (name, builder) = (literal(name), kind.builder());
-    format!("SELECT {schema}rl_define({name}, {schema}{builder}({arguments}));")
+    format!("SELECT {SCHEMA}rl_define({name}, {SCHEMA}{builder}({arguments}));")
 }
 
 /// A text as an SQL literal, for hints that can be copied as they are.

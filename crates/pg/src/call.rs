@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 
 use pgrx::pg_sys;
 
-use crate::error::{PgError, Raised, Result};
+use crate::error::{PgError, Raised, Report, Result, SCHEMA};
 use crate::raise::{Raising, guarded};
 use crate::values::string;
 
@@ -32,27 +32,11 @@ pub unsafe fn enter<E: Raised>(
     body: fn(&Call) -> Result<pg_sys::Datum, E>,
 ) -> pg_sys::Datum {
     let run = || {
-        body(&Call { fcinfo, row_type: Cell::new(None) })
-            .map_err(|error| Raising::own(&error, &|| qualifier(fcinfo)))
+        let call = Call { fcinfo, row_type: Cell::new(None) };
+        body(&call).map_err(|error| Raising::own(call.report(&error)))
     };
     // SAFETY: as the caller says; the closure has plain data only.
     unsafe { guarded(run) }
-}
-
-/// Returns the called function's schema and a dot, or nothing if `search_path` finds it.
-fn qualifier(fcinfo: pg_sys::FunctionCallInfo) -> String {
-    // SAFETY: flinfo is set for every call through the function manager. A dropped function has no schema; otherwise
-    // the first look-up's result is valid until its visibility is looked up.
-    unsafe {
-        let function = (*(*fcinfo).flinfo).fn_oid;
-        let schema = pg_sys::get_func_namespace(function);
-        if schema == pg_sys::InvalidOid || pg_sys::FunctionIsVisible(function) {
-            return String::new();
-        }
-        let name = pg_sys::get_namespace_name(schema);
-        let quoted = if name.is_null() { None } else { string(pg_sys::quote_identifier(name)) };
-        quoted.map_or(String::new(), |name| name + ".")
-    }
 }
 
 /// One call of an SQL function.
@@ -88,9 +72,30 @@ impl<'call> Arguments<'call> {
 }
 
 impl Call {
+    /// Reports an error, with the function's [`SCHEMA`].
+    pub fn report(&self, error: &impl Raised) -> Report {
+        let report = error.report();
+        match report.hint {
+            Some(hint) if hint.contains(SCHEMA) => {
+                Report { hint: Some(hint.replace(SCHEMA, &self.qualifier())), ..report }
+            }
+            hint => Report { hint, ..report },
+        }
+    }
+
     /// Returns the function's schema and a dot, or nothing if `search_path` finds it.
-    pub fn qualifier(&self) -> String {
-        qualifier(self.fcinfo)
+    fn qualifier(&self) -> String {
+        // SAFETY: a dropped function has no schema; otherwise the first look-up's result is valid until its visibility
+        // is looked up.
+        let quoted = unsafe {
+            let schema = pg_sys::get_func_namespace(self.function());
+            if schema == pg_sys::InvalidOid || pg_sys::FunctionIsVisible(self.function()) {
+                return String::new();
+            }
+            let name = pg_sys::get_namespace_name(schema);
+            if name.is_null() { None } else { string(pg_sys::quote_identifier(name)) }
+        };
+        quoted.map_or(String::new(), |name| name + ".")
     }
 
     /// The arguments.

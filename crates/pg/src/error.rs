@@ -56,7 +56,7 @@ pub struct Report {
     pub message: String,
     /// More about it.
     pub detail: Option<String>,
-    /// What to do about it.
+    /// What to do about it; see [`SCHEMA`].
     pub hint: Option<String>,
 }
 
@@ -77,12 +77,12 @@ impl Report {
     }
 }
 
-/// Returns the qualifier of names in a hint: the schema of the called function and a dot, or nothing if
-/// `search_path` finds it.
-pub type Qualifier<'a> = &'a dyn Fn() -> String;
+/// Stands in a hint for the schema of the called function and a dot, or for nothing if `search_path` finds it: no text of
+/// a user has this character.
+pub const SCHEMA: char = '\0';
 
 /// An error that an SQL function can end with; see [`enter`](crate::call::enter).
 pub trait Raised: From<PgError> {
     /// Returns the report to raise.
-    fn report(&self, qualifier: Qualifier) -> Report;
+    fn report(&self) -> Report;
 }

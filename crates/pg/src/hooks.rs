@@ -56,7 +56,7 @@ pub fn init(hooks: Hooks) {
 /// The caller's frame has nothing to drop.
 pub unsafe fn run<E: Raised>(hook: fn() -> Result<(), E>) {
     // SAFETY: as the caller says; the closure has plain data only.
-    unsafe { guarded(|| hook().map_err(|error| Raising::own(&error, &String::new))) }
+    unsafe { guarded(|| hook().map_err(|error| Raising::own(error.report()))) }
 }
 
 extern "C-unwind" fn ending(event: TransactionEvent, _: *mut c_void) {

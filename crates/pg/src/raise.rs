@@ -13,7 +13,7 @@ use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
 use pgrx::prelude::*;
 use pgrx::{PgTryBuilder, pg_sys};
 
-use crate::error::{Qualifier, Raised, Report};
+use crate::error::Report;
 use crate::oom_reserve;
 use crate::unguarded::{
     AllocSetContextCreateInternal, CopyErrorData, MemoryContextReset, MemoryContextStrdup,
@@ -49,8 +49,8 @@ pub(crate) enum Raising {
 
 impl Raising {
     /// A call's own error.
-    pub(crate) fn own(error: &impl Raised, qualifier: Qualifier) -> Raising {
-        let Report { sqlstate, message, detail, hint } = error.report(qualifier);
+    pub(crate) fn own(report: Report) -> Raising {
+        let Report { sqlstate, message, detail, hint } = report;
         // MAKE_SQLSTATE of Postgres: six bits a character, the first one lowest.
         let pack = |packed, &c: &u8| (packed << 6) | c_int::from(c.wrapping_sub(b'0') & 0x3f);
         Raising::Report(PlainReport {

@@ -64,29 +64,22 @@ impl<'call, T: Argument<'call>> Argument<'call> for Option<T> {
     }
 }
 
-impl Argument<'_> for bool {
-    const SQL: &'static str = "boolean";
+macro_rules! by_value {
+    ($type:ty, $sql:literal, $read:expr) => {
+        impl Argument<'_> for $type {
+            const SQL: &'static str = $sql;
 
-    unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<bool> {
-        Ok(datum.value() as u8 != 0)
-    }
+            unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<$type> {
+                const READ: fn(usize) -> $type = $read;
+                Ok(READ(datum.value()))
+            }
+        }
+    };
 }
-
-impl Argument<'_> for i32 {
-    const SQL: &'static str = "integer";
-
-    unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<i32> {
-        Ok(datum.value() as i32)
-    }
-}
-
-impl Argument<'_> for f64 {
-    const SQL: &'static str = "double precision";
-
-    unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<f64> {
-        Ok(f64::from_bits(datum.value() as u64))
-    }
-}
+by_value!(bool, "boolean", |value| value as u8 != 0);
+by_value!(i32, "integer", |value| value as i32);
+by_value!(f64, "double precision", |value| f64::from_bits(value as u64));
+by_value!(Timestamptz, "timestamptz", |value| Timestamptz(value as i64));
 
 /// The bytes of a text, in the server's encoding.
 impl<'call> Argument<'call> for &'call [u8] {
@@ -169,14 +162,6 @@ impl Argument<'_> for Interval {
         // SAFETY: as the caller says; an interval is passed by reference.
         let interval = unsafe { &*datum.cast_mut_ptr::<pg_sys::Interval>() };
         Ok(Interval { months: interval.month, days: interval.day, micros: interval.time })
-    }
-}
-
-impl Argument<'_> for Timestamptz {
-    const SQL: &'static str = "timestamptz";
-
-    unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<Timestamptz> {
-        Ok(Timestamptz(datum.value() as i64))
     }
 }
 
