@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 use ratelimit_core::Micros;
-use ratelimit_core::config::{Definition, MAX_BYTES, StoreKind};
+use ratelimit_core::config::{Definition, StoreKind};
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
     BlockInForce, Clock, Counted, Defined, Definitions, Encoding, ExemptKey, Holds, Host, Id,
@@ -31,7 +31,7 @@ use ratelimit_pg::memory_context::Scratch;
 use ratelimit_pg::shared_memory;
 use ratelimit_pg::subtransaction;
 use ratelimit_pg::transaction::{is_read_only, refuse_read_only_call};
-use ratelimit_pg::values::{Jsonb, jsonb_from_json, utf8};
+use ratelimit_pg::values::{Jsonb, json_text, jsonb_from_json, utf8};
 
 /// A call of an SQL function, in its transaction.
 pub struct Session<'a> {
@@ -224,8 +224,7 @@ impl InlineConfig for CallConfig<'_> {
     }
 
     fn json(&self) -> Vec<u8> {
-        // Parsed before, and so not too long.
-        self.0.to_server_json(MAX_BYTES).map_or(Vec::new(), <[u8]>::to_vec)
+        json_text(self.0)
     }
 }
 

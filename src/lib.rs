@@ -1,10 +1,7 @@
 //! `ratelimit`: rate limiting inside PostgreSQL, in the caller's transaction.
 //!
-//! The modules are layers, each of which depends only on those below it: `functions`, the SQL functions, exported by
-//! `declaration`; `redefined`, which moves keys in and out of memory when a definition changes; `writer`, which writes
-//! limits in memory to the table; `host`, a session as the use cases see it; `cache`, definitions and blocks, `store`,
-//! rows and memory, and `tally`, counters; `schema`, the extension's objects in a database. They build on crates:
-//! `ratelimit_limiter` (the use cases), `ratelimit_memory` (shared by the sessions) and `ratelimit_core` (the
+//! The modules are layers, each of which depends only on those below it: see "Layers" in CONTRIBUTING.md. They build on
+//! crates: `ratelimit_limiter` (the use cases), `ratelimit_memory` (shared by the sessions) and `ratelimit_core` (the
 //! algorithms) don't depend on PostgreSQL; `ratelimit_pg` (access to PostgreSQL) knows no table and no limit.
 
 #![cfg_attr(

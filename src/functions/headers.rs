@@ -10,7 +10,6 @@ use ratelimit_core::text::float_text;
 use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_limiter::error::LimiterError;
 
-use super::answers::RlResult;
 use super::arguments::{
     HeaderStyle, LimitKey, LimitName, refuse_long_list, required, valid_key, valid_name,
 };
@@ -20,7 +19,7 @@ use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::{Error, Result};
 use ratelimit_pg::call::Call;
 use ratelimit_pg::call::composite::Composite;
-use ratelimit_pg::call::sql_types::{Json, SqlColumns, finite};
+use ratelimit_pg::call::sql_types::{Json, Timestamptz, finite};
 use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::larger_reserve;
 use ratelimit_pg::values::{Jsonb, jsonb_from_json, server_text, utf8_bytes};
@@ -118,26 +117,28 @@ fn time_of_call(retry_at: Option<Micros>, retry_after: Option<Micros>) -> Option
 
 /// Reads a result, possibly hand-made, and the time of its call, if known. 22004, 22023.
 fn outcome(result: &Composite) -> Result<(CallOutcome, Option<Micros>)> {
-    result.require(
-        &RlResult::COLUMNS[..6], // all but limited_by
-        "a row with ok, retry_after, retry_at, remaining, capacity and reset_at, as rl_limit() returns it",
-    )?;
-    let number =
-        |column, argument, range: RangeInclusive<f64>, allowed: &str| match result.float(column) {
-            Some(value) if !range.contains(&value) => {
-                Err(Error::from(ArgumentError::invalid(argument, float_text(value), allowed)))
-            }
-            value => Ok(value),
-        };
-    let time = |column, argument| -> Result<Option<Micros>> {
-        Ok(result.timestamptz(column).map(|at| finite(at, argument)).transpose()?)
+    const ALLOWED: &str = "a row with ok, retry_after, retry_at, remaining, capacity and reset_at, as rl_limit() returns it";
+    let number = |column| result.field::<f64>(column, ALLOWED);
+    let time = |column| result.field::<Timestamptz>(column, ALLOWED);
+    let ok = result.field::<bool>(c"ok", ALLOWED)?;
+    let (retry_after, retry_at) = (number(c"retry_after")?, time(c"retry_at")?);
+    let (remaining, capacity) = (number(c"remaining")?, number(c"capacity")?);
+    let reset_at = time(c"reset_at")?;
+
+    let within = |value, argument, range: RangeInclusive<f64>, allowed: &str| match value {
+        Some(value) if !range.contains(&value) => {
+            Err(Error::from(ArgumentError::invalid(argument, float_text(value), allowed)))
+        }
+        value => Ok(value),
     };
-    let ok = required(result.bool(c"ok"), "result.ok")?;
-    let retry_after =
-        seconds(number(c"retry_after", "result.retry_after", 0.0..=1e13, RETRY_AFTER)?);
-    let retry_at = time(c"retry_at", "result.retry_at")?;
-    let remaining = number(c"remaining", "result.remaining", f64::MIN..=f64::MAX, REMAINING)?;
-    let capacity = number(c"capacity", "result.capacity", 0.0..=MAX_TOKENS, CAPACITY)?;
+    let finite = |at: Option<Timestamptz>, argument| {
+        at.map(|at| finite(clock::instant(at.0), argument)).transpose()
+    };
+    let ok = required(ok, "result.ok")?;
+    let retry_after = seconds(within(retry_after, "result.retry_after", 0.0..=1e13, RETRY_AFTER)?);
+    let retry_at = finite(retry_at, "result.retry_at")?;
+    let remaining = within(remaining, "result.remaining", f64::MIN..=f64::MAX, REMAINING)?;
+    let capacity = within(capacity, "result.capacity", 0.0..=MAX_TOKENS, CAPACITY)?;
     let (remaining, capacity) = match (remaining, capacity) {
         (None, None) => (f64::INFINITY, f64::INFINITY), // without a limit
         _ => (required(remaining, "result.remaining")?, required(capacity, "result.capacity")?),
@@ -147,7 +148,7 @@ fn outcome(result: &Composite) -> Result<(CallOutcome, Option<Micros>)> {
         retry_after,
         remaining,
         capacity,
-        reset_at: time(c"reset_at", "result.reset_at")?.filter(is_known),
+        reset_at: finite(reset_at, "result.reset_at")?.filter(is_known),
     };
     Ok((outcome, time_of_call(retry_at, retry_after)))
 }

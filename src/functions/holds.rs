@@ -164,12 +164,7 @@ sql_function! {
     /// As `rl_settle`.
     #[effect(Takes)]
     fn rl_settle_all(call: &Call, hold: Option<&[u8]>, used: Option<Jsonb>) -> Rows<SettledRow> {
-        let given = used.map(GivenUse::read).transpose()?;
-        let used = match &given {
-            None => Used::All,
-            Some(GivenUse::Count(count)) => Used::Count(*count),
-            Some(GivenUse::ByName(counts)) => Used::ByName(counts),
-        };
+        let used = used.map_or(Ok(Used::All), read_use)?;
         let settled = match hold {
             Some(hold) => Session::run(Use::Takes, call.function(), |host| {
                 holds::settle_all(host, hold, &used)
@@ -186,38 +181,26 @@ sql_function! {
     }
 }
 
-/// The use of a hold, from jsonb.
-enum GivenUse {
-    Count(f64),
-    /// By the name of the limit, in the server's encoding.
-    ByName(Vec<(Vec<u8>, f64)>),
-}
-
-impl GivenUse {
-    /// Reads a number, or an object of numbers.
-    ///
-    /// # Errors
-    /// 22023.
-    fn read(used: Jsonb) -> Result<GivenUse> {
-        const MAX_BYTES: usize = 1_000_000;
-        let json = used.to_exact_json("used", MAX_BYTES)?;
-        // A number in jsonb may be beyond the range of a float.
-        let value = serde_json::from_str(json).map_err(|_| bad_use("too large".into()))?;
-        match value {
-            Value::Number(number) => Ok(GivenUse::Count(count(&number)?)),
-            Value::Object(fields) => {
-                let by_name = |(name, value): (String, Value)| match value {
-                    Value::Number(number) => Ok((server_text(&name), count(&number)?)),
-                    other => {
-                        let name = Value::from(shortened(&name));
-                        Err(bad_use(format!("{} for {name}", type_of(&other))))
-                    }
-                };
-                let counts = fields.into_iter().map(by_name);
-                Ok(GivenUse::ByName(counts.collect::<Result<_, ArgumentError>>()?))
-            }
-            other => Err(bad_use(type_of(&other).into()).into()),
+/// Reads the use of a hold: a number, or an object of numbers by the names of limits. 22023.
+fn read_use(used: Jsonb) -> Result<Used> {
+    const MAX_BYTES: usize = 1_000_000;
+    let json = used.to_exact_json("used", MAX_BYTES)?;
+    // A number in jsonb may be beyond the range of a float.
+    let value = serde_json::from_str(json).map_err(|_| bad_use("too large".into()))?;
+    match value {
+        Value::Number(number) => Ok(Used::Count(count(&number)?)),
+        Value::Object(fields) => {
+            let by_name = |(name, value): (String, Value)| match value {
+                Value::Number(number) => Ok((server_text(&name), count(&number)?)),
+                other => {
+                    let name = Value::from(shortened(&name));
+                    Err(bad_use(format!("{} for {name}", type_of(&other))))
+                }
+            };
+            let counts = fields.into_iter().map(by_name);
+            Ok(Used::ByName(counts.collect::<Result<_, ArgumentError>>()?))
         }
+        other => Err(bad_use(type_of(&other).into()).into()),
     }
 }
 

@@ -4,8 +4,8 @@
 //!   transaction
 //! - pqsignal, BackgroundWorkerUnblockSignals → [`begin`]; SIGINT keeps the handler of bgworker.c, which cancels
 //! - WaitLatch, also for the postmaster's death, then a look at the flag of SIGTERM → [`sleep_until`]
-//! - settings of its own before it connects, like autovacuum.c's workers → `prepare`
-//! - BackgroundWorkerInitializeConnectionByOid → [`connect`], even if the database allows no connections
+//! - settings of its own before it connects, like autovacuum.c's workers, then
+//!   BackgroundWorkerInitializeConnectionByOid, even if the database allows no connections → [`connect`]
 //! - StartTransactionCommand to CommitTransactionCommand, with the start of a statement and an active snapshot, then
 //!   pgstat_report_stat → [`transaction`]
 //! - the last work after SIGTERM, which autoprewarm does without a database → [`end_at_once`]: from then on another
@@ -66,7 +66,7 @@ pub fn begin() -> &'static str {
 static ASKED_AT: AtomicI64 = AtomicI64::new(0);
 
 /// Sets the handler of SIGTERM.
-fn on_sigterm(handler: unsafe extern "C-unwind" fn(c_int)) {
+fn on_sigterm(handler: extern "C-unwind" fn(c_int)) {
     // SAFETY: a C function.
     unsafe {
         #[cfg(not(feature = "pg18"))]
@@ -76,11 +76,8 @@ fn on_sigterm(handler: unsafe extern "C-unwind" fn(c_int)) {
     }
 }
 
-/// Called by the system.
-///
-/// # Safety
-/// In a signal handler: reads the clock and sets the latch, which are allowed there.
-unsafe extern "C-unwind" fn asked_to_end(_: c_int) {
+/// A signal handler: reads the clock and sets the latch, which are allowed there.
+extern "C-unwind" fn asked_to_end(_: c_int) {
     unsafe extern "C-unwind" {
         fn SetLatch(latch: *mut pg_sys::Latch);
     }
@@ -140,11 +137,8 @@ pub fn end_at_once() {
     on_sigterm(asked_again);
 }
 
-/// Called by the system.
-///
-/// # Safety
-/// In a signal handler: reads the clock, and calls one of PostgreSQL.
-unsafe extern "C-unwind" fn asked_again(signal: c_int) {
+/// A signal handler: reads the clock, and calls one of PostgreSQL.
+extern "C-unwind" fn asked_again(signal: c_int) {
     if asked_at().is_some_and(|at| clock::monotonic().minus(at) >= SAME_SIGNAL) {
         // SAFETY: as a session's own.
         unsafe { die(signal) };
@@ -188,9 +182,27 @@ pub fn has_others(database: pg_sys::Oid) -> bool {
     }
 }
 
-/// Sets this worker's settings before it connects: it can write, waits only briefly for locks and for no standby, only
-/// [`within`] ends its transactions, and its connections are not logged.
-fn prepare() {
+/// Changes a setting, overriding the values of database and role.
+fn set(name: &CStr, value: &CStr) {
+    let (context, source) = (pg_sys::GucContext::PGC_SUSET, pg_sys::GucSource::PGC_S_OVERRIDE);
+    // SAFETY: C strings; the settings exist.
+    unsafe { pg_sys::SetConfigOption(name.as_ptr(), value.as_ptr(), context, source) };
+}
+
+/// Sets the maximum wait for a lock from now on.
+pub fn set_lock_timeout(limit: &CStr) {
+    set(c"lock_timeout", limit);
+}
+
+/// Connects this worker to a database as the bootstrap superuser, even if the database allows no connections. Before, sets
+/// its settings: it can write, waits only briefly for locks and for no standby, only [`within`] ends its transactions,
+/// and its connections are not logged.
+pub fn connect(database: pg_sys::Oid) {
+    // SAFETY: the setting exists, and is copied before another one is read.
+    let logged = unsafe {
+        let value = pg_sys::GetConfigOption(c"log_min_messages".as_ptr(), false, false);
+        CStr::from_ptr(value).to_owned()
+    };
     for (name, value) in [
         (c"log_min_messages", c"error"),
         (c"lock_timeout", c"0"),
@@ -204,28 +216,6 @@ fn prepare() {
     ] {
         set(name, value);
     }
-}
-
-/// Changes a setting, overriding the values of database and role.
-fn set(name: &CStr, value: &CStr) {
-    let (context, source) = (pg_sys::GucContext::PGC_SUSET, pg_sys::GucSource::PGC_S_OVERRIDE);
-    // SAFETY: C strings; the settings exist.
-    unsafe { pg_sys::SetConfigOption(name.as_ptr(), value.as_ptr(), context, source) };
-}
-
-/// Sets the maximum wait for a lock from now on.
-pub fn set_lock_timeout(limit: &CStr) {
-    set(c"lock_timeout", limit);
-}
-
-/// Connects this worker to a database as the bootstrap superuser, even if the database allows no connections.
-pub fn connect(database: pg_sys::Oid) {
-    // SAFETY: the setting exists, and is copied before another one is read.
-    let logged = unsafe {
-        let value = pg_sys::GetConfigOption(c"log_min_messages".as_ptr(), false, false);
-        CStr::from_ptr(value).to_owned()
-    };
-    prepare();
     // SAFETY: called once, in a worker that was registered for it.
     unsafe {
         let flags = pg_sys::BGWORKER_BYPASS_ALLOWCONN;

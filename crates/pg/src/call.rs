@@ -122,8 +122,7 @@ impl Call {
     /// Looks up the row type for [`row`](Call::row), which must fit these columns. Call it before any wait: afterwards
     /// the function may have been dropped.
     pub fn row_type(&self, columns: &[ResultColumn]) -> Result<()> {
-        // SAFETY: fcinfo is that of the call.
-        let known = unsafe { row_type::row_type(self.fcinfo, columns)? };
+        let known = row_type::row_type(self, columns)?;
         self.row_type.set(Some((known, row_type::changes())));
         Ok(())
     }

@@ -68,10 +68,23 @@ pub fn segment(
     contained(|| {
         // SAFETY: in `contained`.
         let rendezvous = unsafe { rendezvous(name) };
-        let attach = || match rendezvous.load(Acquire) {
-            0 => Ok(None),
+        let attach = || {
+            let handle = rendezvous.load(Acquire);
+            if handle == 0 {
+                return Ok(None);
+            }
             // SAFETY: the segment was published and is pinned.
-            handle => unsafe { map(handle) }.map(Some),
+            unsafe {
+                let mut segment = pg_sys::dsm_find_mapping(handle);
+                if segment.is_null() {
+                    segment = pg_sys::dsm_attach(handle);
+                }
+                if segment.is_null() {
+                    return Err(PgError::NotMapped);
+                }
+                pg_sys::dsm_pin_mapping(segment);
+                Ok(Some(pg_sys::dsm_segment_address(segment).cast()))
+            }
         };
         let found = attach()?;
         if found.is_some() || need == Need::May {
@@ -116,25 +129,6 @@ unsafe fn make(rendezvous: &Rendezvous, size: usize, fill: &impl Fn(*mut u8)) ->
         rendezvous.store(pg_sys::dsm_segment_handle(segment), Release);
         pg_sys::dsm_pin_mapping(segment);
         address
-    }
-}
-
-/// Maps a segment into this session. [`PgError::NotMapped`]: it could not be mapped.
-///
-/// # Safety
-/// In [`contained`]; the handle is that of an existing segment.
-unsafe fn map(handle: pg_sys::dsm_handle) -> Result<*mut u8> {
-    // SAFETY: as the caller says.
-    unsafe {
-        let mut segment = pg_sys::dsm_find_mapping(handle);
-        if segment.is_null() {
-            segment = pg_sys::dsm_attach(handle);
-        }
-        if segment.is_null() {
-            return Err(PgError::NotMapped);
-        }
-        pg_sys::dsm_pin_mapping(segment);
-        Ok(pg_sys::dsm_segment_address(segment).cast())
     }
 }
 

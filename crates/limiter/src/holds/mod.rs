@@ -41,22 +41,21 @@ pub struct Settled {
 }
 
 /// The tokens used of a hold.
-#[derive(Clone, Copy)]
-pub enum Used<'a> {
+pub enum Used {
     /// All that it held.
     All,
     /// This number of tokens of each limit.
     Count(f64),
     /// These numbers of tokens of the limits with these names; all of the others.
-    ByName(&'a [(Vec<u8>, f64)]),
+    ByName(Vec<(Vec<u8>, f64)>),
 }
 
-impl Used<'_> {
+impl Used {
     /// Returns the tokens used of the limit with this name; `None`: all that it held.
     fn of(&self, name: &[u8]) -> Option<f64> {
-        match *self {
+        match self {
             Used::All => None,
-            Used::Count(used) => Some(used),
+            Used::Count(used) => Some(*used),
             Used::ByName(used) => used.iter().find(|(of, _)| of == name).map(|&(_, used)| used),
         }
     }
@@ -228,9 +227,9 @@ pub fn settle_all<H: Host>(host: &H, id: &[u8], used: &Used) -> Result<Vec<Settl
 /// Checks the numbers of a settlement, and reads what it settles.
 fn held<H: Host>(host: &H, id: &[u8], used: &Used) -> Result<Vec<HoldRow>> {
     let check = |used| valid_tokens("used", used).map(drop);
-    match *used {
+    match used {
         Used::All => {}
-        Used::Count(used) => check(used)?,
+        Used::Count(used) => check(*used)?,
         Used::ByName(used) => used.iter().try_for_each(|&(_, used)| check(used))?,
     }
     host.refuse_read_only()?;

@@ -3,11 +3,9 @@
 use std::ffi::CStr;
 
 use pgrx::pg_sys;
-use pgrx::pg_sys::BuiltinOid::{BOOLOID, FLOAT8OID, TIMESTAMPTZOID};
-use ratelimit_core::{ArgumentError, Micros};
+use ratelimit_core::ArgumentError;
 
-use super::sql_types::{Argument, ResultColumn};
-use crate::clock::instant;
+use super::sql_types::{Argument, SqlValue};
 use crate::error::Result;
 
 /// A row of any type.
@@ -44,54 +42,28 @@ impl Argument<'_> for Composite {
 }
 
 impl Composite {
-    /// The number of a column, if it has this type.
-    fn number(&self, column: &CStr, of: pg_sys::BuiltinOid) -> Option<i32> {
-        // SAFETY: the description is that of the row's type.
-        unsafe {
-            let number = pg_sys::SPI_fnumber(self.descriptor, column.as_ptr());
-            let is_there =
-                number > 0 && pg_sys::SPI_gettypeid(self.descriptor, number) == of.value();
-            is_there.then_some(number)
-        }
-    }
-
-    /// Refuses a row that has not all of these columns, with these types. `allowed`: the rows that have them,
-    /// for the error.
+    /// Reads a column; `None`: NULL. `allowed`: the rows that have it, with this type, for the error.
     ///
     /// # Errors
     /// [`ArgumentError::Invalid`] (22023).
-    pub fn require(&self, columns: &[ResultColumn], allowed: &str) -> Result<()> {
-        match columns.iter().find(|column| self.number(column.name, column.oid).is_none()) {
-            None => Ok(()),
-            Some(ResultColumn { name, sql, .. }) => {
-                let value = format!("a row without a column {} {sql}", name.to_string_lossy());
-                Err(ArgumentError::invalid(self.argument, value, allowed).into())
-            }
-        }
-    }
-
-    /// Reads a column; `None`: NULL, or no such column.
-    fn field(&self, column: &CStr, of: pg_sys::BuiltinOid) -> Option<pg_sys::Datum> {
-        let number = self.number(column, of)?;
-        let mut is_null = false;
+    pub fn field<T: SqlValue + Argument<'static>>(
+        &self,
+        column: &CStr,
+        allowed: &str,
+    ) -> Result<Option<T>> {
         let row = (&raw const self.row).cast_mut();
         // SAFETY: the description is that of the row's type, and the row is only read.
-        let datum = unsafe { pg_sys::heap_getattr(row, number, self.descriptor, &mut is_null) };
-        (!is_null).then_some(datum)
-    }
-
-    /// Reads a boolean column.
-    pub fn bool(&self, column: &CStr) -> Option<bool> {
-        Some(self.field(column, BOOLOID)?.value() as u8 != 0)
-    }
-
-    /// Reads a double precision column.
-    pub fn float(&self, column: &CStr) -> Option<f64> {
-        Some(f64::from_bits(self.field(column, FLOAT8OID)?.value() as u64))
-    }
-
-    /// Reads a timestamptz column; `Some(None)` if it is infinite.
-    pub fn timestamptz(&self, column: &CStr) -> Option<Option<Micros>> {
-        self.field(column, TIMESTAMPTZOID).map(|at| instant(at.value() as i64))
+        unsafe {
+            let number = pg_sys::SPI_fnumber(self.descriptor, column.as_ptr());
+            let is_of = || pg_sys::SPI_gettypeid(self.descriptor, number);
+            if number <= 0 || is_of() != <T as SqlValue>::OID.value() {
+                let (column, sql) = (column.to_string_lossy(), <T as SqlValue>::SQL);
+                let value = format!("a row without a column {column} {sql}");
+                return Err(ArgumentError::invalid(self.argument, value, allowed).into());
+            }
+            let mut is_null = false;
+            let datum = pg_sys::heap_getattr(row, number, self.descriptor, &mut is_null);
+            (!is_null).then(|| T::read(datum, self.argument)).transpose()
+        }
     }
 }

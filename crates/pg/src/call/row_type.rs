@@ -6,6 +6,7 @@ use std::cell::{Cell, RefCell};
 
 use pgrx::pg_sys;
 
+use super::Call;
 use super::sql_types::ResultColumn;
 use crate::error::{PgError, Result};
 
@@ -113,15 +114,8 @@ fn watch(relation: pg_sys::Oid) {
 /// Returns the row type that the function is declared to return, which must fit `columns` ([`PgError::Declaration`]).
 /// It stays allocated: after a change of the type, an outer call may still use it. If the type turns out unchanged, the
 /// same one is returned, so that invalidations don't grow the session.
-///
-/// # Safety
-/// `fcinfo` is that of the call.
-pub unsafe fn row_type(
-    fcinfo: pg_sys::FunctionCallInfo,
-    columns: &[ResultColumn],
-) -> Result<&'static RowType> {
-    // SAFETY: flinfo is set for every call through the function manager.
-    let function = unsafe { (*(*fcinfo).flinfo).fn_oid };
+pub fn row_type(call: &Call, columns: &[ResultColumn]) -> Result<&'static RowType> {
+    let function = call.function();
     let changes = CHANGES.get();
     let known =
         KNOWN.with_borrow(|all| all.iter().copied().find(|known| known.function == function));
@@ -131,7 +125,7 @@ pub unsafe fn row_type(
     // SAFETY: look-ups in the system catalogs; the copy lives as long as the backend.
     unsafe {
         let mut declared: pg_sys::TupleDesc = std::ptr::null_mut();
-        pg_sys::get_call_result_type(fcinfo, std::ptr::null_mut(), &mut declared);
+        pg_sys::get_call_result_type(call.fcinfo, std::ptr::null_mut(), &mut declared);
         if declared.is_null() {
             return Err(PgError::Declaration);
         }
