@@ -88,8 +88,9 @@ macro_rules! sql_function {
             $(#[doc = $doc])*
             #[allow(clippy::redundant_closure_call, unused_mut, unused_variables)]
             fn run($call: $given) -> $crate::schema::error::Result<pgrx::pg_sys::Datum> {
-                use $crate::declaration::{Effect, c_str};
+                use $crate::declaration::Effect;
                 use ratelimit_pg::call::result::SqlResult;
+                use ratelimit_pg::call::sql_types::c_str;
                 const NAME: &std::ffi::CStr = c_str(concat!(stringify!($name), "()\0"));
                 Effect::$effect.allow(NAME)?;
                 <$result as SqlResult>::begin($call)?;
@@ -105,15 +106,6 @@ macro_rules! sql_function {
     };
 }
 pub(crate) use sql_function;
-
-/// Converts a text that ends in a NUL to a C string.
-#[allow(clippy::panic, reason = "at compile time only")]
-pub const fn c_str(text: &'static str) -> &'static CStr {
-    match CStr::from_bytes_with_nul(text.as_bytes()) {
-        Ok(text) => text,
-        Err(_) => panic!("a name with a NUL in it, or none after it"),
-    }
-}
 
 /// The functions as pg_proc must declare them: arguments as the library reads them, and results.
 #[cfg(feature = "server_tests")]

@@ -8,8 +8,10 @@ use ratelimit_core::requests::{KEY_LENGTH, MAX_KEY, MAX_NAME, MAX_REQUESTS, NAME
 use ratelimit_core::text::{json_array, shortened};
 use ratelimit_core::{ArgumentError, Micros};
 
-use crate::schema::error::literal;
+use crate::schema::error::{self, literal};
 use ratelimit_pg::call::sql_types::Checked;
+use ratelimit_pg::interrupts::larger_reserve;
+use ratelimit_pg::oom_reserve::Larger;
 use ratelimit_pg::values::{Jsonb, utf8};
 
 type Result<T> = std::result::Result<T, ArgumentError>;
@@ -56,13 +58,19 @@ impl Checked<'_> for MaxRows {
     }
 }
 
-/// The length of an interval. A month has 30 days, as when PostgreSQL compares intervals.
-pub struct Span(pub Micros);
-
-impl Span {
-    pub fn from_interval(interval: Interval) -> Span {
-        let days = i64::from(interval.days.saturating_add(interval.months.saturating_mul(30)));
-        Span(Micros(interval.micros.saturating_add(days.saturating_mul(86_400_000_000))))
+/// Returns the length of an interval, unless there is a reason to refuse it; `allowed`: in words. A month has 30 days, as
+/// when PostgreSQL compares intervals.
+pub fn length(
+    interval: Interval,
+    argument: &'static str,
+    refused: impl FnOnce(Micros) -> Option<&'static str>,
+    allowed: &str,
+) -> Result<Micros> {
+    let days = i64::from(interval.days.saturating_add(interval.months.saturating_mul(30)));
+    let length = Micros(interval.micros.saturating_add(days.saturating_mul(86_400_000_000)));
+    match refused(length) {
+        None => Ok(length),
+        Some(value) => Err(ArgumentError::invalid(argument, value, allowed)),
     }
 }
 
@@ -73,11 +81,8 @@ impl Checked<'_> for Idle {
     type Base = Interval;
 
     fn check(idle: Interval, argument: &'static str) -> Result<Idle> {
-        let Span(length) = Span::from_interval(idle);
-        if length >= Micros(0) {
-            return Ok(Idle(length));
-        }
-        Err(ArgumentError::invalid(argument, "negative", "an interval of 0 or more, or NULL"))
+        let refused = |length| (length < Micros(0)).then_some("negative");
+        length(idle, argument, refused, "an interval of 0 or more, or NULL").map(Idle)
     }
 }
 
@@ -158,13 +163,18 @@ pub fn joined_key(parts: &[&[u8]]) -> Result<Vec<u8>> {
     json_array(parts, MAX_KEY).map_err(|bytes| wrong_length("key", bytes, KEY_LENGTH))
 }
 
-/// Refuses a list with more items than a list of requests may have.
-pub fn refuse_long_list(argument: &'static str, list: Jsonb) -> Result<()> {
-    let allowed = format!("a list of at most {MAX_REQUESTS}");
-    match list.array_length().filter(|&length| length > MAX_REQUESTS) {
-        Some(length) => {
-            Err(ArgumentError::invalid(argument, format!("a list of {length}"), allowed))
-        }
-        None => Ok(()),
+/// The JSON of a list, and a larger memory reserve while it is read. 22023: it has more than `most` bytes, or more items
+/// than a list of requests may have.
+pub fn list_json(
+    argument: &'static str,
+    list: Jsonb,
+    most: usize,
+) -> error::Result<(&'static str, Option<Larger>)> {
+    if let Some(length) = list.array_length().filter(|&length| length > MAX_REQUESTS) {
+        let (value, allowed) =
+            (format!("a list of {length}"), format!("a list of at most {MAX_REQUESTS}"));
+        return Err(ArgumentError::invalid(argument, value, allowed).into());
     }
+    let json = list.to_exact_json(argument, most)?;
+    Ok((json, larger_reserve(json.len())))
 }

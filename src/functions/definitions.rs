@@ -11,7 +11,7 @@ use crate::redefined::{self, Change};
 use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::{Error, Result};
 use ratelimit_pg::call::Call;
-use ratelimit_pg::call::result::Proceed;
+use ratelimit_pg::call::sql_types::Proceed;
 use ratelimit_pg::call::trigger_data::{Event, Timing, Version};
 use ratelimit_pg::values::Jsonb;
 

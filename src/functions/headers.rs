@@ -11,7 +11,7 @@ use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_limiter::error::LimiterError;
 
 use super::arguments::{
-    HeaderStyle, LimitKey, LimitName, refuse_long_list, required, valid_key, valid_name,
+    HeaderStyle, LimitKey, LimitName, list_json, required, valid_key, valid_name,
 };
 use crate::cache::definitions;
 use crate::declaration::sql_function;
@@ -21,7 +21,6 @@ use ratelimit_pg::call::Call;
 use ratelimit_pg::call::composite::Composite;
 use ratelimit_pg::call::sql_types::{Json, Timestamptz, finite};
 use ratelimit_pg::clock;
-use ratelimit_pg::interrupts::larger_reserve;
 use ratelimit_pg::values::{Jsonb, jsonb_from_json, server_text, utf8_bytes};
 
 sql_function! {
@@ -51,9 +50,7 @@ sql_function! {
     /// As `rl_headers`, with the number of the request.
     #[effect(Reads)]
     fn rl_headers_all(call: &Call, results: Jsonb, style: HeaderStyle) -> Json {
-        refuse_long_list("results", results)?;
-        let json = results.to_exact_json("results", requests::MAX_OUTCOMES_BYTES)?;
-        let _larger = larger_reserve(json.len());
+        let (json, _larger) = list_json("results", results, requests::MAX_OUTCOMES_BYTES)?;
         let outcomes = requests::parse_outcomes(json)?;
         let definitions = catalog::with(call.function(), TableLock::Read, |catalog| {
             let in_request = |n: usize, error: Error| Error::from(LimiterError::in_request(n + 1, error));

@@ -10,7 +10,7 @@ use ratelimit_limiter::request::Request;
 use serde_json::Value;
 
 use super::answers::{Outcome, RlResult, time};
-use super::arguments::{HoldId, LimitKey, LimitName, Span};
+use super::arguments::{HoldId, LimitKey, LimitName, length};
 use super::several::{denied_of_all, with_requests};
 use crate::declaration::sql_function;
 use crate::host::{CallConfig, Session, Use, inline};
@@ -28,14 +28,13 @@ impl Checked<'_> for Ttl {
 
     fn check(ttl: Interval, argument: &'static str) -> Result<Ttl, ArgumentError> {
         const LONGEST: Micros = Micros(366 * 86_400_000_000);
-        let Span(length) = Span::from_interval(ttl);
-        let value = match length {
-            Micros(..0) => "negative",
-            _ if length < Micros::MILLISECOND => "less than 1 millisecond",
-            _ if length > LONGEST => "longer than 366 days",
-            _ => return Ok(Ttl(length)),
+        let refused = |length| match length {
+            Micros(..0) => Some("negative"),
+            _ if length < Micros::MILLISECOND => Some("less than 1 millisecond"),
+            _ if length > LONGEST => Some("longer than 366 days"),
+            _ => None,
         };
-        Err(ArgumentError::invalid(argument, value, "an interval from 1 millisecond to 366 days"))
+        length(ttl, argument, refused, "an interval from 1 millisecond to 366 days").map(Ttl)
     }
 }
 

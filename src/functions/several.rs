@@ -10,14 +10,13 @@ use ratelimit_limiter::request::{Answer, Request};
 use ratelimit_limiter::several::{self, RequestOutcome};
 
 use super::answers::{self, Outcome};
-use super::arguments::{Span, refuse_long_list, valid_key, valid_name};
+use super::arguments::{length, list_json, valid_key, valid_name};
 use crate::declaration::sql_function;
 use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::{Error, Result};
 use ratelimit_pg::call::sql_types::{Checked, Json, Text, sql_row};
 use ratelimit_pg::call::{Call, Rows};
 use ratelimit_pg::error::Report;
-use ratelimit_pg::interrupts::larger_reserve;
 use ratelimit_pg::values::{Jsonb, jsonb_from_json, server_text};
 
 sql_row! {
@@ -59,13 +58,12 @@ impl Checked<'_> for LockWait {
     type Base = Interval;
 
     fn check(wait: Interval, argument: &'static str) -> Result<LockWait, ArgumentError> {
-        let Span(length) = Span::from_interval(wait);
-        let value = match length {
-            Micros(..0) => "negative",
-            Micros(i64::MAX) => "out of range",
-            _ => return Ok(LockWait(length)),
+        let refused = |length| match length {
+            Micros(..0) => Some("negative"),
+            Micros(i64::MAX) => Some("out of range"),
+            _ => None,
         };
-        Err(ArgumentError::invalid(argument, value, "an interval of 0 or more, or NULL"))
+        length(wait, argument, refused, "an interval of 0 or more, or NULL").map(LockWait)
     }
 }
 
@@ -74,8 +72,7 @@ sql_function! {
     #[effect(Takes)]
     fn rl_limit_each(call: &Call, requests: Jsonb, lock_wait: Option<LockWait>) -> Rows<RequestRow> {
         let lock_wait = lock_wait.map(|LockWait(length)| length);
-        let json = json_of(requests)?;
-        let _larger = larger_reserve(json.len());
+        let (json, _larger) = list_json("requests", requests, requests::MAX_BYTES)?;
         let written = requests::parse_each(json)?;
         let texts: Vec<Texts> = written.iter().map(texts).collect();
         let mut errors: Vec<Option<Error>> = Vec::new();
@@ -188,8 +185,7 @@ fn answer_all(
 
 /// Reads a list of requests, and runs `work` on it. 22023: an invalid list.
 pub fn with_requests<T>(given: Jsonb, work: impl FnOnce(&[Request]) -> Result<T>) -> Result<T> {
-    let json = json_of(given)?;
-    let _larger = larger_reserve(json.len());
+    let (json, _larger) = list_json("requests", given, requests::MAX_BYTES)?;
     let written: Vec<_> = requests::parse(json)?.into_iter().map(Ok).collect();
     let texts: Vec<Texts> = written.iter().map(texts).collect();
     let mut list = Vec::new();
@@ -198,12 +194,6 @@ pub fn with_requests<T>(given: Jsonb, work: impl FnOnce(&[Request]) -> Result<T>
         list.push(request.map_err(|error| LimiterError::in_request(n + 1, error))?);
     }
     work(&list)
-}
-
-/// The JSON of a list of requests. 22023: it is too long.
-fn json_of(given: Jsonb<'_>) -> Result<&str> {
-    refuse_long_list("requests", given)?;
-    Ok(given.to_exact_json("requests", requests::MAX_BYTES)?)
 }
 
 /// Returns the error of a denied call: for a request that can never succeed, if there is one, or else for the refusing

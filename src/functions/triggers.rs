@@ -18,7 +18,7 @@ use crate::host::{Session, Use};
 use crate::schema::error::{Error, Result};
 use crate::schema::settings;
 use ratelimit_pg::call::Call;
-use ratelimit_pg::call::result::Proceed;
+use ratelimit_pg::call::sql_types::Proceed;
 use ratelimit_pg::call::trigger_data::{Column, Event, Timing, Trigger, TriggerRow};
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::memory_context::Scratch;

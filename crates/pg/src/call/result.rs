@@ -48,17 +48,6 @@ impl<R: SqlRow> SqlResult for Rows<R> {
     }
 }
 
-/// The result of a trigger function.
-pub struct Proceed(pub pg_sys::Datum);
-
-impl SqlResult for Proceed {
-    const RETURNED: Returned = Returned::Value("trigger");
-
-    fn end(self, _: &Call) -> Result<pg_sys::Datum> {
-        Ok(self.0)
-    }
-}
-
 /// One row.
 pub struct One<R>(pub R);
 

@@ -236,6 +236,9 @@ impl From<Jsonb<'_>> for Json {
     }
 }
 
+/// The result of a trigger function.
+pub struct Proceed(pub pg_sys::Datum);
+
 /// A type of results and result columns of SQL functions.
 pub trait SqlValue: Sized {
     /// Its SQL type.
@@ -268,6 +271,7 @@ sql_value!(i64, "bigint", INT8OID, pg_sys::Datum::from);
 sql_value!(f64, "double precision", FLOAT8OID, float_datum);
 sql_value!(Text, "text", TEXTOID, |text| text.0);
 sql_value!(Json, "jsonb", JSONBOID, |json| json.0);
+sql_value!(Proceed, "trigger", TRIGGEROID, |proceed| proceed.0);
 sql_value!(Timestamptz, "timestamptz", TIMESTAMPTZOID, |at| at.0.into());
 
 impl SqlValue for Constant {
@@ -323,14 +327,18 @@ pub struct ResultColumn {
 
 impl ResultColumn {
     /// Describes a column by its name, with a NUL at the end, and its type.
-    #[allow(clippy::panic, reason = "at compile time only")]
     pub const fn new<T: SqlValue>(name: &'static str) -> ResultColumn {
-        match CStr::from_bytes_with_nul(name.as_bytes()) {
-            Ok(name) => {
-                ResultColumn { name, sql: T::SQL, oid: T::OID, is_constant: T::IS_CONSTANT }
-            }
-            Err(_) => panic!("a name with a NUL in it, or none after it"),
-        }
+        let name = c_str(name);
+        ResultColumn { name, sql: T::SQL, oid: T::OID, is_constant: T::IS_CONSTANT }
+    }
+}
+
+/// Converts a text that ends in a NUL to a C string.
+#[allow(clippy::panic, reason = "at compile time only")]
+pub const fn c_str(text: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(text) => text,
+        Err(_) => panic!("a name with a NUL in it, or none after it"),
     }
 }
 
