@@ -5,8 +5,8 @@ use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
 use pgrx::pg_sys;
-use ratelimit_core::Micros;
 use ratelimit_core::config::{Definition, StoreKind};
+use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
     BlockInForce, Clock, Counted, Defined, Definitions, Encoding, ExemptKey, Holds, Host, Id,
@@ -25,6 +25,7 @@ use crate::store::memory::writer::{self, Origin};
 use crate::store::memory::{Memory, SavedMemory, SharedEntries};
 use crate::store::own_locks;
 use crate::tally;
+use ratelimit_pg::call::sql_types::Checked;
 use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::memory_context::Scratch;
@@ -216,6 +217,14 @@ impl Definitions for Session<'_> {
 
 /// The config of a call.
 pub struct CallConfig<'a>(pub Jsonb<'a>);
+
+impl<'call> Checked<'call> for CallConfig<'call> {
+    type Base = Jsonb<'call>;
+
+    fn check(config: Jsonb<'call>, _: &'static str) -> Result<CallConfig<'call>, ArgumentError> {
+        Ok(CallConfig(config))
+    }
+}
 
 impl InlineConfig for CallConfig<'_> {
     fn definition(&self) -> PortResult<Rc<Definition>> {

@@ -84,9 +84,8 @@ sql_function! {
         on_expiry: OnExpiry,
         reserve: bool,
         throws: bool,
-        config: Option<Jsonb>,
+        config: Option<CallConfig>,
     ) -> One<HeldRow> {
-        let config = config.map(CallConfig);
         let request = Request { name: name.0, key: key.0, count, reserve, config: inline(&config) };
         let terms = terms(&ttl, &id, on_expiry);
         let hold = |host: &Session| holds::hold(host, &request, at_least, &terms);

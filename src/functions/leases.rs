@@ -15,7 +15,6 @@ use crate::schema::error::Result;
 use ratelimit_pg::call::Call;
 use ratelimit_pg::call::result::One;
 use ratelimit_pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
-use ratelimit_pg::values::Jsonb;
 
 sql_row! {
     /// A lease, or when to try again.
@@ -58,11 +57,9 @@ sql_function! {
         key: LimitKey,
         count: f64,
         throws: bool,
-        config: Option<Jsonb>,
+        config: Option<CallConfig>,
     ) -> One<Acquired> {
-        let config = config.map(CallConfig);
-        let config = inline(&config);
-        let request = Request { name: name.0, key: key.0, count, reserve: false, config };
+        let request = Request { name: name.0, key: key.0, count, reserve: false, config: inline(&config) };
         let answer = Session::run(Use::Takes, call.function(), |host| leases::acquire(host, &request))?;
         if throws && !answer.ok {
             return Err(denied(&request, &answer, None));
@@ -80,10 +77,9 @@ sql_function! {
     fn rl_extend(
         call: &Call,
         lease: Option<GivenLease>,
-        config: Option<Jsonb>,
+        config: Option<CallConfig>,
     ) -> Option<Timestamptz> {
         let Some(lease) = lease else { return Ok(time(FOREVER)) };
-        let config = config.map(CallConfig);
         let request = lease.request(&config);
         let extend = |host: &Session| leases::extend(host, &request, lease.0.id);
         Ok(Session::run(Use::Takes, call.function(), extend)?.and_then(time))
@@ -93,9 +89,8 @@ sql_function! {
 sql_function! {
     /// As `rl_acquire`, without PT429.
     #[effect(Takes)]
-    fn rl_release(call: &Call, lease: Option<GivenLease>, config: Option<Jsonb>) -> bool {
+    fn rl_release(call: &Call, lease: Option<GivenLease>, config: Option<CallConfig>) -> bool {
         let Some(lease) = lease else { return Ok(true) };
-        let config = config.map(CallConfig);
         let request = lease.request(&config);
         Session::run(Use::Takes, call.function(), |host| leases::release(host, &request, lease.0.id))
     }

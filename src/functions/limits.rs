@@ -12,7 +12,6 @@ use crate::schema::error::Result;
 use ratelimit_pg::call::Call;
 use ratelimit_pg::call::result::One;
 use ratelimit_pg::call::sql_types::sql_row;
-use ratelimit_pg::values::Jsonb;
 
 sql_function! {
     /// 22004, 22023, 42501, 42704; 25006 in a read-only transaction; PT429 with `throws`.
@@ -24,9 +23,8 @@ sql_function! {
         count: f64,
         reserve: bool,
         throws: bool,
-        config: Option<Jsonb>,
+        config: Option<CallConfig>,
     ) -> One<RlResult> {
-        let config = config.map(CallConfig);
         let request = Request { name: name.0, key: key.0, count, reserve, config: inline(&config) };
         let answer = Session::run(Use::Takes, call.function(), |host| single::limit(host, &request, |_| Ok(())))?;
         answered(&request, &answer, throws)
@@ -43,9 +41,8 @@ sql_function! {
         count: f64,
         reserve: bool,
         throws: bool,
-        config: Option<Jsonb>,
+        config: Option<CallConfig>,
     ) -> One<RlResult> {
-        let config = config.map(CallConfig);
         let request = Request { name: name.0, key: key.0, count, reserve, config: inline(&config) };
         let answer = Session::run(Use::Reads, call.function(), |host| single::check(host, &request))?;
         answered(&request, &answer, throws)
@@ -71,11 +68,9 @@ sql_function! {
         count: f64,
         at_least: f64,
         throws: bool,
-        config: Option<Jsonb>,
+        config: Option<CallConfig>,
     ) -> One<Taken> {
-        let config = config.map(CallConfig);
-        let config = inline(&config);
-        let request = Request { name: name.0, key: key.0, count, reserve: false, config };
+        let request = Request { name: name.0, key: key.0, count, reserve: false, config: inline(&config) };
         let answer = Session::run(Use::Takes, call.function(), |host| single::take(host, &request, at_least))?;
         let One(RlResult { ok, outcome }) = answered(&request, &answer, throws)?;
         Ok(One(Taken { ok, taken: answer.taken, outcome }))
@@ -91,11 +86,9 @@ sql_function! {
         key: LimitKey,
         count: f64,
         taken_at: Option<Micros>,
-        config: Option<Jsonb>,
+        config: Option<CallConfig>,
     ) -> One<RlResult> {
-        let config = config.map(CallConfig);
-        let config = inline(&config);
-        let request = Request { name: name.0, key: key.0, count, reserve: false, config };
+        let request = Request { name: name.0, key: key.0, count, reserve: false, config: inline(&config) };
         let answer = Session::run(Use::Takes, call.function(), |host| single::credit(host, &request, taken_at))?;
         Ok(One(RlResult::from(&answer)))
     }

@@ -10,7 +10,6 @@ use crate::declaration::sql_function;
 use crate::host::{CallConfig, Session, Use, inline};
 use ratelimit_pg::call::Call;
 use ratelimit_pg::call::sql_types::Json;
-use ratelimit_pg::values::Jsonb;
 
 sql_function! {
     /// As `rl_check`.
@@ -19,11 +18,9 @@ sql_function! {
         call: &Call,
         name: LimitName,
         key: LimitKey,
-        config: Option<Jsonb>,
+        config: Option<CallConfig>,
     ) -> Json {
-        let config = config.map(CallConfig);
-        let config = inline(&config);
-        let request = Request { name: name.0, key: key.0, count: 0.0, reserve: false, config };
+        let request = Request { name: name.0, key: key.0, count: 0.0, reserve: false, config: inline(&config) };
         let value = Session::run(Use::Reads, call.function(), |host| single::value(host, &request))?;
         Ok(Json::new(to_json(&value)))
     }

@@ -189,11 +189,10 @@ fn of_limiter(error: &LimiterError) -> Report {
             .detail(only(&config.allowed))
             .hint(format!("For example: {}", example(config))),
         LimiterError::Undefined { name, kind } => {
-            report(b"42704").hint(format!("Define it: {}", definition(name, *kind, kind.example(false))))
+            report(b"42704").hint(format!("Define it: {}", definition(name, *kind, false)))
         }
         LimiterError::UndefinedPlan { plan, .. } => {
-            let kind = Kind::TokenBucket;
-            report(b"42704").hint(format!("Define it: {}", definition(plan, kind, kind.example(false))))
+            report(b"42704").hint(format!("Define it: {}", definition(plan, Kind::TokenBucket, false)))
         }
         LimiterError::Keyed { name, kind } => report(b"22004")
             .detail(
@@ -394,13 +393,12 @@ fn example(error: &ConfigError) -> String {
             "SELECT {SCHEMA}rl_define('sendMessage', '{{\"plan\": \"pro\"}}', 'user-1');"
         );
     }
-    let kind = error.kind.unwrap_or(Kind::TokenBucket);
-    definition("sendMessage", kind, kind.example(error.calendar))
+    definition("sendMessage", error.kind.unwrap_or(Kind::TokenBucket), error.calendar)
 }
 
-/// The call that defines a limit of a kind.
-fn definition(name: &str, kind: Kind, arguments: &str) -> String {
-    let (name, builder) = (literal(name), kind.builder());
+/// The call that defines a limit of a kind, with windows of the calendar or not.
+fn definition(name: &str, kind: Kind, calendar: bool) -> String {
+    let (name, builder, arguments) = (literal(name), kind.builder(), kind.example(calendar));
     format!("SELECT {SCHEMA}rl_define({name}, {SCHEMA}{builder}({arguments}));")
 }
 
