@@ -299,27 +299,19 @@ impl Host for Session<'_> {
     fn with_holds<T>(&self, work: impl FnOnce(&dyn Holds) -> PortResult<T>) -> PortResult<T> {
         self.refuse_without_holds()?;
         let (catalog, lock) = (self.catalog, catalog::first_lock());
-        if let (Access::Auto | Access::Heap, Some(indexes)) =
-            (settings::ACCESS.get(), catalog.hold_indexes)
-        {
-            let mut work = Some(work);
-            let mut directly = || {
-                // If the table has changed meanwhile, uses SQL: the call may have written already, and can't
-                // start again.
-                let holds = HeldHeap::open(catalog, indexes, lock)?;
-                Some(work.take()?(&holds))
-            };
-            let done = match lock {
-                TableLock::Read => catalog::reading(catalog.rl_holds, directly),
-                TableLock::LockRows | TableLock::Write => directly(),
-            };
-            return match (done, work) {
-                (Some(done), _) => done,
-                (None, Some(work)) => holds::by_sql(catalog, lock, |holds| work(holds)),
-                (None, None) => Err(Error::Moved.into()),
-            };
+        let indexes = match settings::ACCESS.get() {
+            Access::Auto | Access::Heap => catalog.hold_indexes,
+            Access::Sql => None,
+        };
+        // If the table has changed meanwhile, uses SQL: the call may have written already, and can't start again.
+        let run = || match indexes.and_then(|indexes| HeldHeap::open(catalog, indexes, lock)) {
+            Some(holds) => work(&holds),
+            None => holds::by_sql(catalog, lock, |holds| work(holds)),
+        };
+        match (lock, indexes) {
+            (TableLock::Read, Some(_)) => catalog::reading(catalog.rl_holds, run),
+            _ => run(),
         }
-        holds::by_sql(catalog, lock, |holds| work(holds))
     }
 
     fn with_key_holds<T>(
