@@ -9,7 +9,6 @@ use crate::cache::definitions;
 use crate::declaration::sql_function;
 use crate::schema::error::Error;
 use ratelimit_pg::call::Call;
-use ratelimit_pg::call::result::One;
 use ratelimit_pg::call::sql_types::{Json, Timestamptz, sql_row};
 use ratelimit_pg::interrupts::larger_reserve;
 use ratelimit_pg::values::Jsonb;
@@ -37,7 +36,7 @@ sql_function! {
         at: Micros,
         count: f64,
         reserve: bool,
-    ) -> One<Calculation> {
+    ) -> Calculation {
         let definition = definitions::inline(config)?;
         let limit = &definition.limit;
         check_count(limit, count)?;
@@ -57,7 +56,7 @@ sql_function! {
         };
         let decision = decide(limit, &state, at, count, reserve);
         let (retry_after, retry_at) = retry(at, decision.retry_after, |at| at);
-        Ok(One(Calculation {
+        Ok(Calculation {
             ok: decision.ok,
             retry_after,
             retry_at,
@@ -68,6 +67,6 @@ sql_function! {
                 Some(state) => Some(Json::new(state::to_json(&state))),
                 None => given.map(Json::from),
             },
-        }))
+        })
     }
 }

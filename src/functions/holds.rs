@@ -15,7 +15,6 @@ use super::several::{denied_of_all, with_requests};
 use crate::declaration::sql_function;
 use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::{Result, literal};
-use ratelimit_pg::call::result::One;
 use ratelimit_pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
 use ratelimit_pg::call::{Call, Rows};
 use ratelimit_pg::values::{Jsonb, server_text, utf8};
@@ -85,27 +84,27 @@ sql_function! {
         reserve: bool,
         throws: bool,
         config: Option<CallConfig>,
-    ) -> One<HeldRow> {
+    ) -> HeldRow {
         let request = Request { name: name.0, key: key.0, count, reserve, config: inline(&config) };
         let terms = terms(&ttl, &id, on_expiry);
         let hold = |host: &Session| holds::hold(host, &request, at_least, &terms);
         let held = Session::run(Use::Takes, call.function(), hold)?;
         refuse(slice::from_ref(&request), slice::from_ref(&held), throws)?;
-        Ok(One(held_row(&held)))
+        Ok(held_row(&held))
     }
 }
 
 sql_function! {
     /// 22023; 25006 in a read-only transaction.
     #[effect(Takes)]
-    fn rl_settle(call: &Call, hold: Option<&[u8]>, used: Option<f64>) -> One<RlResult> {
+    fn rl_settle(call: &Call, hold: Option<&[u8]>, used: Option<f64>) -> RlResult {
         let used = used.map(|used| checked("used", used)).transpose()?;
         // The hold of an exempt key: nothing to settle.
-        let Some(hold) = hold else { return Ok(One(RlResult { ok: true, outcome: Outcome::default() })) };
+        let Some(hold) = hold else { return Ok(RlResult { ok: true, outcome: Outcome::default() }) };
         let settle = |host: &Session| holds::settle(host, hold, used);
         let settled = Session::run(Use::Takes, call.function(), settle)?;
         let outcome = settled.as_ref().map(outcome);
-        Ok(One(RlResult { ok: outcome.is_some(), outcome: outcome.unwrap_or_default() }))
+        Ok(RlResult { ok: outcome.is_some(), outcome: outcome.unwrap_or_default() })
     }
 }
 

@@ -13,7 +13,6 @@ use crate::declaration::sql_function;
 use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::Result;
 use ratelimit_pg::call::Call;
-use ratelimit_pg::call::result::One;
 use ratelimit_pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
 
 sql_row! {
@@ -58,7 +57,7 @@ sql_function! {
         count: f64,
         throws: bool,
         config: Option<CallConfig>,
-    ) -> One<Acquired> {
+    ) -> Acquired {
         let request = Request { name: name.0, key: key.0, count, reserve: false, config: inline(&config) };
         let answer = Session::run(Use::Takes, call.function(), |host| leases::acquire(host, &request))?;
         if throws && !answer.ok {
@@ -67,7 +66,7 @@ sql_function! {
         let text = |given: Given| lease::to_text(name.0, key.0, given.id);
         let lease = answer.lease.map(|given| Text::new(text(given).as_bytes()));
         let expires_at = answer.lease.and_then(|given| time(given.expires_at));
-        Ok(One(Acquired { ok: answer.ok, lease, expires_at, outcome: (&answer).into() }))
+        Ok(Acquired { ok: answer.ok, lease, expires_at, outcome: (&answer).into() })
     }
 }
 

@@ -10,7 +10,6 @@ use crate::declaration::sql_function;
 use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::Result;
 use ratelimit_pg::call::Call;
-use ratelimit_pg::call::result::One;
 use ratelimit_pg::call::sql_types::sql_row;
 
 sql_function! {
@@ -24,7 +23,7 @@ sql_function! {
         reserve: bool,
         throws: bool,
         config: Option<CallConfig>,
-    ) -> One<RlResult> {
+    ) -> RlResult {
         let request = Request { name: name.0, key: key.0, count, reserve, config: inline(&config) };
         let answer = Session::run(Use::Takes, call.function(), |host| single::limit(host, &request, |_| Ok(())))?;
         answered(&request, &answer, throws)
@@ -42,7 +41,7 @@ sql_function! {
         reserve: bool,
         throws: bool,
         config: Option<CallConfig>,
-    ) -> One<RlResult> {
+    ) -> RlResult {
         let request = Request { name: name.0, key: key.0, count, reserve, config: inline(&config) };
         let answer = Session::run(Use::Reads, call.function(), |host| single::check(host, &request))?;
         answered(&request, &answer, throws)
@@ -69,11 +68,11 @@ sql_function! {
         at_least: f64,
         throws: bool,
         config: Option<CallConfig>,
-    ) -> One<Taken> {
+    ) -> Taken {
         let request = Request { name: name.0, key: key.0, count, reserve: false, config: inline(&config) };
         let answer = Session::run(Use::Takes, call.function(), |host| single::take(host, &request, at_least))?;
-        let One(RlResult { ok, outcome }) = answered(&request, &answer, throws)?;
-        Ok(One(Taken { ok, taken: answer.taken, outcome }))
+        let RlResult { ok, outcome } = answered(&request, &answer, throws)?;
+        Ok(Taken { ok, taken: answer.taken, outcome })
     }
 }
 
@@ -87,17 +86,17 @@ sql_function! {
         count: f64,
         taken_at: Option<Micros>,
         config: Option<CallConfig>,
-    ) -> One<RlResult> {
+    ) -> RlResult {
         let request = Request { name: name.0, key: key.0, count, reserve: false, config: inline(&config) };
         let answer = Session::run(Use::Takes, call.function(), |host| single::credit(host, &request, taken_at))?;
-        Ok(One(RlResult::from(&answer)))
+        Ok(RlResult::from(&answer))
     }
 }
 
 /// Converts the answer of a call; PT429 with `throws` if it is denied.
-fn answered(request: &Request, answer: &Answer, throws: bool) -> Result<One<RlResult>> {
+fn answered(request: &Request, answer: &Answer, throws: bool) -> Result<RlResult> {
     if throws && !answer.ok {
         return Err(denied(request, answer, None));
     }
-    Ok(One(RlResult::from(answer)))
+    Ok(RlResult::from(answer))
 }

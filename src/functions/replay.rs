@@ -8,7 +8,6 @@ use super::answers::RlResult;
 use crate::cache::definitions;
 use crate::declaration::sql_function;
 use ratelimit_pg::call::Call;
-use ratelimit_pg::call::result::One;
 use ratelimit_pg::values::Jsonb;
 
 /// The state after the calls of a partition. A denial leaves no state, as in the table.
@@ -28,7 +27,7 @@ sql_function! {
         at: Micros,
         count: f64,
         reserve: bool,
-    ) -> One<RlResult> {
+    ) -> RlResult {
         let definition = definitions::inline(config)?;
         let limit = &definition.limit;
         check_count(limit, count)?;
@@ -39,7 +38,7 @@ sql_function! {
             let decision = decide(limit, state.unwrap_or(&fresh), at, count, reserve);
             let answer = Answer::new(&definition, &decision, at);
             replay.state = decision.state.or(replay.state.take());
-            Ok(One(RlResult::from(&answer)))
+            Ok(RlResult::from(&answer))
         })
     }
 }

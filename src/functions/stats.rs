@@ -6,7 +6,6 @@ use crate::declaration::sql_function;
 use crate::schema::settings;
 use crate::tally;
 use crate::writer;
-use ratelimit_pg::call::result::One;
 use ratelimit_pg::call::sql_types::{Text, Timestamptz, sql_row};
 use ratelimit_pg::call::{Call, Rows};
 
@@ -108,11 +107,11 @@ sql_row! {
 sql_function! {
     /// 53100 or 53200 as `rl_stats`.
     #[effect(Reads)]
-    fn rl_memory(call: &Call) -> One<MemoryRow> {
+    fn rl_memory(call: &Call) -> MemoryRow {
         let memory = tally::memory()?;
         let usage = memory.states.usage();
         let writer::Usage { saved, bytes, problem, writer } = writer::usage(call.function())?;
-        Ok(One(MemoryRow {
+        Ok(MemoryRow {
             keys: usage.keys as i64,
             room: usage.capacity as i64,
             inline_keys: usage.inline_keys as i64,
@@ -131,7 +130,7 @@ sql_function! {
             save_error: Some(problem).filter(|text| !text.is_empty()).map(|text| Text::new(&text)),
             writer_pid: writer.map(|(pid, _)| pid as i32),
             writer_since: writer.and_then(|(_, since)| time(since)),
-        }))
+        })
     }
 }
 

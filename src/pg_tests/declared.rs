@@ -15,7 +15,7 @@ mod tests {
     use crate::declaration::declared::{Declaration, Parameter};
     use crate::declaration::{Effect, sql_function};
     use ratelimit_pg::call::Call;
-    use ratelimit_pg::call::result::{One, Returned};
+    use ratelimit_pg::call::result::Returned;
     use ratelimit_pg::call::sql_types::{Json, ResultColumn, Text, sql_row};
     use ratelimit_pg::values::Jsonb;
 
@@ -150,17 +150,17 @@ mod tests {
             e_null: Option<Interval>,
             f_null: Option<Micros>,
             config: Option<Jsonb>,
-        ) -> One<Read> {
+        ) -> Read {
             let months = |span: Interval| (span.months, span.days, span.micros);
             let text = |text: &[u8]| String::from_utf8_lossy(text).into_owned();
             let required = format!("{:?}", (a, b, c, text(d), months(e), f.0));
             let given = (a_null, b_null, c_null, d_null.map(text), e_null.map(months), f_null.map(|at| at.0));
             let optional = d_null.map(|_| Text::new(format!("{given:?}").as_bytes()));
-            Ok(One(Read {
+            Ok(Read {
                 required: Text::new(required.as_bytes()),
                 optional,
                 config: config.map(Json::from),
-            }))
+            })
         }
     }
 

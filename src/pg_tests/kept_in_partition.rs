@@ -8,7 +8,6 @@ mod tests {
     use crate::declaration::sql_function;
     use crate::schema::error::{Error, Result};
     use ratelimit_pg::call::Call;
-    use ratelimit_pg::call::result::One;
     use ratelimit_pg::call::sql_types::sql_row;
 
     sql_row! {
@@ -23,7 +22,7 @@ mod tests {
     sql_function! {
         /// Remembers a value, and calls for it and for one of another type while it is in use.
         #[effect(Window)]
-        fn test_kept(call: &Call, n: f64) -> One<TestKept> {
+        fn test_kept(call: &Call, n: f64) -> TestKept {
             call.in_partition(|sum: &mut f64| -> Result<_, Error> {
                 let inner = call.in_partition(|sum: &mut f64| -> Result<_, Error> {
                     *sum += 1000.0;
@@ -35,7 +34,7 @@ mod tests {
                 })?;
                 let before = *sum;
                 *sum += n;
-                Ok(One(TestKept { sum: before, text, inner }))
+                Ok(TestKept { sum: before, text, inner })
             })
         }
     }

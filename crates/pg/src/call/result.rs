@@ -47,19 +47,3 @@ impl<R: SqlRow> SqlResult for Rows<R> {
         Ok(call.null())
     }
 }
-
-/// One row.
-pub struct One<R>(pub R);
-
-impl<R: SqlRow> SqlResult for One<R> {
-    const RETURNED: Returned = Returned::Row(R::TYPE, R::COLUMNS);
-
-    /// Runs before any wait: afterwards the function may have been dropped.
-    fn begin(call: &Call) -> Result<()> {
-        call.row_type(R::COLUMNS)
-    }
-
-    fn end(self, call: &Call) -> Result<pg_sys::Datum> {
-        call.row(self.0)
-    }
-}

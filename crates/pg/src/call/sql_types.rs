@@ -430,6 +430,20 @@ macro_rules! sql_row {
                 });
                 work(&mut values, &mut nulls)
             }
+        }
+
+        impl $crate::call::result::SqlResult for $name {
+            const RETURNED: $crate::call::result::Returned =
+                $crate::call::result::Returned::Row($type, <$name as $crate::call::sql_types::SqlColumns>::COLUMNS);
+
+            /// Runs before any wait: afterwards the function may have been dropped.
+            fn begin(call: &$crate::call::Call) -> $crate::error::Result<()> {
+                call.row_type(<$name as $crate::call::sql_types::SqlColumns>::COLUMNS)
+            }
+
+            fn end(self, call: &$crate::call::Call) -> $crate::error::Result<pgrx::pg_sys::Datum> {
+                call.row(self)
+            }
         })?
     };
 }
