@@ -16,7 +16,7 @@
 //! - checks the privileges of the user, and row security
 //!   → not needed: calls need no privilege on the tables; a table with row security is an altered one
 //! - refuses to read an unlogged table on a standby (get_relation_info)
-//!   → `unaltered_table::index_of`
+//!   → `OpenTable::index_of_limits`
 //! - locks the table, as strongly as the whole statement needs, before it touches an index (parse_relation.c,
 //!   ExecGetRangeTableRelation)
 //!   → [`Heap::open`], in each call, since ROLLBACK TO releases locks. The locks are the transaction's, since a
@@ -30,10 +30,10 @@
 //! - sees the writes of the transaction's earlier commands, and this one's so far (SPI begins a command of its own)
 //!   → `catalog::with` begins a new command
 //! - has an active snapshot, which keeps the visible versions from being pruned, and TOAST readable
-//!   → `catalog::with` pushes one if there is none; `unaltered_table::index_of` refuses if that is not enough
+//!   → `catalog::with` pushes one if there is none; `OpenTable::index_of_limits` refuses if that is not enough
 //!   (`old_snapshot_threshold`)
 //! - checks that the publications allow updates and deletes (CheckCmdReplicaIdentity)
-//!   → `unaltered_table::index_of`
+//!   → `OpenTable::index_of_limits`
 //! - ignores tables that inherit: SQL says ONLY, so no other table is planned or locked
 //!   → there is only one table here
 //!
@@ -68,7 +68,7 @@
 //! To update one (ExecUpdate):
 //!
 //! - BEFORE, INSTEAD OF and AFTER triggers, transition tables
-//!   → not needed: no trigger (`unaltered_table::index_of`)
+//!   → not needed: no trigger (`OpenTable::index_of_limits`)
 //! - computes generated columns (ExecComputeStoredGenerated)
 //!   → not needed: none
 //! - takes the columns that are not set, name and key, from the version that is replaced, as they are stored there:
@@ -105,7 +105,7 @@
 //! To insert one (ExecInsert with ON CONFLICT DO NOTHING):
 //!
 //! - refuses ON CONFLICT on a table with `user_catalog_table` (transformOnConflictArbiter)
-//!   → `unaltered_table::index_of`
+//!   → `OpenTable::index_of_limits`
 //! - searches a row with the same key, and waits for a concurrent insert of one (ExecCheckIndexConstraints)
 //!   → the limiter has just read; a concurrent insert is found by its index entry, and waited for in
 //!   [`Heap::wait_for_inserter`]
