@@ -58,8 +58,8 @@ impl Checked<'_> for MaxRows {
     }
 }
 
-/// Returns the length of an interval, unless there is a reason to refuse it; `allowed`: in words. A month has 30 days, as
-/// when PostgreSQL compares intervals.
+/// Returns the length of an interval, unless there is a reason to refuse it; `allowed`: in words. A month has 30 days,
+/// as when PostgreSQL compares intervals.
 pub fn length(
     interval: Interval,
     argument: &'static str,
@@ -163,8 +163,8 @@ pub fn joined_key(parts: &[&[u8]]) -> Result<Vec<u8>> {
     json_array(parts, MAX_KEY).map_err(|bytes| wrong_length("key", bytes, KEY_LENGTH))
 }
 
-/// The JSON of a list, and a larger memory reserve while it is read. 22023: it has more than `most` bytes, or more items
-/// than a list of requests may have.
+/// The JSON of a list, and a larger memory reserve while it is read. 22023: it has more than `most` bytes, or more
+/// items than a list of requests may have.
 pub fn list_json(
     argument: &'static str,
     list: Jsonb,

@@ -211,7 +211,8 @@ impl<'a> Options<'a> {
     }
 }
 
-/// Finds the column of this name, spelled as in the catalog, or else the columns in a comma-separated list. 42703, 22023.
+/// Finds the column of this name, spelled as in the catalog, or else the columns in a comma-separated list. 42703,
+/// 22023.
 fn key<'a>(trigger: &Trigger, columns: &'a CStr) -> Result<Vec<Named<'a>>> {
     let bytes = columns.to_bytes();
     if !bytes.contains(&b',') || trigger.column(columns).is_some() {

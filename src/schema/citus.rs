@@ -18,7 +18,8 @@ pub fn distribution(table: pg_sys::Oid) -> Option<bool> {
     if !is_installed() {
         return None;
     }
-    // SAFETY: in a transaction; scans a catalog of Citus, opened and closed here. Its column is compared if it is a regclass.
+    // SAFETY: in a transaction; scans a catalog of Citus, opened and closed here. Its column is compared if it is a
+    // regclass.
     unsafe {
         let catalog = pg_sys::Oid::from(pg_sys::PG_CATALOG_NAMESPACE);
         let list = pg_sys::get_relname_relid(c"pg_dist_partition".as_ptr(), catalog);

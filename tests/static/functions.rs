@@ -1,4 +1,5 @@
-//! The library has no function that the SQL doesn't declare. `pg_tests::declared` shows the opposite, and compares them.
+//! The library has no function that the SQL doesn't declare. `pg_tests::declared` shows the opposite, and compares
+//! them.
 
 use std::fs;
 

@@ -194,9 +194,9 @@ pub fn set_lock_timeout(limit: &CStr) {
     set(c"lock_timeout", limit);
 }
 
-/// Connects this worker to a database as the bootstrap superuser, even if the database allows no connections. Before, sets
-/// its settings: it can write, waits only briefly for locks and for no standby, only [`within`] ends its transactions,
-/// and its connections are not logged.
+/// Connects this worker to a database as the bootstrap superuser, even if the database allows no connections. Before,
+/// sets its settings: it can write, waits only briefly for locks and for no standby, only [`within`] ends its
+/// transactions, and its connections are not logged.
 pub fn connect(database: pg_sys::Oid) {
     // SAFETY: the setting exists, and is copied before another one is read.
     let logged = unsafe {

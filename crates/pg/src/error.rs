@@ -77,8 +77,8 @@ impl Report {
     }
 }
 
-/// Stands in a hint for the schema of the called function and a dot, or for nothing if `search_path` finds it: no text of
-/// a user has this character.
+/// Stands in a hint for the schema of the called function and a dot, or for nothing if `search_path` finds it: no text
+/// of a user has this character.
 pub const SCHEMA: char = '\0';
 
 /// An error that an SQL function can end with; see [`enter`](crate::call::enter).

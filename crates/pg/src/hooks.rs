@@ -15,8 +15,8 @@ use crate::call::row_type;
 use crate::error::{Raised, Result};
 use crate::raise::{Raising, guarded};
 
-/// The hooks of the library. Those that are called after an end or at an invalidation, which can arrive at any point,
-/// don't panic, and call nothing of Postgres but LWLocks and the clock.
+/// The hooks of the library. One that is called after an end or at an invalidation, which can arrive at any point,
+/// doesn't panic, and calls nothing of Postgres but LWLocks and the clock.
 pub struct Hooks {
     /// Before the commit, when an error still rolls it back: after deferred triggers were fired
     /// (AfterTriggerFireDeferred in CommitTransaction), and before waiting ones are dropped (AfterTriggerEndXact), so
