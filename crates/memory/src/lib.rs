@@ -31,6 +31,3 @@ pub use partitions::{
 };
 pub use rankings::{Denied, SharedRankings, TEXT};
 pub use tallies::{Count, SharedTallies, Totals};
-
-#[cfg(test)]
-mod loom;

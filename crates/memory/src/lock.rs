@@ -76,13 +76,6 @@ impl<L: ReadWriteLock, T> Guarded<L, T> {
     }
 }
 
-#[cfg(test)]
-impl<L, T> Guarded<L, T> {
-    pub fn new(lock: L, value: T) -> Guarded<L, T> {
-        Guarded { lock, value: UnsafeCell::new(value) }
-    }
-}
-
 /// A value that does not change while this exists.
 ///
 /// Holds a pointer to the value instead of a reference: a reference would have to be valid to the end of a function
@@ -127,3 +120,6 @@ impl<'a, L: ReadWriteLock + 'a, T> DerefMut for WriteGuard<'a, L, T> {
         unsafe { self.value.deref() }
     }
 }
+
+#[cfg(test)]
+pub mod tests;

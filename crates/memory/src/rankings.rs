@@ -179,15 +179,4 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedRankings<L, S> {
 }
 
 #[cfg(test)]
-impl<L, S: Copy> SharedRankings<L, S> {
-    /// The value of zeroed memory.
-    pub fn new(lock: impl Fn() -> L, scope: S) -> SharedRankings<L, S> {
-        let denied = DeniedKey { scope, name: 0, key: 0, text: [0; TEXT] };
-        let ranking = || Ranking {
-            floor: 0,
-            counters: [const { Counter::new() }; KEYS],
-            denied: [denied; KEYS],
-        };
-        SharedRankings { rankings: std::array::from_fn(|_| Guarded::new(lock(), ranking())) }
-    }
-}
+mod tests;

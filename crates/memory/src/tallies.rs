@@ -287,25 +287,4 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedTallies<L, S> {
 }
 
 #[cfg(test)]
-impl<L, S: Copy> SharedTallies<L, S> {
-    /// The value of zeroed memory.
-    pub fn new(lock: L, scope: S) -> SharedTallies<L, S> {
-        let counter = || AtomicU64::new(0);
-        let stripe = || Stripe {
-            allowed: counter(),
-            denied: counter(),
-            denied_in_dry_run: counter(),
-            tokens: counter(),
-        };
-        let tally = || Tally {
-            id: [counter(), counter()],
-            since: AtomicI64::new(0),
-            stripes: std::array::from_fn(|_| stripe()),
-        };
-        SharedTallies {
-            dropped: counter(),
-            names: Guarded::new(lock, [Name::new(scope, b""); TALLIES]),
-            tallies: std::array::from_fn(|_| tally()),
-        }
-    }
-}
+mod tests;
