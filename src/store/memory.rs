@@ -39,7 +39,7 @@ pub use saved::{SavedMemory, SavedUsage, Writer};
 
 /// The number of the segment's layout. Raise it if a meaning changes without any size, such as the meaning of an entry
 /// (`ratelimit_memory::states::Content`).
-const LAYOUT: u32 = 7;
+const LAYOUT: u32 = 8;
 
 /// The beginning of the segment. The states, the tallies and the rankings follow.
 #[repr(C, align(128))]

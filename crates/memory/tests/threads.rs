@@ -257,14 +257,14 @@ fn saved_keys_are_changed_copied_and_evicted_at_once_and_each_change_is_written(
         for number in 0..COUNT {
             let (mut copies, mut from) = (Vec::new(), Some(0));
             while let Some(place) = from {
-                let mut guard = partitions().lock(number);
+                let mut guard = partitions().write(number);
                 from = guard.partition().copy(place, 5, scope, None, &mut copies);
             }
             for copy in copies {
                 let n = (0..KEYS).find(|&n| copy.key == text(n)).unwrap();
                 assert_eq!((&copy.name[..], copy.hash), (&b"name"[..], key(n)));
                 *states[n].lock().unwrap() = copy.state.clone();
-                partitions().lock(number).partition().finish(&copy, Outcome::Written, NOW, NOW);
+                partitions().write(number).partition().finish(&copy, Outcome::Written, NOW, NOW);
             }
         }
     };
@@ -282,13 +282,13 @@ fn saved_keys_are_changed_copied_and_evicted_at_once_and_each_change_is_written(
             let hash = key(n);
             let number = n % COUNT;
             loop {
-                let mut guard = partitions().lock(number);
+                let mut guard = partitions().write(number);
                 let mut partition = guard.partition();
                 let Some(found) = partition.read(hash, false) else {
                     let evictions = partition.evictions();
                     drop(guard);
                     let state = states[n].lock().unwrap().clone();
-                    let mut guard = partitions().lock(number);
+                    let mut guard = partitions().write(number);
                     let mut partition = guard.partition();
                     if partition.evictions() == evictions {
                         let text = text(n);
@@ -318,7 +318,7 @@ fn saved_keys_are_changed_copied_and_evicted_at_once_and_each_change_is_written(
     write();
     let sum: i64 = states.iter().map(|state| count(&state.lock().unwrap())).sum();
     assert_eq!(sum, ((THREADS - 1) * CALLS) as i64);
-    assert!((0..COUNT).all(|number| partitions().lock(number).partition().unsaved_len() == 0));
+    assert!((0..COUNT).all(|number| partitions().write(number).partition().unsaved_len() == 0));
 }
 
 /// The text of a key, some of them longer than a cell.

@@ -168,12 +168,12 @@ impl SavedMemory {
         &self,
         ids: impl Iterator<Item = Id>,
     ) -> Locked<SavedGuard<'static, SessionLock>> {
-        Locked::new(ids.map(|id| partition_of(id.key)), |number| self.partitions.lock(number))
+        Locked::new(ids.map(|id| partition_of(id.key)), |number| self.partitions.write(number))
     }
 
     /// Locks the partitions, one at a time.
     fn each(&self) -> impl Iterator<Item = SavedGuard<'static, SessionLock>> {
-        (0..PARTITIONS).map(|number| self.partitions.lock(number))
+        (0..PARTITIONS).map(|number| self.partitions.write(number))
     }
 
     /// Returns the writer of a scope, in the place of an idle one; `None` if none is idle.
@@ -227,7 +227,7 @@ impl SavedMemory {
     /// Loads a key; see [`Entries::load`](ports::Entries::load).
     pub(super) fn load(&self, scope: Scope, id: Id, new: ports::NewKey) -> Loaded {
         let ports::NewKey { name, key, state, absent } = new;
-        let mut guard = self.partitions.lock(partition_of(id.key));
+        let mut guard = self.partitions.write(partition_of(id.key));
         let mut partition = guard.partition();
         if partition.evictions() != absent.evictions {
             return Loaded::Moved;
@@ -258,7 +258,7 @@ impl SavedMemory {
         for number in 0..PARTITIONS {
             let mut from = Some(0);
             while let Some(place) = from {
-                let mut guard = self.partitions.lock(number);
+                let mut guard = self.partitions.write(number);
                 from = guard.partition().copy(place, AT_ONCE, scope.numbers(), due, &mut copies);
             }
         }
@@ -270,7 +270,7 @@ impl SavedMemory {
     /// Notes the outcome of writing a copy that was made at `copied`.
     pub fn finish(&self, copy: &SavedCopy, outcome: Outcome, copied: Micros) {
         let now = clock::monotonic();
-        let mut guard = self.partitions.lock(partition_of(copy.hash));
+        let mut guard = self.partitions.write(partition_of(copy.hash));
         guard.partition().finish(copy, outcome, copied, now);
     }
 
