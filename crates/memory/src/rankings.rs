@@ -1,7 +1,7 @@
 //! The keys that are denied most, with their counts. The text of no other key is stored.
 
 use crate::lock::{Guarded, ReadWriteLock};
-use crate::sketch::{Counter, Sketch, counted};
+use crate::sketch::{Counter, Sketch};
 
 /// The number of rankings, over which keys are distributed at random.
 const RANKINGS: usize = if cfg!(test) { 2 } else { 16 };
@@ -13,8 +13,7 @@ pub const TEXT: usize = 320;
 /// A ranking. Under a shared lock only the counts change, which are atomic.
 #[repr(C)]
 struct Ranking<S> {
-    floor: u64,
-    counters: [Counter; KEYS],
+    sketch: Sketch<[Counter; KEYS]>,
     denied: [DeniedKey<S>; KEYS],
 }
 
@@ -70,13 +69,9 @@ impl<S: Copy + PartialEq> DeniedKey<S> {
 }
 
 impl<S: Copy + PartialEq> Ranking<S> {
-    fn sketch(&mut self) -> Sketch<'_> {
-        Sketch::new(&mut self.floor, &mut self.counters)
-    }
-
     /// The keys with a counter, and their counters.
     fn denied(&self) -> impl Iterator<Item = (&DeniedKey<S>, &Counter)> {
-        counted(&self.counters).map(|(number, counter)| (&self.denied[number], counter))
+        self.sketch.counted().map(|(number, counter)| (&self.denied[number], counter))
     }
 }
 
@@ -108,16 +103,13 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedRankings<L, S> {
         key: &[u8],
     ) -> usize {
         let ranking = &self.rankings[(id[0] >> 32) as usize % RANKINGS];
-        if let Some(number) = last {
-            let ranking = ranking.read();
-            if let Some(counter) = ranking.counters.get(number).filter(|counter| counter.counts(id))
-            {
-                counter.add();
-                return number;
-            }
+        if let Some(number) = last
+            && ranking.read().sketch.add(number, id)
+        {
+            return number;
         }
         let mut ranking = ranking.write();
-        let (number, is_new) = ranking.sketch().count(id);
+        let (number, is_new) = ranking.sketch.count(id);
         if is_new {
             ranking.denied[number].set(scope, name, key);
         }
@@ -159,21 +151,19 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedRankings<L, S> {
     /// Removes a key of every name; `id`: the key's hash under a name.
     pub fn forget_key(&self, scope: S, id: impl Fn(&[u8]) -> [u64; 2]) {
         for ranking in &self.rankings {
-            let Ranking { floor, counters, denied } = &mut *ranking.write();
-            let is_it = |(number, counter): (usize, &Counter)| {
+            let Ranking { sketch, denied } = &mut *ranking.write();
+            sketch.remove_if(|number, counter| {
                 let of = &denied[number];
-                (of.is_of(scope, None) && counter.counts(id(of.texts().0))).then_some(number)
-            };
-            let found: Vec<usize> = counted(counters).filter_map(is_it).collect();
-            Sketch::new(floor, counters).remove_if(|number| found.contains(&number));
+                of.is_of(scope, None) && counter.counts(id(of.texts().0))
+            });
         }
     }
 
     /// Removes the keys of a name, or of a scope.
     pub fn forget(&self, scope: S, name: Option<&[u8]>) {
         for ranking in &self.rankings {
-            let Ranking { floor, counters, denied } = &mut *ranking.write();
-            Sketch::new(floor, counters).remove_if(|number| denied[number].is_of(scope, name));
+            let Ranking { sketch, denied } = &mut *ranking.write();
+            sketch.remove_if(|number, _| denied[number].is_of(scope, name));
         }
     }
 }

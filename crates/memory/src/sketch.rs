@@ -1,22 +1,21 @@
 //! The most frequent keys of a stream, counted in bounded memory.
 //!
-//! [`Sketch`] is the space-saving algorithm of [Metwally, Agrawal and El Abbadi, 2005]. Like a
-//! [`Partition`](crate::states::Partition), it borrows its memory from a caller that locks it; zeroed memory is
-//! empty. The caller stores the names of the keys, by the numbers of their counters. Several sessions may
-//! [add](Counter::add) to a key's [`Counter`] at once, and others read it: neither needs `&mut`.
+//! [`Sketch`] is the space-saving algorithm of [Metwally, Agrawal and El Abbadi, 2005]. Zeroed memory is an empty one.
+//! The caller locks it, and stores the names of the keys, by the numbers of their counters. Several sessions may
+//! [add](Sketch::add) to a key's [`Counter`] at once, and others read it: neither needs `&mut`.
 //!
 //! ```
-//! use ratelimit_memory::sketch::{Counter, Sketch, counted};
+//! use ratelimit_memory::sketch::{Counter, Sketch};
 //!
-//! let (mut floor, mut counters, mut names) = (0, [const { Counter::new() }; 2], [' '; 2]);
+//! let (mut sketch, mut names) = (Sketch::new([const { Counter::new() }; 2]), [' '; 2]);
 //! for letter in "abacaba".chars() {
 //!     // Any hash will do here.
-//!     let (number, is_new) = Sketch::new(&mut floor, &mut counters).count([letter as u64, 0]);
+//!     let (number, is_new) = sketch.count([letter as u64, 0]);
 //!     if is_new {
 //!         names[number] = letter;
 //!     }
 //! }
-//! let most = counted(&counters).map(|(number, counter)| (counter.count(), names[number])).max();
+//! let most = sketch.counted().map(|(number, counter)| (counter.count(), names[number])).max();
 //! assert_eq!(most, Some((4, 'a')));
 //! ```
 //!
@@ -46,11 +45,6 @@ impl Counter {
         self.key == key && self.count() > 0
     }
 
-    /// Counts its key once more.
-    pub fn add(&self) {
-        self.count.fetch_add(1, Relaxed);
-    }
-
     /// The maximum number of times that its key was seen.
     pub fn count(&self) -> u64 {
         self.count.load(Relaxed)
@@ -62,30 +56,33 @@ impl Counter {
     }
 }
 
-/// The counters in use, in no order, with their numbers.
-pub fn counted(counters: &[Counter]) -> impl Iterator<Item = (usize, &Counter)> {
-    counters.iter().enumerate().filter(|(_, counter)| counter.count() > 0)
-}
-
 /// A sketch: a key that was seen more than `total / counters` times has a counter.
 #[derive(Debug)]
-pub struct Sketch<'a> {
+#[repr(C)]
+pub struct Sketch<C> {
     /// The maximum number of times that a key without a counter may have been seen.
-    floor: &'a mut u64,
-    counters: &'a mut [Counter],
+    floor: u64,
+    counters: C,
 }
 
-impl<'a> Sketch<'a> {
-    /// Views memory that is zeroed, or left by an earlier sketch of the same length. There is at least one counter.
-    pub fn new(floor: &'a mut u64, counters: &'a mut [Counter]) -> Sketch<'a> {
-        Sketch { floor, counters }
+impl<C: AsRef<[Counter]> + AsMut<[Counter]>> Sketch<C> {
+    /// A sketch of counters that are free, at least one.
+    pub fn new(counters: C) -> Sketch<C> {
+        Sketch { floor: 0, counters }
+    }
+
+    /// The counters in use, in no order, with their numbers.
+    pub fn counted(&self) -> impl Iterator<Item = (usize, &Counter)> {
+        let all = self.counters.as_ref().iter().enumerate();
+        all.filter(|(_, counter)| counter.count() > 0)
     }
 
     /// Counts a key, given by a hash that callers can't predict. Returns the number of its counter, and whether the key
     /// has just got it: a free one, or the counter of the key seen least.
     pub fn count(&mut self, key: [u64; 2]) -> (usize, bool) {
+        let counters = self.counters.as_mut();
         let (mut least, mut fewest) = (0, u64::MAX);
-        for (n, counter) in self.counters.iter_mut().enumerate() {
+        for (n, counter) in counters.iter_mut().enumerate() {
             let is_found = counter.counts(key);
             let count = counter.count.get_mut();
             if is_found {
@@ -96,17 +93,23 @@ impl<'a> Sketch<'a> {
                 (least, fewest) = (n, *count);
             }
         }
-        let error = fewest.max(*self.floor);
-        *self.floor = error;
+        let error = fewest.max(self.floor);
+        self.floor = error;
         let count = AtomicU64::new(error.saturating_add(1));
-        self.counters[least] = Counter { key, count, error };
+        counters[least] = Counter { key, count, error };
         (least, true)
     }
 
-    /// Frees the counters that a test selects by number.
-    pub fn remove_if(&mut self, test: impl Fn(usize) -> bool) {
-        for (number, counter) in self.counters.iter_mut().enumerate() {
-            if test(number) {
+    /// Counts a key once more if the counter of this number is the key's; false if it isn't.
+    pub fn add(&self, number: usize, key: [u64; 2]) -> bool {
+        let counter = self.counters.as_ref().get(number).filter(|counter| counter.counts(key));
+        counter.map(|counter| counter.count.fetch_add(1, Relaxed)).is_some()
+    }
+
+    /// Frees the counters that a test selects, by number.
+    pub fn remove_if(&mut self, test: impl Fn(usize, &Counter) -> bool) {
+        for (number, counter) in self.counters.as_mut().iter_mut().enumerate() {
+            if test(number, counter) {
                 *counter = Counter::default();
             }
         }

@@ -34,10 +34,9 @@ struct Tally {
 
 #[repr(C, align(64))]
 struct Stripe {
-    allowed: AtomicU64,
-    denied: AtomicU64,
-    denied_in_dry_run: AtomicU64,
-    /// The bits of a float.
+    /// Calls that were allowed, denied, and denied in a dry run.
+    calls: [AtomicU64; 3],
+    /// The tokens of those that were allowed: the bits of a float.
     tokens: AtomicU64,
 }
 
@@ -91,8 +90,7 @@ impl Stripe {
     /// Sets the counters to zero; returns the number of calls counted before.
     fn clear(&self) -> u64 {
         self.tokens.store(0, Relaxed);
-        let calls = [&self.allowed, &self.denied, &self.denied_in_dry_run];
-        calls.map(|counter| counter.swap(0, Relaxed)).iter().sum()
+        self.calls.iter().map(|counter| counter.swap(0, Relaxed)).sum()
     }
 }
 
@@ -106,12 +104,8 @@ impl Tally {
     }
 
     fn calls(&self) -> u64 {
-        let of = |stripe: &Stripe| {
-            stripe.allowed.load(Relaxed)
-                + stripe.denied.load(Relaxed)
-                + stripe.denied_in_dry_run.load(Relaxed)
-        };
-        self.stripes.iter().map(of).sum()
+        let counters = self.stripes.iter().flat_map(|stripe| &stripe.calls);
+        counters.map(|counter| counter.load(Relaxed)).sum()
     }
 
     /// Starts counting at `now`; returns the number of calls counted before.
@@ -123,31 +117,27 @@ impl Tally {
     #[inline]
     fn add(&self, session: usize, count: Count) {
         let stripe = &self.stripes[session % STRIPES];
-        match count {
-            Count::Denied => {
-                stripe.denied.fetch_add(1, Relaxed);
-            }
-            Count::DeniedInDryRun => {
-                stripe.denied_in_dry_run.fetch_add(1, Relaxed);
-            }
-            Count::Allowed(tokens) => {
-                stripe.allowed.fetch_add(1, Relaxed);
-                let plus = |bits| Some((f64::from_bits(bits) + tokens).to_bits());
-                let _ = stripe.tokens.fetch_update(Relaxed, Relaxed, plus);
-            }
+        let answer = match count {
+            Count::Allowed(_) => 0,
+            Count::Denied => 1,
+            Count::DeniedInDryRun => 2,
+        };
+        stripe.calls[answer].fetch_add(1, Relaxed);
+        if let Count::Allowed(tokens) = count {
+            let plus = |bits| Some((f64::from_bits(bits) + tokens).to_bits());
+            let _ = stripe.tokens.fetch_update(Relaxed, Relaxed, plus);
         }
     }
 
     fn totals(&self, name: &[u8]) -> Totals {
-        let sum = |of: fn(&Stripe) -> &AtomicU64| {
-            self.stripes.iter().map(|stripe| of(stripe).load(Relaxed)).sum()
-        };
+        let calls =
+            |answer: usize| self.stripes.iter().map(|of| of.calls[answer].load(Relaxed)).sum();
         let tokens = |stripe: &Stripe| f64::from_bits(stripe.tokens.load(Relaxed));
         Totals {
             name: name.to_vec(),
-            allowed: sum(|stripe| &stripe.allowed),
-            denied: sum(|stripe| &stripe.denied),
-            denied_in_dry_run: sum(|stripe| &stripe.denied_in_dry_run),
+            allowed: calls(0),
+            denied: calls(1),
+            denied_in_dry_run: calls(2),
             tokens: self.stripes.iter().map(tokens).sum(),
             since: Micros(self.since.load(Relaxed)),
         }

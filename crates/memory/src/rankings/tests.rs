@@ -8,8 +8,7 @@ impl<L, S: Copy> SharedRankings<L, S> {
     pub fn new(lock: impl Fn() -> L, scope: S) -> SharedRankings<L, S> {
         let denied = DeniedKey { scope, name: 0, key: 0, text: [0; TEXT] };
         let ranking = || Ranking {
-            floor: 0,
-            counters: [const { Counter::new() }; KEYS],
+            sketch: Sketch::new([const { Counter::new() }; KEYS]),
             denied: [denied; KEYS],
         };
         SharedRankings { rankings: std::array::from_fn(|_| Guarded::new(lock(), ranking())) }

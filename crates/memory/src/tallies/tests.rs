@@ -7,12 +7,7 @@ impl<L, S: Copy> SharedTallies<L, S> {
     /// The value of zeroed memory.
     pub fn new(lock: L, scope: S) -> SharedTallies<L, S> {
         let counter = || AtomicU64::new(0);
-        let stripe = || Stripe {
-            allowed: counter(),
-            denied: counter(),
-            denied_in_dry_run: counter(),
-            tokens: counter(),
-        };
+        let stripe = || Stripe { calls: std::array::from_fn(|_| counter()), tokens: counter() };
         let tally = || Tally {
             id: [counter(), counter()],
             since: AtomicI64::new(0),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use ratelimit_memory::sketch::{Counter, Sketch, counted};
+use ratelimit_memory::sketch::{Counter, Sketch};
 
 use crate::cases;
 
@@ -22,12 +22,10 @@ proptest! {
         forgets in any::<bool>(),
         room in 1..20usize,
     ) {
-        let (mut floor, mut names) = (0, vec![0; room]);
-        let mut counters: Vec<Counter> = (0..room).map(|_| Counter::new()).collect();
+        let mut names = vec![0; room];
+        let mut sketch = Sketch::new((0..room).map(|_| Counter::new()).collect::<Vec<_>>());
         let mut exact: BTreeMap<u8, u64> = BTreeMap::new();
         for &(n, forget) in &stream {
-            // Mapped again, as by another process.
-            let mut sketch = Sketch::new(&mut floor, &mut counters);
             let (number, is_new) = sketch.count([u64::from(n), 7]);
             if is_new {
                 names[number] = n;
@@ -35,13 +33,13 @@ proptest! {
             prop_assert_eq!(names[number], n);
             *exact.entry(n).or_default() += 1;
             if forget && forgets {
-                sketch.remove_if(|number| names[number] == n);
+                sketch.remove_if(|number, _| names[number] == n);
                 exact.remove(&n);
             }
         }
         let kept: BTreeMap<u8, &Counter> =
-            counted(&counters).map(|(number, counter)| (names[number], counter)).collect();
-        prop_assert_eq!(counted(&counters).count(), kept.len(), "a key has one counter");
+            sketch.counted().map(|(number, counter)| (names[number], counter)).collect();
+        prop_assert_eq!(sketch.counted().count(), kept.len(), "a key has one counter");
         for (n, counter) in &kept {
             let seen = exact[n];
             let most = counter.count();
