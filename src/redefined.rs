@@ -163,13 +163,13 @@ impl Moved<'_> {
         // Keys may have stayed in memory while they were unlimited.
         let has_left = (name.is_none() || was_plan || may_be_saved(old)) && !may_stay;
         let origin = Origin::new(Memory::get()?, catalog);
-        let left = if has_left { saved.has_keys(origin.scope, name) } else { None };
-        if comes || left.is_some() || is_saved(old) && !may_stay {
+        let left = if has_left { saved.keys(origin.scope, name) } else { Vec::new() };
+        if comes || !left.is_empty() || is_saved(old) && !may_stay {
             changed::note(function, name, true);
         } else if is_saved(old) && is_saved(new) {
             changed::note(function, name, false);
         }
-        if left == Some(true) {
+        if left.iter().any(SavedCopy::is_unsaved) {
             writer::wait(saved, &origin);
         }
         Ok(())
@@ -198,7 +198,7 @@ pub fn before_commit() -> Result<()> {
     let keys = || names.iter().flat_map(|name| saved.keys(origin.scope, name.as_deref()));
     let stay = stay(&catalog, &names, keys())?;
     let mut leaving: Vec<SavedCopy> =
-        keys().filter(|copy| copy.since.0 != 0 && !stays(&stay, copy)).collect();
+        keys().filter(|copy| copy.is_unsaved() && !stays(&stay, copy)).collect();
     // In the order in which every call locks rows.
     leaving.sort_unstable_by(|one, other| (&one.name, &one.key).cmp(&(&other.name, &other.key)));
     // Leaves no deferred trigger, which would not fire any more: SQL that runs as the owner refuses deferred triggers.
@@ -291,11 +291,11 @@ pub fn ended(has_committed: bool) {
     let Some(Pending { origin, names, stay, redefined }) = PENDING.take() else { return };
     let Some(saved) = SavedMemory::seen().filter(|_| has_committed) else { return };
     for name in names {
-        let is_to_go = |copy: &SavedCopy, is_unsaved: bool| !is_unsaved || !stays(&stay, copy);
+        let is_to_go = |copy: &SavedCopy| !copy.is_unsaved() || !stays(&stay, copy);
         saved.remove(origin.scope, name.as_deref(), is_to_go);
     }
     for name in redefined {
-        saved.remove(origin.scope, name.as_deref(), |_, _| false);
+        saved.remove(origin.scope, name.as_deref(), |_| false);
     }
     writer::note(saved, &origin, saved.unsaved(Some(origin.scope)).due);
 }

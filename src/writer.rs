@@ -424,7 +424,7 @@ pub fn forget_saved(function: pg_sys::Oid, key: &[u8]) -> Result<()> {
         let catalog = catalog::latest(function)?;
         let scope = Origin::new(Memory::get()?, &catalog).scope;
         let is_full =
-            |copy: &SavedCopy, unsaved: bool| copy.key == key && copy.state.is_none() && !unsaved;
+            |copy: &SavedCopy| copy.key == key && copy.state.is_none() && !copy.is_unsaved();
         saved.remove(scope, None, is_full);
     }
     Ok(())

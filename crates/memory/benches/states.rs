@@ -25,7 +25,7 @@ fn states(c: &mut Criterion) {
         partition.write(id(n), owner, &state, retention);
     };
     (0..ENTRIES).for_each(|n| insert(&mut partition, n));
-    assert_eq!(partition.view().len(), ENTRIES);
+    assert_eq!(partition.view().count(), ENTRIES);
 
     let mut group = c.benchmark_group("states");
     let mut n = 0;
@@ -46,7 +46,7 @@ fn states(c: &mut Criterion) {
             insert(&mut partition, new);
         });
     });
-    assert_eq!(partition.view().len(), ENTRIES);
+    assert_eq!(partition.view().count(), ENTRIES);
 }
 
 criterion_group!(benches, states);

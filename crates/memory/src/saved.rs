@@ -94,20 +94,20 @@ struct Text<const N: usize>([u8; N]);
 pub struct SavedHead {
     /// The cell at which the search for the next eviction begins.
     hand: u32,
-    /// The number of cells ever used, and the first free one, plus 1; the same for pieces.
+    /// The number of cells ever used, and the first free one, plus 1; the same for pieces, and the number in use.
     cells: u32,
     free_cell: u32,
     pieces: u32,
     free_piece: u32,
-    /// The numbers of cells and pieces in use.
-    keys: u32,
     pieces_used: u32,
+    /// The number of keys.
+    pub keys: u32,
     /// The number of unsaved keys.
-    unsaved: u32,
+    pub unsaved: u32,
     /// The number of keys evicted or removed so far, modulo 2^32.
-    evictions: u32,
+    pub evictions: u32,
     /// The number of keys evicted on a standby that had changed there, modulo 2^32.
-    lost: u32,
+    pub lost: u32,
 }
 
 /// A key to load.
@@ -238,6 +238,13 @@ fn leases_of(state: Option<&State>) -> &[Lease] {
     }
 }
 
+impl SavedCopy {
+    /// Whether its key has to be written.
+    pub fn is_unsaved(&self) -> bool {
+        self.since != Micros(0)
+    }
+}
+
 impl<'a> SavedPartition<'a> {
     /// Views memory that is zeroed, or left by an earlier partition of the same lengths. There is at least one bucket.
     pub fn new(
@@ -249,29 +256,9 @@ impl<'a> SavedPartition<'a> {
         SavedPartition { head, buckets, cells, pieces }
     }
 
-    /// The number of keys.
-    pub fn len(&self) -> u32 {
-        self.head.keys
-    }
-
-    /// Whether there is no key.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The number of unsaved keys.
-    pub fn unsaved_len(&self) -> u32 {
-        self.head.unsaved
-    }
-
-    /// The number of keys evicted or removed so far, modulo 2^32.
-    pub fn evictions(&self) -> u32 {
-        self.head.evictions
-    }
-
-    /// The number of keys evicted on a standby that had changed there, modulo 2^32.
-    pub fn lost(&self) -> u32 {
-        self.head.lost
+    /// The numbers of its keys.
+    pub fn head(&self) -> &SavedHead {
+        self.head
     }
 
     /// Reads the state of a key for a call. `None`: not in memory; `Some(None)`: the limit is full. After a promotion,
@@ -403,17 +390,17 @@ impl<'a> SavedPartition<'a> {
         }
     }
 
-    /// Removes those keys of a name, or of a scope, that a test selects by copy and by whether they are unsaved. The
-    /// others become due at once. A session that has read the row of a key, and not loaded it yet, will read it again.
+    /// Removes those keys of a name, or of a scope, that a test selects. The others become due at once. A session that
+    /// has read the row of a key, and not loaded it yet, will read it again.
     pub fn remove(
         &mut self,
         scope: [u32; 2],
         name: Option<&[u8]>,
-        mut test: impl FnMut(&SavedCopy, bool) -> bool,
+        mut test: impl FnMut(&SavedCopy) -> bool,
     ) {
         self.head.evictions = self.head.evictions.wrapping_add(1);
         for at in self.cells_of(scope, name) {
-            if test(&self.copy_cell(at), self.cells[at].is_unsaved()) {
+            if test(&self.copy_cell(at)) {
                 self.release(at);
             } else {
                 self.cells[at].due = 0;
@@ -424,12 +411,6 @@ impl<'a> SavedPartition<'a> {
     /// The scopes of the keys, with repeats.
     pub fn scopes(&self) -> impl Iterator<Item = [u32; 2]> {
         self.cells.iter().filter(|cell| cell.tag != 0).map(|cell| cell.scope)
-    }
-
-    /// Whether there are keys of a name, or of a scope; `Some(true)`: some are unsaved.
-    pub fn has_keys(&self, scope: [u32; 2], name: Option<&[u8]>) -> Option<bool> {
-        let cells = self.cells_of(scope, name);
-        (!cells.is_empty()).then(|| cells.iter().any(|&at| self.cells[at].is_unsaved()))
     }
 
     /// Copies the keys of a name, or of a scope, saved or not. Keys read on a standby are copied only on a standby.

@@ -132,17 +132,6 @@ pub fn place(key: [u64; 2], places: usize) -> usize {
     ((u128::from(key[1]) * places as u128) >> 64) as usize
 }
 
-/// The entry evicted for a new one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Evicted {
-    /// Nothing.
-    None,
-    /// An idle state: its key is full anyway.
-    Idle,
-    /// A state that was not idle: its key is full again too early.
-    Live,
-}
-
 impl Entry {
     /// The state or lease in it.
     pub fn content(&self) -> Content {
@@ -233,22 +222,17 @@ impl<'a> PartitionView<'a> {
     /// Finds an entry by its key: 128 bits of a hash that callers can't predict.
     #[inline]
     pub fn find(self, key: [u64; 2]) -> Option<&'a Entry> {
-        search(self.entries, key).map(|at| &self.entries[at]).filter(|entry| entry.taken != 0)
+        find(self.entries, key).map(|at| &self.entries[at])
     }
 
     /// The number of entries.
-    pub fn len(self) -> u64 {
+    pub fn count(self) -> u64 {
         self.head.taken
     }
 
     /// The number of entries removed or evicted so far, modulo 2^32.
     pub fn gone(self) -> u32 {
         self.head.born.wrapping_sub(self.head.taken as u32)
-    }
-
-    /// Whether there is no entry.
-    pub fn is_empty(self) -> bool {
-        self.len() == 0
     }
 
     /// All entries.
@@ -269,6 +253,12 @@ fn search(entries: &[Entry], key: [u64; 2]) -> Option<usize> {
         let entry = &entries[at];
         entry.taken == 0 || entry.key == key
     })
+}
+
+/// Finds the place of a key.
+#[inline]
+fn find(entries: &[Entry], key: [u64; 2]) -> Option<usize> {
+    search(entries, key).filter(|&at| entries[at].taken != 0)
 }
 
 /// A partition to read and write.
@@ -294,11 +284,8 @@ impl<'a> Partition<'a> {
     /// Finds the entry of a key that is called, and marks it as used.
     #[inline]
     pub fn touch(&mut self, key: [u64; 2]) -> Option<&Entry> {
-        let at = search(self.entries, key)?;
+        let at = find(self.entries, key)?;
         let entry = &mut self.entries[at];
-        if entry.taken == 0 {
-            return None;
-        }
         // Usually nothing changes, and nothing is written.
         if entry.again == 0 || entry.called != self.head.born {
             (entry.again, entry.called) = (1, self.head.born);
@@ -308,19 +295,17 @@ impl<'a> Partition<'a> {
 
     /// Finds an entry or inserts one, without a state yet, and evicts another if there is no capacity left.
     #[inline]
-    pub fn entry(&mut self, key: [u64; 2], owner: Owner, now: Micros) -> (&mut Entry, Evicted) {
-        let found = search(self.entries, key).filter(|&at| self.entries[at].taken != 0);
-        let (at, evicted) = match found {
-            Some(at) => (at, Evicted::None),
+    pub fn entry(&mut self, key: [u64; 2], owner: Owner, now: Micros) -> (&mut Entry, Evictions) {
+        let (at, evictions) = match find(self.entries, key) {
+            Some(at) => (at, Evictions::default()),
             None => self.insert(key, owner, now),
         };
-        (&mut self.entries[at], evicted)
+        (&mut self.entries[at], evictions)
     }
 
     /// Removes an entry; false if there was none.
     pub fn remove_entry(&mut self, key: [u64; 2]) -> bool {
-        let found = search(self.entries, key).filter(|&at| self.entries[at].taken != 0);
-        found.inspect(|&at| self.release(at)).is_some()
+        find(self.entries, key).map(|at| self.release(at)).is_some()
     }
 
     /// Removes the entries of a name; returns the number of keys that had any.
@@ -342,12 +327,12 @@ impl<'a> Partition<'a> {
 
     /// Inserts an entry for a key without one.
     #[cold]
-    fn insert(&mut self, key: [u64; 2], owner: Owner, now: Micros) -> (usize, Evicted) {
+    fn insert(&mut self, key: [u64; 2], owner: Owner, now: Micros) -> (usize, Evictions) {
         let capacity = (self.entries.len() * 2 / 3).max(1) as u64;
         let mut share = self.head.share(owner);
-        let mut evicted = Evicted::None;
+        let mut evictions = Evictions::default();
         if self.head.taken >= capacity {
-            evicted = self.evict(self.head.loser(share, owner), now);
+            evictions = self.evict(self.head.loser(share, owner), now);
             if self.head.shares[share].entries == 0 {
                 share = self.head.share(owner); // the last entry of its name is gone
             }
@@ -364,12 +349,12 @@ impl<'a> Partition<'a> {
             taken: content::TOKENS,
             ..Entry::default()
         };
-        (at, evicted)
+        (at, evictions)
     }
 
     /// Evicts an entry of a share, or an idle one. The entries after the hand are a random sample, because keys are at
     /// random places.
-    fn evict(&mut self, share: usize, now: Micros) -> Evicted {
+    fn evict(&mut self, share: usize, now: Micros) -> Evictions {
         let places = self.entries.len();
         let hand = (self.head.hand % places as u64) as usize;
         let mut oldest = None;
@@ -381,7 +366,7 @@ impl<'a> Partition<'a> {
             }
             if entry.idle_at <= now.0 {
                 self.release(at);
-                return Evicted::Idle;
+                return Evictions { idle: 1, live: 0 };
             }
             if usize::from(entry.share) != share {
                 continue;
@@ -401,7 +386,7 @@ impl<'a> Partition<'a> {
         if let Some(at) = oldest.map(|(_, at)| at).or_else(any) {
             self.release(at);
         }
-        Evicted::Live
+        Evictions { idle: 0, live: 1 }
     }
 
     /// Frees a place, and moves up entries after it that would no longer be found, because a search ends at a

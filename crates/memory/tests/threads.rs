@@ -151,7 +151,7 @@ fn states_of_several_partitions_are_changed_at_once_and_read_by_others() {
         }
     });
     let all = partitions(&segment, COUNT, each);
-    let whole: Vec<u64> = (0..COUNT).map(|number| all.read(number).view().len()).collect();
+    let whole: Vec<u64> = (0..COUNT).map(|number| all.read(number).view().count()).collect();
     assert_eq!(whole[..2], [8, 8]);
     assert!((1..=8).contains(&whole[2]), "{whole:?}");
     assert_eq!(all.read(2).view().iter().count() as u64, whole[2]);
@@ -285,12 +285,12 @@ fn saved_keys_are_changed_copied_and_evicted_at_once_and_each_change_is_written(
                 let mut guard = partitions().write(number);
                 let mut partition = guard.partition();
                 let Some(found) = partition.read(hash, false) else {
-                    let evictions = partition.evictions();
+                    let evictions = partition.head().evictions;
                     drop(guard);
                     let state = states[n].lock().unwrap().clone();
                     let mut guard = partitions().write(number);
                     let mut partition = guard.partition();
-                    if partition.evictions() == evictions {
+                    if partition.head().evictions == evictions {
                         let text = text(n);
                         let name = b"name";
                         let new = NewKey { hash, scope, name, key: &text, on_standby: false };
@@ -318,7 +318,7 @@ fn saved_keys_are_changed_copied_and_evicted_at_once_and_each_change_is_written(
     write();
     let sum: i64 = states.iter().map(|state| count(&state.lock().unwrap())).sum();
     assert_eq!(sum, ((THREADS - 1) * CALLS) as i64);
-    assert!((0..COUNT).all(|number| partitions().write(number).partition().unsaved_len() == 0));
+    assert!((0..COUNT).all(|number| partitions().write(number).partition().head().unsaved == 0));
 }
 
 /// The text of a key, some of them longer than a cell.

@@ -105,7 +105,7 @@ impl LockedEntries for SharedLocked<'_> {
         let guard = self.saved(id).ok_or(absent(0))?;
         let mut partition = guard.partition();
         let found = partition.read(id.key, on_standby);
-        let evictions = partition.evictions();
+        let evictions = partition.head().evictions;
         let state = found.ok_or(absent(evictions))?;
         let gone = state.is_none().then_some(evictions);
         Ok(Seen { state, gone })

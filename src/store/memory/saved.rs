@@ -229,7 +229,7 @@ impl SavedMemory {
         let ports::NewKey { name, key, state, absent } = new;
         let mut guard = self.partitions.write(partition_of(id.key));
         let mut partition = guard.partition();
-        if partition.evictions() != absent.evictions {
+        if partition.head().evictions != absent.evictions {
             return Loaded::Moved;
         }
         let (scope, on_standby) = (scope.numbers(), absent.on_standby);
@@ -275,23 +275,10 @@ impl SavedMemory {
     }
 
     /// Removes those keys of a name, or of the scope, that a test selects; the others become due at once.
-    pub fn remove(
-        &self,
-        scope: Scope,
-        name: Option<&[u8]>,
-        test: impl Fn(&SavedCopy, bool) -> bool,
-    ) {
+    pub fn remove(&self, scope: Scope, name: Option<&[u8]>, test: impl Fn(&SavedCopy) -> bool) {
         for mut guard in self.each() {
             guard.partition().remove(scope.numbers(), name, &test);
         }
-    }
-
-    /// Whether there are keys of a name, or of all names; `Some(true)`: some are unsaved.
-    pub fn has_keys(&self, scope: Scope, name: Option<&[u8]>) -> Option<bool> {
-        let has = |mut guard: SavedGuard<'static, SessionLock>| {
-            guard.partition().has_keys(scope.numbers(), name)
-        };
-        self.each().filter_map(has).reduce(|one, other| one || other)
     }
 
     /// Copies the keys of a name, or of the scope.
@@ -312,8 +299,8 @@ impl SavedMemory {
             SavedUsage { keys: 0, capacity: self.header.keys, unsaved, oldest, lost: 0 };
         for mut guard in self.each() {
             let partition = guard.partition();
-            usage.keys += u64::from(partition.len());
-            usage.lost += u64::from(partition.lost());
+            usage.keys += u64::from(partition.head().keys);
+            usage.lost += u64::from(partition.head().lost);
         }
         usage
     }
@@ -336,7 +323,7 @@ impl SavedMemory {
             return;
         }
         for mut guard in self.each() {
-            scopes.iter().for_each(|&scope| guard.partition().remove(scope, None, |_, _| true));
+            scopes.iter().for_each(|&scope| guard.partition().remove(scope, None, |_| true));
         }
         for writer in &self.header.writers {
             let is_its = |scope: &[u32; 2]| {

@@ -189,7 +189,7 @@ impl States {
 
     /// How much of the memory is used.
     pub fn usage(&self) -> Usage {
-        let count = |partitions: &Partitions, number| partitions.read(number).view().len();
+        let count = |partitions: &Partitions, number| partitions.read(number).view().count();
         Usage {
             keys: (0..DEFINED).map(|number| count(&self.defined, number)).sum(),
             capacity: self.keys as u64,

@@ -4,11 +4,13 @@
 //! The key's own entry has the state of any other kind. A take under one kind ends the state of the other, as in a row:
 //! leases don't count while that entry exists, and a granted lease removes it.
 
+use std::ops::AddAssign;
+
 use ratelimit_core::config::MAX_SLOTS_IN_MEMORY;
 use ratelimit_core::kinds::Leases;
 use ratelimit_core::{Micros, State};
 
-use super::{Content, Evicted, Owner, Partition, PartitionView};
+use super::{Content, Owner, Partition, PartitionView};
 
 /// A key, and the slots of its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,19 +35,16 @@ pub struct Retention {
 /// The numbers of states that a write evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Evictions {
-    /// States that were idle.
+    /// States that were idle: their keys are full anyway.
     pub idle: u64,
-    /// States that were not idle.
+    /// States that were not idle: their keys are full again too early.
     pub live: u64,
 }
 
-impl Evictions {
-    fn add(&mut self, evicted: Evicted) {
-        match evicted {
-            Evicted::None => {}
-            Evicted::Idle => self.idle += 1,
-            Evicted::Live => self.live += 1,
-        }
+impl AddAssign for Evictions {
+    fn add_assign(&mut self, others: Evictions) {
+        self.idle += others.idle;
+        self.live += others.live;
     }
 }
 
@@ -103,14 +102,12 @@ impl Partition<'_> {
         state: &State,
         retention: Retention,
     ) -> Evictions {
-        let mut evictions = Evictions::default();
         if let State::Leases(leases) = state {
-            self.write_leases(id, owner, leases, retention, &mut evictions);
-        } else if let Some(content) = Content::new(state) {
-            let (entry, evicted) = self.entry(id.key, owner, retention.now);
-            entry.set(content, retention.idle_at, retention.half_used);
-            evictions.add(evicted);
+            return self.write_leases(id, owner, leases, retention);
         }
+        let Some(content) = Content::new(state) else { return Evictions::default() };
+        let (entry, evictions) = self.entry(id.key, owner, retention.now);
+        entry.set(content, retention.idle_at, retention.half_used);
         evictions
     }
 
@@ -121,16 +118,17 @@ impl Partition<'_> {
         owner: Owner,
         Leases { leases, ts }: &Leases,
         Retention { half_used, now, .. }: Retention,
-        evictions: &mut Evictions,
-    ) {
+    ) -> Evictions {
+        let mut evictions = Evictions::default();
         self.remove_entry(id.key);
         for (number, &lease) in (0..).zip(leases) {
             let (entry, evicted) = self.entry(id.slot(number), owner, now);
             let content = Content::Slot { lease, ts: *ts, is_first: number == 0 };
             entry.set(content, Some(lease.expires_at), half_used);
-            evictions.add(evicted);
+            evictions += evicted;
         }
         self.remove_leases(id, leases.len() as u32);
+        evictions
     }
 
     /// Removes the state of a key; false if there was none.

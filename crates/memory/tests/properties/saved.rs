@@ -98,7 +98,7 @@ fn capacity(saved: &mut SavedPartition, length: usize) -> u32 {
         let key = NewKey { hash: [1000 + number, number], ..short(0, b"n") };
         let _ = saved.load(NewKey { key: &text, ..key }, None);
     }
-    saved.len()
+    saved.head().keys
 }
 
 proptest! {
@@ -160,7 +160,7 @@ proptest! {
                     }
                 }
                 Change::Remove => {
-                    let is_saved = |_: &SavedCopy, is_unsaved: bool| !is_unsaved;
+                    let is_saved = |copy: &SavedCopy| !copy.is_unsaved();
                     saved.remove(scope(key), Some(&texts(key).0), is_saved);
                 }
                 Change::Copy(_) => {}
@@ -174,20 +174,20 @@ proptest! {
             }
             let found = unsaved(&saved, 4).into_iter().map(|copy| (copy.hash[0] as u8, copy.since.0));
             prop_assert_eq!(found.collect::<HashMap<_, _>>(), since.clone());
-            prop_assert_eq!(saved.unsaved_len() as usize, since.len());
+            prop_assert_eq!(saved.head().unsaved as usize, since.len());
             prop_assert_eq!(saved.unsaved(None).since.map(|first| first.0), since.values().min().copied());
             let all = [[1, 0], [1, 1]].map(|scope| saved.keys(scope, None, false).len());
-            prop_assert_eq!(all.iter().sum::<usize>(), saved.len() as usize);
+            prop_assert_eq!(all.iter().sum::<usize>(), saved.head().keys as usize);
         }
         // No place and no piece has got lost.
         for scope in [[1, 0], [1, 1]] {
-            saved.remove(scope, None, |_, _| true);
+            saved.remove(scope, None, |_| true);
         }
-        prop_assert_eq!((saved.len(), saved.unsaved_len()), (0, 0));
+        prop_assert_eq!((saved.head().keys, saved.head().unsaved), (0, 0));
         for length in [1, 99] {
             let most = capacity(&mut Memory::new(3, cells, pieces).partition(), length);
             prop_assert_eq!(capacity(&mut saved, length), most);
-            saved.remove([1, 1], None, |_, _| true);
+            saved.remove([1, 1], None, |_| true);
         }
     }
 
@@ -203,11 +203,11 @@ proptest! {
             let is_there = saved.read(key.hash, false).is_some();
             called_since.extend(is_there.then_some(key.hash));
             match step {
-                0 => saved.remove([1, 1], None, |copy, is_unsaved| copy.hash == key.hash && !is_unsaved),
+                0 => saved.remove([1, 1], None, |copy| copy.hash == key.hash && !copy.is_unsaved()),
                 1 if is_there => _ = saved.set(key.hash, Some(&tokens(1)), 1, Micros(1)),
                 _ if is_there => {}
                 _ => {
-                    let is_saved = |copy: &SavedCopy| copy.since.0 == 0;
+                    let is_saved = |copy: &SavedCopy| !copy.is_unsaved();
                     let saved_keys = |saved: &SavedPartition| -> Vec<[u64; 2]> {
                         let keys = saved.keys([1, 1], None, false).into_iter();
                         keys.filter(is_saved).map(|copy| copy.hash).collect()
@@ -308,7 +308,7 @@ fn what_cannot_be_written_is_tried_again_after_pauses() {
             assert_eq!(saved.unsaved(None).due, due, "a call doesn't hasten it");
         }
         let copy = unsaved(saved, 9).pop().unwrap();
-        saved.remove([1, 1], Some(b"n"), |_, _| false);
+        saved.remove([1, 1], Some(b"n"), |_| false);
         assert_eq!(saved.unsaved(None).due, Some(Micros(0)));
         saved.finish(&copy, Outcome::Written, Micros(now), Micros(now));
         assert_eq!(saved.set(hash, None, 5, Micros(now)), Ok(Some(Micros(now + 5_000))));
@@ -319,25 +319,29 @@ fn what_cannot_be_written_is_tried_again_after_pauses() {
 #[test]
 fn what_a_standby_counted_is_gone_once_it_is_none() {
     with_room(2, |saved| {
-        let evictions = saved.evictions();
+        let evictions = saved.head().evictions;
         let of = |number| NewKey { on_standby: true, ..short(number, b"n") };
         for number in [1, 2] {
             saved.load(of(number), Some(&tokens(3))).unwrap();
             assert_eq!(saved.set(of(number).hash, Some(&tokens(2)), 5, Micros(1)), Ok(None));
             assert_eq!(saved.read(of(number).hash, true), Some(Some(tokens(2))));
         }
-        assert_eq!((saved.unsaved(None), saved.unsaved_len()), (Unsaved::default(), 0));
+        assert_eq!((saved.unsaved(None), saved.head().unsaved), (Unsaved::default(), 0));
         saved.load(of(3), None).unwrap();
-        assert_eq!((saved.len(), saved.lost()), (2, 1), "one that has changed made room");
+        assert_eq!(
+            (saved.head().keys, saved.head().lost),
+            (2, 1),
+            "one that has changed made room"
+        );
         saved.load(of(4), None).unwrap();
         saved.load(of(5), None).unwrap();
-        assert_eq!(saved.lost(), 2, "one that has not is no loss");
+        assert_eq!(saved.head().lost, 2, "one that has not is no loss");
         assert_eq!(
             (saved.keys([1, 1], None, true).len(), saved.keys([1, 1], None, false).len()),
             (2, 0)
         );
         assert_eq!(saved.read(of(5).hash, false), None);
-        assert_eq!((saved.len(), saved.evictions() - evictions), (1, 4));
+        assert_eq!((saved.head().keys, saved.head().evictions - evictions), (1, 4));
     });
 }
 
@@ -348,18 +352,15 @@ fn a_removal_has_calls_read_again() {
             saved.load(short(number, name), None).unwrap();
         }
         saved.set(short(2, b"n").hash, Some(&tokens(1)), 5, Micros(1)).unwrap();
-        let evictions = saved.evictions();
-        saved.remove([1, 1], Some(b"none"), |_, _| true);
-        assert_ne!(saved.evictions(), evictions);
-        saved.remove([1, 1], Some(b"n"), |copy, is_unsaved| {
-            assert_eq!(is_unsaved, copy.since.0 != 0);
-            is_unsaved
-        });
+        let evictions = saved.head().evictions;
+        saved.remove([1, 1], Some(b"none"), |_| true);
+        assert_ne!(saved.head().evictions, evictions);
+        saved.remove([1, 1], Some(b"n"), SavedCopy::is_unsaved);
         let left = |saved: &SavedPartition| saved.keys([1, 1], None, false).len();
-        assert_eq!((left(saved), saved.unsaved_len()), (2, 0));
-        saved.remove([2, 1], None, |_, _| true);
+        assert_eq!((left(saved), saved.head().unsaved), (2, 0));
+        saved.remove([2, 1], None, |_| true);
         assert_eq!(left(saved), 2);
-        saved.remove([1, 1], None, |_, _| true);
+        saved.remove([1, 1], None, |_| true);
         assert_eq!((left(saved), saved.scopes().count()), (0, 0));
     });
 }

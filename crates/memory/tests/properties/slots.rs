@@ -54,7 +54,7 @@ proptest! {
         let mut memory = Memory::new(capacity);
         let mut lists: BTreeMap<u64, Vec<Lease>> = BTreeMap::new();
         for (ts, (n, expiries)) in (0..).zip(steps) {
-            let before = memory.partition().view().len() as usize;
+            let before = memory.partition().view().count() as usize;
             let mut evictions = Evictions::default();
             if expiries.is_empty() {
                 let was = lists.remove(&n).is_some_and(|list| !list.is_empty());
@@ -82,7 +82,7 @@ proptest! {
             // Also evicted: leases that this write was to replace.
             prop_assert!(gone.idle <= evictions.idle && gone.live <= evictions.live);
             let all: usize = lists.values().map(Vec::len).sum();
-            prop_assert_eq!(memory.partition().view().len() as usize, all);
+            prop_assert_eq!(memory.partition().view().count() as usize, all);
         }
     }
 }
@@ -101,7 +101,7 @@ fn leases_beyond_the_slots_of_a_limit_count_until_they_are_released() {
     assert_eq!(write(3, &[]), [0; 3]);
     assert_eq!(write(3, &[9; 3]), [3; 3]);
     assert!(memory.partition().remove(id(1, 1)));
-    assert!(memory.partition().view().is_empty());
+    assert_eq!(memory.partition().view().count(), 0);
 }
 
 #[test]
@@ -116,5 +116,5 @@ fn a_state_of_another_kind_and_leases_end_each_other() {
     partition.write(id(1, 2), OF_ONE, &leases(&[9], 1), retention(0));
     assert_eq!(partition.read(id(1, 0)), None);
     assert_eq!(partition.view().read(id(1, 2)), Some(leases(&[9], 1)));
-    assert_eq!(partition.view().len(), 1);
+    assert_eq!(partition.view().count(), 1);
 }

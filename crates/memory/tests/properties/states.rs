@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use ratelimit_core::Micros;
 use ratelimit_core::kinds::{Counters, Lease, Tokens};
-use ratelimit_memory::states::{Content, Entry, Evicted, Head, Owner, Partition, places};
+use ratelimit_memory::states::{Content, Entry, Evictions, Head, Owner, Partition, places};
 
 use crate::cases;
 
@@ -91,14 +91,14 @@ proptest! {
                     let mut partition = memory.partition();
                     let (entry, evicted) = partition.entry(key(n), owner(1, u64::from(n % 2)), Micros(now));
                     entry.set(content, Some(Micros(idle_at)), n % 3 == 0);
-                    prop_assert_eq!(evicted == Evicted::None, !was_full);
+                    prop_assert_eq!(evicted == Evictions::default(), !was_full);
                     map.insert(n, (content, idle_at));
                     let gone: Vec<u8> =
                         map.keys().copied().filter(|&n| partition.view().find(key(n)).is_none()).collect();
                     prop_assert_eq!(gone.len(), usize::from(was_full));
                     for n in gone {
                         let (_, idle_at) = map.remove(&n).unwrap();
-                        prop_assert_eq!(evicted == Evicted::Idle, idle_at <= now);
+                        prop_assert_eq!(evicted.idle == 1, idle_at <= now);
                     }
                 }
                 Step::Remove(n) => {
@@ -113,7 +113,7 @@ proptest! {
             }
             let partition = memory.partition();
             prop_assert_eq!(partition.view().iter().count(), map.len());
-            prop_assert_eq!(partition.view().len(), map.len() as u64);
+            prop_assert_eq!(partition.view().count(), map.len() as u64);
             for (&n, (content, _)) in &map {
                 prop_assert_eq!(partition.view().find(key(n)).map(Entry::content), Some(*content));
             }
@@ -174,7 +174,7 @@ fn one_is_dropped_where_all_were_just_called() {
             let partition = memory.partition();
             let there = partition.view().iter().count();
             assert_eq!(
-                (partition.view().len(), there),
+                (partition.view().count(), there),
                 (there as u64, room.min(n as usize + 1)),
                 "{n}"
             );
@@ -251,6 +251,6 @@ fn an_idle_entry_goes_before_one_that_is_not() {
         memory.partition().entry(key(n), OF_ONE, Micros(0)).0.set(EMPTY, Some(idle_at), true);
     }
     let evicted = memory.partition().entry(key(9), OF_ONE, Micros(5)).1;
-    assert_eq!(evicted, Evicted::Idle);
+    assert_eq!(evicted, Evictions { idle: 1, live: 0 });
     assert!(memory.partition().view().find(key(3)).is_none());
 }

@@ -104,7 +104,7 @@ impl Database {
                 self.execute(writer, step, 0)
             }
             Primitive::BeforeRead => {
-                StepReply::BeforeRead(self.saved.partition().evictions() as u8, in_recovery)
+                StepReply::BeforeRead(self.saved.partition().head().evictions as u8, in_recovery)
             }
             Primitive::LoadSaved(key, state, before) => {
                 self.load_saved(*key, state.as_ref(), *before)
@@ -175,7 +175,7 @@ impl Database {
         state: Option<&Total>,
         (evictions, on_standby): (u8, bool),
     ) -> StepReply {
-        let moved = self.saved.partition().evictions() as u8 != evictions;
+        let moved = self.saved.partition().head().evictions as u8 != evictions;
         if moved && !self.has(Flaw::EvictionsOverlooked) {
             return StepReply::Loaded(LoadedKey::Moved);
         }
