@@ -8,7 +8,7 @@
 //! again (see `stores/saved.rs`); what they took between the copy and the end is lost.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use pgrx::pg_sys;
 use ratelimit_core::config::Definition;
@@ -30,20 +30,15 @@ use ratelimit_pg::hooks;
 use ratelimit_pg::shared_memory::Need;
 use ratelimit_pg::values::utf8;
 
-/// The keys of a name that stay in memory.
-struct Stay {
-    /// Whether keys without an entry of their own stay.
-    others: bool,
-    /// Keys that do the opposite of `others`.
-    except: BTreeSet<Vec<u8>>,
-}
+/// Whether keys stay in memory, by name and key; under the key `''`, whether the other keys of the name do.
+type Stay = BTreeMap<Vec<u8>, BTreeMap<Vec<u8>, bool>>;
 
 /// The keys to remove from memory once this transaction has committed.
 struct Pending {
     origin: Origin,
     /// `None`: all.
     names: Vec<Option<Vec<u8>>>,
-    stay: BTreeMap<Vec<u8>, Stay>,
+    stay: Stay,
     /// Names that stay, with keys that may have to be written sooner.
     redefined: Vec<Option<Vec<u8>>>,
 }
@@ -238,40 +233,34 @@ fn give_back(function: pg_sys::Oid, names: &[Option<Vec<u8>>]) -> Result<()> {
     }
 }
 
-/// The keys of these names that stay in memory, by the definitions of this transaction.
+/// Whether keys of these names stay in memory, by the definitions of this transaction.
 fn stay(
     catalog: &Catalog,
     names: &[Option<Vec<u8>>],
     keys: impl Iterator<Item = SavedCopy>,
-) -> Result<BTreeMap<Vec<u8>, Stay>> {
+) -> Result<Stay> {
     // A definition that can't be read may still be a saved one.
     let is_saved = |name: &[u8], key: &[u8]| match definitions::defined(catalog, name, key) {
         Err(Error::Limiter(LimiterError::StoredConfig { .. })) => Ok(true),
         definition => definition.map(|definition| may_be_saved(definition.as_deref())),
     };
-    let mut stay: BTreeMap<Vec<u8>, Stay> = BTreeMap::new();
-    for name in names.iter().flatten() {
-        let others = is_saved(name, b"")?;
-        stay.insert(name.clone(), Stay { others, except: BTreeSet::new() });
-    }
-    for SavedCopy { name, key, .. } in keys {
-        if !stay.contains_key(&name) {
-            let others = is_saved(&name, b"")?;
-            stay.insert(name.clone(), Stay { others, except: BTreeSet::new() });
-        }
-        if let Some(of_name) = stay.get_mut(&name)
-            && is_saved(&name, &key)? != of_name.others
-        {
-            of_name.except.insert(key);
+    let mut stay = Stay::new();
+    let all = names.iter().flatten().map(|name| (name.clone(), Vec::new()));
+    for (name, key) in all.chain(keys.map(|SavedCopy { name, key, .. }| (name, key))) {
+        let others = is_saved(&name, b"")?;
+        let own = is_saved(&name, &key)?;
+        let of_name = stay.entry(name).or_insert_with(|| [(Vec::new(), others)].into());
+        if own != others {
+            of_name.insert(key, own);
         }
     }
     Ok(stay)
 }
 
 /// Whether a key stays in memory.
-fn stays(stay: &BTreeMap<Vec<u8>, Stay>, copy: &SavedCopy) -> bool {
+fn stays(stay: &Stay, copy: &SavedCopy) -> bool {
     let of_name = stay.get(&copy.name);
-    of_name.is_some_and(|stay| stay.others != stay.except.contains(&copy.key))
+    of_name.and_then(|keys| keys.get(&copy.key).or(keys.get(&b""[..]))).is_some_and(|&stays| stays)
 }
 
 /// Refuses PREPARE TRANSACTION after a change: it would commit without this session.

@@ -27,7 +27,7 @@ use xxhash_rust::xxh64::xxh64;
 
 use crate::host::{Session, Use};
 use crate::schema::catalog;
-use crate::schema::error::{Error, Result};
+use crate::schema::error::Result;
 use crate::schema::settings;
 use crate::store::memory::writer::{self, Origin};
 use crate::store::memory::{Memory, SavedMemory, SavedUsage, Scope, Writer};
@@ -56,29 +56,20 @@ const ROW_WAIT: &CStr = c"10ms";
 /// The maximum number of names that the log lists.
 const LOGGED: usize = 10;
 
-/// The reason why a transaction failed, with its SQLSTATE.
-#[derive(Clone)]
-enum Failed {
-    /// One key can't be written; others may be.
-    Key(String),
-    /// No key can be written now.
-    All(String),
+/// The failure of a transaction.
+struct Failed {
+    sqlstate: String,
+    /// Whether no key can be written now; otherwise one can't be, and others may be.
+    fails_all: bool,
 }
 
 impl Failed {
-    fn new(sqlstate: String) -> Failed {
+    fn new(sqlstate: String, has_table: bool) -> Failed {
         // Classes 25, 53, 57 and 58 (transaction state, resources, operator, system) would affect every key, except a
         // cancel after a timeout.
-        match &sqlstate[..] {
-            "57014" => Failed::Key(sqlstate),
-            other if ["25", "53", "57", "58"].contains(&&other[..2]) => Failed::All(sqlstate),
-            _ => Failed::Key(sqlstate),
-        }
+        let is_general = ["25", "53", "57", "58"].contains(&&sqlstate[..2]) && sqlstate != "57014";
+        Failed { sqlstate, fails_all: is_general || !has_table }
     }
-}
-
-fn sqlstate_of(error: &Error) -> String {
-    String::from_utf8_lossy(&error.report().sqlstate).into_owned()
 }
 
 /// The main function of a writer.
@@ -168,11 +159,7 @@ fn has_successor(saved: &SavedMemory, writer: &Writer, origin: &Origin) -> bool 
 /// Whether the database or the extension was dropped and created again with its old number. If so, drops its keys.
 fn is_another_now(saved: &SavedMemory, origin: &Origin) -> bool {
     let look = || {
-        let memory = match Memory::seen() {
-            Some(memory) => Some(memory),
-            None => Memory::open(Need::May).map_err(|_| ())?,
-        };
-        let Some(memory) = memory else { return Ok(false) };
+        let Some(memory) = Memory::open(Need::May).map_err(|_| ())? else { return Ok(false) };
         let now = Scope::new(memory, catalog::extension());
         if now != origin.scope {
             saved.forget_dropped(now);
@@ -276,12 +263,12 @@ impl Turn<'_> {
                     }
                     copies = others;
                 }
-                Err(Failed::Key(_)) if copies.len() > 1 => {
+                Err(Failed { fails_all: false, .. }) if copies.len() > 1 => {
                     let (one, other) = copies.split_at(copies.len() / 2);
                     self.write(one);
                     copies = other;
                 }
-                Err(Failed::Key(sqlstate) | Failed::All(sqlstate)) => {
+                Err(Failed { sqlstate, .. }) => {
                     self.note(&sqlstate, &copies[0]);
                     copies.iter().for_each(|copy| self.finish(copy, Outcome::Failed));
                     return;
@@ -336,14 +323,14 @@ fn write(
         };
         let function = catalog::function_beside(origin.table);
         if function == pg_sys::InvalidOid {
-            return Err(Failed::All("42P01".into()));
+            return Err(Failed { sqlstate: "42P01".into(), fails_all: true });
         }
-        Session::run(Use::Writes, function, work).map_err(|error| Failed::new(sqlstate_of(&error)))
+        Session::run(Use::Writes, function, work).map_err(|error| {
+            let sqlstate = error.report(&String::new).sqlstate;
+            Failed::new(String::from_utf8_lossy(&sqlstate).into_owned(), true)
+        })
     };
-    let failed = |sqlstate: String| match has_table.get() {
-        true => Failed::new(sqlstate),
-        false => Failed::All(sqlstate),
-    };
+    let failed = |sqlstate: String| Failed::new(sqlstate, has_table.get());
     background::within(CANCELLED, || background::transaction(work, failed))
 }
 
@@ -405,62 +392,37 @@ pub fn keep_from_writing(scope: Scope, names: &[Option<Vec<u8>>]) {
     }
 }
 
+/// The memory of saved keys, if there is any, and the origin of this database's.
+fn open(function: pg_sys::Oid) -> Result<Option<(&'static SavedMemory, Origin)>> {
+    let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(None) };
+    let catalog = catalog::latest(function)?;
+    Ok(Some((saved, Origin::new(Memory::get()?, &catalog))))
+}
+
 /// Makes the writer write everything that is unsaved in this database; returns the number of keys left, because their
 /// rows are locked or no writer could be started.
 ///
 /// # Errors
 /// A cancel.
 pub fn write_now(function: pg_sys::Oid) -> Result<usize> {
-    let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(0) };
-    let catalog = catalog::latest(function)?;
-    let origin = Origin::new(Memory::get()?, &catalog);
+    let Some((saved, origin)) = open(function)? else { return Ok(0) };
     writer::wait(saved, &origin);
     Ok(saved.unsaved(Some(origin.scope)).keys)
 }
 
 /// Removes a saved key of every name from memory if its state is saved and full.
 pub fn forget_saved(function: pg_sys::Oid, key: &[u8]) -> Result<()> {
-    if let Some(saved) = SavedMemory::open(Need::May)? {
-        let catalog = catalog::latest(function)?;
-        let scope = Origin::new(Memory::get()?, &catalog).scope;
+    if let Some((saved, origin)) = open(function)? {
         let is_full =
             |copy: &SavedCopy| copy.key == key && copy.state.is_none() && !copy.is_unsaved();
-        saved.remove(scope, None, is_full);
+        saved.remove(origin.scope, None, is_full);
     }
     Ok(())
 }
 
-/// The usage of saved limits, for `rl_memory`.
-#[derive(Default)]
-pub struct Usage {
-    /// How much of the memory is used.
-    pub saved: SavedUsage,
-    /// Its size in bytes.
-    pub bytes: u64,
-    /// The last problem in this database, in its encoding; empty: none.
-    pub problem: Vec<u8>,
-    /// The writer of this database: its process, and the time when it started.
-    pub writer: Option<(u32, Micros)>,
-}
-
 /// How much of the memory for saved keys is used, and the writer of this database.
-pub fn usage(function: pg_sys::Oid) -> Result<Usage> {
-    let Some(saved) = SavedMemory::open(Need::May)? else {
-        let capacity = settings::memory_keys() as u64;
-        return Ok(Usage {
-            saved: SavedUsage { capacity, ..SavedUsage::default() },
-            ..Usage::default()
-        });
-    };
-    let catalog = catalog::latest(function)?;
-    let scope = Origin::new(Memory::get()?, &catalog).scope;
-    saved.forget_dropped(scope);
-    let writer = saved.writer(scope);
-    let problem = writer.map_or_else(Vec::new, Writer::problem);
-    Ok(Usage {
-        saved: saved.usage(),
-        bytes: saved.size(),
-        problem,
-        writer: writer.and_then(Writer::process),
-    })
+pub fn usage(function: pg_sys::Oid) -> Result<SavedUsage> {
+    let capacity = settings::memory_keys() as u64;
+    let none = SavedUsage { capacity, ..SavedUsage::default() };
+    Ok(open(function)?.map_or(none, |(saved, origin)| saved.usage(origin.scope)))
 }

@@ -110,7 +110,7 @@ sql_function! {
     fn rl_memory(call: &Call) -> MemoryRow {
         let memory = tally::memory()?;
         let usage = memory.states.usage();
-        let writer::Usage { saved, bytes, problem, writer } = writer::usage(call.function())?;
+        let saved = writer::usage(call.function())?;
         Ok(MemoryRow {
             keys: usage.keys as i64,
             room: usage.capacity as i64,
@@ -124,12 +124,12 @@ sql_function! {
             dropped_calls: memory.tallies.dropped_calls() as i64,
             saved_keys: saved.keys as i64,
             saved_room: saved.capacity as i64,
-            saved_bytes: bytes as i64,
+            saved_bytes: saved.bytes as i64,
             unsaved_keys: saved.unsaved as i64,
             unsaved_since: saved.oldest.and_then(time),
-            save_error: Some(problem).filter(|text| !text.is_empty()).map(|text| Text::new(&text)),
-            writer_pid: writer.map(|(pid, _)| pid as i32),
-            writer_since: writer.and_then(|(_, since)| time(since)),
+            save_error: Some(saved.problem).filter(|text| !text.is_empty()).map(|text| Text::new(&text)),
+            writer_pid: saved.writer.map(|(pid, _)| pid as i32),
+            writer_since: saved.writer.and_then(|(_, since)| time(since)),
         })
     }
 }

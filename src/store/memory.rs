@@ -4,7 +4,7 @@
 //! Everything is found by a keyed hash of database, extension, name and key. So callers who choose keys can't aim at a
 //! partition or at another key's state, and no session finds the remains of a dropped extension.
 
-use std::cell::{Cell, LazyCell};
+use std::cell::Cell;
 use std::ffi::{CStr, CString};
 
 use ratelimit_core::Micros;
@@ -90,7 +90,7 @@ pub struct Memory {
 
 thread_local! {
     static MEMORY: Cell<Option<&'static Memory>> = const { Cell::new(None) };
-    static NAME: LazyCell<&'static CStr> = LazyCell::new(name);
+    static NAME: &'static CStr = name();
 }
 
 impl Memory {
@@ -115,6 +115,9 @@ impl Memory {
     /// Maps the server's segment, or creates it if `need` says so.
     #[cold]
     pub fn open(need: Need) -> Result<Option<&'static Memory>> {
+        if let Some(memory) = MEMORY.get() {
+            return Ok(Some(memory));
+        }
         let keys = settings::memory_keys();
         let fill = |address| fill(address, keys);
         let segment = NAME.with(|name| shared_memory::segment(name, need, parts(keys)[3], fill))?;

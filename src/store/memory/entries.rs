@@ -5,13 +5,13 @@ use ratelimit_core::{Micros, State};
 use ratelimit_limiter::ports::{
     Absent, Entries, Id, Loaded, LockedEntries, NewKey, Pool, Retention, SavedKey, Seen,
 };
-use ratelimit_memory::SavedGuard;
 use ratelimit_memory::saved::SavedCopy;
+use ratelimit_memory::states::{self, Owner, Partition};
+use ratelimit_memory::{PartitionWriteGuard, SavedGuard};
 
-use super::id::Scope;
 use super::locked::Locked;
 use super::saved::{self, SavedMemory};
-use super::states::LockedStates;
+use super::states::{LockedStates, address, partition_of};
 use super::{Memory, SessionLock};
 use crate::store::memory::writer;
 use ratelimit_pg::clock;
@@ -21,10 +21,9 @@ use ratelimit_pg::transaction::is_in_recovery;
 /// The entries of a database and an extension, for one call.
 pub struct SharedEntries {
     memory: &'static Memory,
-    scope: Scope,
     /// The caller.
     role: pg_sys::Oid,
-    /// The arguments for starting a writer.
+    /// Their scope, and the arguments for starting a writer.
     origin: writer::Origin,
 }
 
@@ -42,7 +41,7 @@ impl SharedEntries {
     pub fn new(memory: &'static Memory, origin: writer::Origin) -> SharedEntries {
         // SAFETY: reads a variable of the session.
         let role = unsafe { pg_sys::GetUserId() };
-        SharedEntries { memory, scope: origin.scope, role, origin }
+        SharedEntries { memory, role, origin }
     }
 }
 
@@ -51,7 +50,7 @@ impl Entries for SharedEntries {
 
     #[inline]
     fn id(&self, name: &[u8], key: &[u8]) -> Id {
-        self.memory.id(self.scope, name, key)
+        self.memory.id(self.origin.scope, name, key)
     }
 
     fn read(&self, id: Id) -> Result<Option<State>, Absent> {
@@ -71,11 +70,12 @@ impl Entries for SharedEntries {
     }
 
     fn load(&self, id: Id, new: NewKey) -> Loaded {
-        SavedMemory::seen().map_or(Loaded::Full, |saved| saved.load(self.scope, id, new))
+        SavedMemory::seen().map_or(Loaded::Full, |saved| saved.load(self.origin.scope, id, new))
     }
 
     fn saved_keys(&self, name: Option<&[u8]>) -> Vec<SavedKey> {
-        let keys = SavedMemory::seen().map_or_else(Vec::new, |saved| saved.keys(self.scope, name));
+        let keys =
+            SavedMemory::seen().map_or_else(Vec::new, |saved| saved.keys(self.origin.scope, name));
         keys.into_iter().map(|SavedCopy { name, key, .. }| SavedKey { name, key }).collect()
     }
 
@@ -85,6 +85,12 @@ impl Entries for SharedEntries {
 }
 
 impl SharedLocked<'_> {
+    /// The partition of a key that is not saved.
+    #[inline]
+    fn state(&mut self, id: Id) -> Option<Partition<'_>> {
+        self.states.get(partition_of(id)).map(PartitionWriteGuard::partition)
+    }
+
     /// The partition of a saved key.
     #[inline]
     fn saved(&mut self, id: Id) -> Option<&mut SavedGuard<'static, SessionLock>> {
@@ -96,8 +102,11 @@ impl LockedEntries for SharedLocked<'_> {
     #[inline]
     fn read(&mut self, id: Id) -> Result<Seen, Absent> {
         if id.pool != Pool::Saved {
-            let state = self.states.read(id);
-            let gone = state.is_none().then(|| self.states.gone(id));
+            let Some(mut partition) = self.state(id) else {
+                return Ok(Seen { state: None, gone: None });
+            };
+            let state = partition.read(address(id));
+            let gone = state.is_none().then(|| partition.view().gone());
             return Ok(Seen { state, gone });
         }
         let on_standby = is_in_recovery();
@@ -114,9 +123,15 @@ impl LockedEntries for SharedLocked<'_> {
     #[inline]
     fn write(&mut self, id: Id, state: Option<&State>, retention: Retention) -> bool {
         if id.pool != Pool::Saved {
-            let Some(state) = state else { return self.states.remove(id) };
-            let owner = self.entries.scope.owner(id.pool, self.entries.role);
-            self.states.write(id, owner, state, retention);
+            let SharedEntries { memory, role, origin } = *self.entries;
+            let Some(mut partition) = self.state(id) else { return false };
+            let Some(state) = state else { return partition.remove(address(id)) };
+            let (owner, fair_by_name) =
+                (origin.scope.owner(id.pool, role), id.pool == Pool::Defined);
+            let owner = Owner { id: owner, name: id.name[0], fair_by_name };
+            let Retention { idle_at, half_used, now, .. } = retention;
+            let retention = states::Retention { idle_at, half_used, now };
+            memory.states.count(partition.write(address(id), owner, state, retention));
             return true;
         }
         let (save, now) = ((retention.save.0 / 1000) as u32, clock::monotonic());

@@ -80,22 +80,27 @@ struct Problem {
 pub struct SavedMemory {
     header: &'static Header,
     partitions: SavedPartitions<'static, SessionLock>,
-    size: usize,
 }
 
-/// How much of the memory is used.
+/// How much of the memory is used, and the writer of a database.
 #[derive(Default)]
 pub struct SavedUsage {
     /// Keys in memory.
     pub keys: u64,
     /// The number of keys that fit at least.
     pub capacity: u64,
+    /// The size of the segment.
+    pub bytes: u64,
     /// Unsaved keys.
     pub unsaved: usize,
     /// The time since which the oldest of them is unsaved.
     pub oldest: Option<Micros>,
     /// The number of keys evicted on a standby after they had changed there.
     pub lost: u64,
+    /// The last problem of the writer, in the encoding of its database; empty: none.
+    pub problem: Vec<u8>,
+    /// The writer's process, and the time when it started.
+    pub writer: Option<(u32, Micros)>,
 }
 
 thread_local! {
@@ -189,7 +194,6 @@ impl SavedMemory {
     /// Finds the writer of a scope, or a place for one.
     #[cold]
     fn find_writer(&self, number: u64) -> Option<&'static Writer> {
-        let all = || self.header.writers.iter();
         let claim = |writer: &&Writer| {
             let of = writer.scope.load(SeqCst);
             let is_idle = writer.process.load(SeqCst) == 0 && writer.due.load(SeqCst) == i64::MAX;
@@ -197,16 +201,16 @@ impl SavedMemory {
                 || (of == 0 || is_idle)
                     && writer.scope.compare_exchange(of, number, SeqCst, SeqCst).is_ok()
         };
-        let own = || all().find(|writer| writer.scope.load(SeqCst) == number);
-        let free = || all().find(|writer| writer.scope.load(SeqCst) == 0 && claim(writer));
-        let found = own().or_else(free).or_else(|| all().find(claim))?;
+        let own = || self.writers().find(|writer| writer.scope.load(SeqCst) == number);
+        let free = || self.writers().find(|writer| writer.scope.load(SeqCst) == 0 && claim(writer));
+        let found = own().or_else(free).or_else(|| self.writers().find(claim))?;
         WRITER.set(Some(found));
         Some(found)
     }
 
-    /// The writers of other scopes.
-    pub fn other_writers(&self, own: &Writer) -> impl Iterator<Item = &'static Writer> {
-        self.header.writers.iter().filter(move |writer| !std::ptr::eq(*writer, own))
+    /// The places of all writers.
+    pub fn writers(&self) -> impl Iterator<Item = &'static Writer> {
+        self.header.writers.iter()
     }
 
     /// The refused writers with keys that are due.
@@ -216,7 +220,7 @@ impl SavedMemory {
                 && writer.process.load(SeqCst) == 0
                 && writer.due.load(SeqCst) != i64::MAX
         };
-        self.header.writers.iter().filter(is_refused)
+        self.writers().filter(is_refused)
     }
 
     /// See [`Header::waits_for_place`].
@@ -290,24 +294,26 @@ impl SavedMemory {
         self.each().flat_map(keys).collect()
     }
 
-    /// How much of the memory is used.
-    pub fn usage(&self) -> SavedUsage {
+    /// How much of the memory is used, and the writer of a scope.
+    pub fn usage(&self, scope: Scope) -> SavedUsage {
+        self.forget_dropped(scope);
         let Unsaved { keys: unsaved, since, .. } = self.unsaved(None);
         let now = clock::monotonic();
         let oldest = since.map(|since| clock::system_time().minus(now.minus(since)));
-        let mut usage =
-            SavedUsage { keys: 0, capacity: self.header.keys, unsaved, oldest, lost: 0 };
+        let (capacity, bytes) = (self.header.keys, size(self.header.keys as usize) as u64);
+        let mut usage = SavedUsage { capacity, bytes, unsaved, oldest, ..SavedUsage::default() };
+        if let Some(writer) = self.writer(scope) {
+            usage.problem = writer.problem();
+            let is_there = writer.process.load(SeqCst) != 0;
+            usage.writer =
+                is_there.then(|| (writer.pid.load(SeqCst), Micros(writer.since.load(SeqCst))));
+        }
         for mut guard in self.each() {
             let partition = guard.partition();
             usage.keys += u64::from(partition.head().keys);
             usage.lost += u64::from(partition.head().lost);
         }
         usage
-    }
-
-    /// The size of the segment in bytes.
-    pub fn size(&self) -> u64 {
-        self.size as u64
     }
 
     /// Removes the keys of dropped databases and extensions; see [`Scope::is_dropped`].
@@ -325,7 +331,7 @@ impl SavedMemory {
         for mut guard in self.each() {
             scopes.iter().for_each(|&scope| guard.partition().remove(scope, None, |_| true));
         }
-        for writer in &self.header.writers {
+        for writer in self.writers() {
             let is_its = |scope: &[u32; 2]| {
                 Scope::from_numbers(*scope).number() == writer.scope.load(SeqCst)
             };
@@ -345,12 +351,6 @@ impl Writer {
         self.is_to_go.load(SeqCst) || self.served.load(SeqCst) < self.wanted.load(SeqCst)
     }
 
-    /// The running process, and the time when it started.
-    pub fn process(&self) -> Option<(u32, Micros)> {
-        let is_there = self.process.load(SeqCst) != 0;
-        is_there.then(|| (self.pid.load(SeqCst), Micros(self.since.load(SeqCst))))
-    }
-
     /// Notes a problem, in the encoding of its database; empty: none.
     pub fn set_problem(&self, text: &[u8]) {
         let mut problem = self.problem.write();
@@ -360,7 +360,7 @@ impl Writer {
     }
 
     /// The last problem; empty: none.
-    pub fn problem(&self) -> Vec<u8> {
+    fn problem(&self) -> Vec<u8> {
         let problem = self.problem.read();
         problem.text[..problem.length as usize].to_vec()
     }
@@ -378,7 +378,7 @@ unsafe fn view(address: *mut u8) -> SavedMemory {
         let keys = header.keys as usize;
         let begin = address.add(size_of::<Header>().next_multiple_of(128));
         let partitions = SavedPartitions::at(begin, PARTITIONS, each(keys));
-        SavedMemory { header, partitions, size: size(keys) }
+        SavedMemory { header, partitions }
     }
 }
 
@@ -391,7 +391,7 @@ fn fill(address: *mut u8, keys: usize) {
         (&raw mut (*header).keys).write(keys as u64);
         (&raw mut (*header).lock_group).write(lock_group);
         let memory = view(address);
-        for writer in &memory.header.writers {
+        for writer in memory.writers() {
             writer.due.store(i64::MAX, SeqCst);
             writer.problem.lock().0.init(lock_group);
         }

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicI64, AtomicU64};
 
 use ratelimit_core::config::MAX_SLOTS_IN_MEMORY;
 use ratelimit_core::{Micros, State};
-use ratelimit_limiter::ports::{Id, Pool, Retention};
+use ratelimit_limiter::ports::{Id, Pool};
 use ratelimit_memory::PartitionWriteGuard;
-use ratelimit_memory::states::{self, Evictions, Owner, Partition, places};
+use ratelimit_memory::states::{self, Evictions, places};
 
 use super::SessionLock;
 use super::locked::Locked;
@@ -45,33 +45,21 @@ struct Losses {
 /// The states, in shared memory.
 pub struct States {
     losses: &'static Losses,
-    /// The partitions for defined limits, for configs in calls, and for a fixed clock, numbered consecutively.
-    defined: Partitions,
-    inline: Partitions,
-    fixed: Partitions,
+    /// The partitions of each pool, numbered consecutively.
+    pools: [Partitions; 3],
     /// The capacity for keys of defined limits.
     keys: usize,
 }
 
-/// The layout of the states in memory.
-struct Layout {
-    /// The number of places in each partition for defined limits, for configs in calls and for a fixed clock.
-    places: [usize; 3],
-    /// The offsets of those places, after [`Losses`], and the end of all, in bytes.
-    offsets: [usize; 4],
-}
+/// The states of some keys, with their partitions locked. Until this is dropped, nothing of PostgreSQL is called except
+/// the clock.
+pub type LockedStates<'a> = Locked<PartitionWriteGuard<'a, SessionLock>>;
 
-impl Layout {
-    fn new(keys: usize) -> Layout {
-        let counts = [DEFINED, INLINE, 1];
-        let keys = [each(keys, DEFINED), each(inline_keys(keys), INLINE), FIXED_CLOCK_KEYS];
-        let places = keys.map(places);
-        let mut offsets = [size_of::<Losses>(); 4];
-        for n in 0..3 {
-            offsets[n + 1] = offsets[n] + Partitions::size(counts[n], places[n]);
-        }
-        Layout { places, offsets }
-    }
+/// The number of partitions for defined limits, for configs in calls and for a fixed clock, and of places in each.
+fn pools(keys: usize) -> [(usize, usize); 3] {
+    let inline = each(inline_keys(keys), INLINE);
+    [(DEFINED, each(keys, DEFINED)), (INLINE, inline), (1, FIXED_CLOCK_KEYS)]
+        .map(|(partitions, keys)| (partitions, places(keys)))
 }
 
 /// The capacity for keys of configs in calls, in addition to a number of keys of defined limits.
@@ -87,7 +75,7 @@ fn each(keys: usize, partitions: usize) -> usize {
 }
 
 /// The number of a key's partition.
-fn partition_of(id: Id) -> usize {
+pub fn partition_of(id: Id) -> usize {
     match id.pool {
         _ if clock::is_fixed() => FIXED_CLOCK,
         Pool::Defined => (id.key[0] % DEFINED as u64) as usize,
@@ -99,7 +87,7 @@ fn partition_of(id: Id) -> usize {
 
 /// The address of a state in its partition.
 #[inline]
-fn address(id: Id) -> states::Id {
+pub fn address(id: Id) -> states::Id {
     states::Id { key: id.key, slots: id.slots }
 }
 
@@ -122,7 +110,8 @@ pub struct Usage {
 impl States {
     /// The bytes for a number of keys.
     pub fn size(keys: usize) -> usize {
-        Layout::new(keys).offsets[3]
+        let sizes = pools(keys).map(|(count, places)| Partitions::size(count, places));
+        size_of::<Losses>() + sizes.iter().sum::<usize>()
     }
 
     /// Views states.
@@ -131,12 +120,15 @@ impl States {
     /// That many bytes are at the address for as long as the process: zeros, soon to be [initialized](States::init), or
     /// what other sessions have made of that.
     pub unsafe fn new(address: *mut u8, keys: usize) -> States {
-        let Layout { places, offsets } = Layout::new(keys);
+        let mut end = size_of::<Losses>();
         // SAFETY: they are laid out so, each at a multiple of 128; the losses are atomic.
         unsafe {
-            let at = |n: usize, count| Partitions::at(address.add(offsets[n]), count, places[n]);
-            let [defined, inline, fixed] = [at(0, DEFINED), at(1, INLINE), at(2, 1)];
-            States { losses: &*address.cast(), defined, inline, fixed, keys }
+            let pools = pools(keys).map(|(count, places)| {
+                let begin = address.add(end);
+                end += Partitions::size(count, places);
+                Partitions::at(begin, count, places)
+            });
+            States { losses: &*address.cast(), pools, keys }
         }
     }
 
@@ -145,10 +137,9 @@ impl States {
     /// # Safety
     /// No other session sees them yet.
     pub unsafe fn init(&self, lock_group: i32) {
-        for partitions in [&self.defined, &self.inline, &self.fixed] {
-            // SAFETY: as the caller says.
-            partitions.locks().for_each(|lock| unsafe { lock.0.init(lock_group) });
-        }
+        let locks = self.pools.iter().flat_map(Partitions::locks);
+        // SAFETY: as the caller says.
+        locks.for_each(|lock| unsafe { lock.0.init(lock_group) });
     }
 
     /// Makes the processor fetch the first data that a lookup reads.
@@ -173,8 +164,7 @@ impl States {
     /// Locks the partitions of states.
     #[inline]
     pub fn lock(&self, ids: impl IntoIterator<Item = Id>) -> LockedStates<'_> {
-        let numbers = ids.into_iter().map(partition_of);
-        LockedStates { states: self, partitions: Locked::new(numbers, |number| self.write(number)) }
+        Locked::new(ids.into_iter().map(partition_of), |number| self.write(number))
     }
 
     /// Removes the states of a name, partition by partition; returns the number of keys with a state.
@@ -189,11 +179,14 @@ impl States {
 
     /// How much of the memory is used.
     pub fn usage(&self) -> Usage {
-        let count = |partitions: &Partitions, number| partitions.read(number).view().count();
+        let keys = |number| {
+            let (partitions, number) = self.partition(number);
+            partitions.read(number).view().count()
+        };
         Usage {
-            keys: (0..DEFINED).map(|number| count(&self.defined, number)).sum(),
+            keys: (0..DEFINED).map(keys).sum(),
             capacity: self.keys as u64,
-            inline_keys: (0..INLINE).map(|number| count(&self.inline, number)).sum(),
+            inline_keys: (DEFINED..PARTITIONS).map(keys).sum(),
             inline_capacity: inline_keys(self.keys) as u64,
             dropped_idle: self.losses.idle.load(Relaxed),
             dropped_live: self.losses.live.load(Relaxed),
@@ -218,8 +211,8 @@ impl States {
 
     /// Counts evictions, except under a fixed clock.
     #[inline]
-    fn count(&self, partition: usize, Evictions { idle, live }: Evictions) {
-        if partition == FIXED_CLOCK {
+    pub fn count(&self, Evictions { idle, live }: Evictions) {
+        if clock::is_fixed() {
             return;
         }
         if idle > 0 {
@@ -239,56 +232,11 @@ impl States {
     /// Maps a number to a pool's partitions and the index in them.
     #[inline]
     fn partition(&self, number: usize) -> (&Partitions, usize) {
+        let [defined, inline, fixed] = &self.pools;
         match number {
-            ..DEFINED => (&self.defined, number),
-            DEFINED..PARTITIONS => (&self.inline, number - DEFINED),
-            _ => (&self.fixed, 0),
+            ..DEFINED => (defined, number),
+            DEFINED..PARTITIONS => (inline, number - DEFINED),
+            _ => (fixed, 0),
         }
-    }
-}
-
-/// The states of some keys, with their partitions locked. Until this is dropped, nothing of PostgreSQL is called
-/// except the clock.
-pub struct LockedStates<'a> {
-    states: &'a States,
-    partitions: Locked<PartitionWriteGuard<'a, SessionLock>>,
-}
-
-impl LockedStates<'_> {
-    /// Whether no partition is locked.
-    pub fn is_empty(&self) -> bool {
-        self.partitions.is_empty()
-    }
-
-    /// Reads a state for a call, and marks it as used.
-    #[inline]
-    pub fn read(&mut self, id: Id) -> Option<State> {
-        self.partition(id)?.read(address(id))
-    }
-
-    /// The number of entries evicted or removed from the partition of a state.
-    pub fn gone(&mut self, id: Id) -> u32 {
-        self.partition(id).map_or(0, |partition| partition.view().gone())
-    }
-
-    /// Removes a state; false if there was none.
-    pub fn remove(&mut self, id: Id) -> bool {
-        self.partition(id).is_some_and(|mut partition| partition.remove(address(id)))
-    }
-
-    /// Stores a state.
-    #[inline]
-    pub fn write(&mut self, id: Id, owner: u32, state: &State, retention: Retention) {
-        let Some(mut partition) = self.partition(id) else { return };
-        let Retention { idle_at, half_used, now, .. } = retention;
-        let owner = Owner { id: owner, name: id.name[0], fair_by_name: id.pool == Pool::Defined };
-        let retention = states::Retention { idle_at, half_used, now };
-        let evictions = partition.write(address(id), owner, state, retention);
-        self.states.count(partition_of(id), evictions);
-    }
-
-    #[inline]
-    fn partition(&mut self, id: Id) -> Option<Partition<'_>> {
-        self.partitions.get(partition_of(id)).map(PartitionWriteGuard::partition)
     }
 }

@@ -125,8 +125,9 @@ pub fn start(saved: &SavedMemory, writer: &Writer, origin: &Origin, again: bool)
     let has_place = background::register(WORKER.0, WORKER.1, &origin.to_text());
     writer.is_refused.store(!has_place, SeqCst);
     if !has_place {
-        let is_there = |writer: &&Writer| writer.process.load(SeqCst) != 0;
-        saved.other_writers(writer).filter(is_there).for_each(dismiss);
+        let is_other =
+            |other: &&Writer| !std::ptr::eq(*other, writer) && other.process.load(SeqCst) != 0;
+        saved.writers().filter(is_other).for_each(dismiss);
         if now.minus(Micros(writer.told_at.load(SeqCst))) >= LOG_EVERY {
             writer.told_at.store(now.0, SeqCst);
             server_log::line(
