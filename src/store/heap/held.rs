@@ -20,16 +20,8 @@ pub struct HeldHeap<'a> {
     pub catalog: &'a Catalog,
     /// The lock with which the table is open.
     pub lock: TableLock,
-    /// The table, with the index of its primary key.
+    /// The table, with the indexes of its primary key and of the holds of a key.
     heap: Heap,
-    /// The index of the holds of a key.
-    of_key: pg_sys::Relation,
-}
-
-impl Drop for HeldHeap<'_> {
-    fn drop(&mut self) {
-        self.heap.close_index(self.of_key);
-    }
 }
 
 /// A fetched row: plain data except for its texts.
@@ -84,8 +76,8 @@ impl<'a> HeldHeap<'a> {
         indexes: [pg_sys::Oid; 2],
         lock: TableLock,
     ) -> Option<HeldHeap<'a>> {
-        let (heap, of_key) = Heap::open_others(catalog, catalog.rl_holds.oid, indexes, lock)?;
-        Some(HeldHeap { catalog, lock, heap, of_key })
+        let heap = Heap::open_unchanged(catalog, catalog.rl_holds.oid, indexes, lock)?;
+        Some(HeldHeap { catalog, lock, heap })
     }
 
     /// Reads the rows with these first columns of the primary key, in its order.
@@ -121,7 +113,7 @@ impl<'a> HeldHeap<'a> {
         // SAFETY: the description of the open table.
         let whole = unsafe { (*self.heap.table).rd_att };
         let description = HOLDS.with(|short| short.description(whole, &nulls));
-        let other = Some((self.of_key, of_key.as_mut_ptr()));
+        let other = Some(of_key.as_mut_ptr());
         // SAFETY: the values are those of the table's columns; the other index has these.
         unsafe { self.heap.insert_values(description, &mut values, &mut nulls, other) }.is_some()
     }

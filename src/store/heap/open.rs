@@ -1,5 +1,6 @@
 //! Opens the table and its index.
 
+use std::ops::Deref;
 use std::thread::panicking;
 
 use pgrx::pg_sys;
@@ -10,11 +11,17 @@ use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::Result;
 
 /// The open table and its index. Dropping it closes them, and keeps their locks.
-pub struct Heap {
+pub struct Heap(Opened);
+
+/// A table that is open.
+#[derive(Clone, Copy)]
+pub struct Opened {
     /// The table.
     pub table: pg_sys::Relation,
     /// The index of its primary key.
     pub index: pg_sys::Relation,
+    /// Another index of it, or null.
+    pub other: pg_sys::Relation,
     /// The slot of a fetched version. Empty between two operations, so that no page is pinned when a
     /// subtransaction ends.
     pub fetched: *mut pg_sys::TupleTableSlot,
@@ -22,96 +29,79 @@ pub struct Heap {
     pub written: *mut pg_sys::TupleTableSlot,
 }
 
-/// A table, its indexes, and the slots of [`Heap`].
-type Opened<const N: usize> = (
-    pg_sys::Relation,
-    [pg_sys::Relation; N],
-    *mut pg_sys::TupleTableSlot,
-    *mut pg_sys::TupleTableSlot,
-);
+impl Deref for Heap {
+    type Target = Opened;
 
-/// Opens a table and its indexes.
-///
-/// # Safety
-/// Inside a guard; they are locked.
-unsafe fn opened<const N: usize>(oid: pg_sys::Oid, indexes: [pg_sys::Oid; N]) -> Opened<N> {
-    // SAFETY: as the caller says; closed when the heap is dropped, or after an error by the resource owner.
-    unsafe {
-        let table = raw::table_open(oid, UNLOCKED);
-        let mut open = [std::ptr::null_mut(); N];
-        for (open, &index) in open.iter_mut().zip(&indexes) {
-            *open = raw::index_open(index, UNLOCKED);
-        }
-        let fetched = raw::table_slot_create(table, std::ptr::null_mut());
-        let kind = &raw const pg_sys::TTSOpsHeapTuple;
-        (table, open, fetched, raw::MakeSingleTupleTableSlot((*table).rd_att, kind))
+    #[inline]
+    fn deref(&self) -> &Opened {
+        &self.0
     }
 }
 
-/// Locks rateLimits, another table and its indexes, and opens them, unless one of the extension's tables has changed
-/// since the catalog was read.
-fn locked<const N: usize>(
-    catalog: &Catalog,
-    oid: pg_sys::Oid,
-    indexes: [pg_sys::Oid; N],
-    lock: TableLock,
-) -> Option<Opened<N>> {
-    let (mode, first) = (lock as pg_sys::LOCKMODE, catalog.rate_limits.oid);
-    // SAFETY: plain data.
-    unsafe {
-        guarded(|| {
-            // Before the check, since the locks process invalidations.
-            lock.take(|| {
-                raw::LockRelationOid(first, mode);
-                if oid != first {
-                    raw::LockRelationOid(oid, mode);
-                }
-                for &index in &indexes {
-                    raw::LockRelationOid(index, mode);
-                }
-            });
-            catalog::is_fresh(catalog).then(|| opened(oid, indexes))
-        })
+impl Opened {
+    /// Opens a table, the index of its primary key and, if it is valid, another one.
+    ///
+    /// # Safety
+    /// Inside a guard; they are locked.
+    unsafe fn new(oid: pg_sys::Oid, [index, other]: [pg_sys::Oid; 2]) -> Opened {
+        // SAFETY: as the caller says; closed when the heap is dropped, or after an error by the resource owner.
+        unsafe {
+            let table = raw::table_open(oid, UNLOCKED);
+            let index = raw::index_open(index, UNLOCKED);
+            let other = match other {
+                pg_sys::InvalidOid => std::ptr::null_mut(),
+                other => raw::index_open(other, UNLOCKED),
+            };
+            let fetched = raw::table_slot_create(table, std::ptr::null_mut());
+            let kind = &raw const pg_sys::TTSOpsHeapTuple;
+            let written = raw::MakeSingleTupleTableSlot((*table).rd_att, kind);
+            Opened { table, index, other, fetched, written }
+        }
     }
 }
 
 impl Heap {
-    /// Opens the table. The locks on it and its index last until the transaction or a [read](catalog::reading) ends.
+    /// Opens the table of rows. The locks on it and its index last until the transaction or a
+    /// [read](catalog::reading) ends.
     ///
     /// # Errors
     /// [`Error::Moved`](crate::schema::error::Error::Moved): the table has changed since the catalog was read.
     pub fn open(catalog: &Catalog, index: pg_sys::Oid, lock: TableLock) -> Result<Heap> {
-        let oid = catalog.rate_limits.oid;
-        let (table, [index], fetched, written) = match locked(catalog, oid, [index], lock) {
-            Some(opened) => opened,
-            None => {
-                catalog::check(catalog)?;
-                // SAFETY: locked above.
-                unsafe { guarded(|| opened(oid, [index])) }
-            }
-        };
-        Ok(Heap { table, index, fetched, written })
+        let (oid, indexes) = (catalog.rate_limits.oid, [index, pg_sys::InvalidOid]);
+        if let Some(heap) = Heap::open_unchanged(catalog, oid, indexes, lock) {
+            return Ok(heap);
+        }
+        catalog::check(catalog)?;
+        // SAFETY: locked above; plain data.
+        Ok(Heap(unsafe { guarded(|| Opened::new(oid, indexes)) }))
     }
 
-    /// Opens another table with two indexes, the first of them in its `index`, and returns the second as well. Locks
-    /// rateLimits before them. `None` if one of the extension's tables has changed since the catalog was read.
-    pub fn open_others(
+    /// Locks rateLimits, then a table, the index of its primary key and, if it is valid, another one, and opens them;
+    /// `None` if one of the extension's tables has changed since the catalog was read.
+    pub fn open_unchanged(
         catalog: &Catalog,
         oid: pg_sys::Oid,
         indexes: [pg_sys::Oid; 2],
         lock: TableLock,
-    ) -> Option<(Heap, pg_sys::Relation)> {
-        let (table, [index, other], fetched, written) = locked(catalog, oid, indexes, lock)?;
-        Some((Heap { table, index, fetched, written }, other))
-    }
-
-    /// Closes an index that was opened with the table.
-    pub fn close_index(&self, index: pg_sys::Relation) {
-        if panicking() {
-            return;
-        }
-        // SAFETY: open, and not used any more.
-        unsafe { guarded(|| raw::index_close(index, UNLOCKED)) }
+    ) -> Option<Heap> {
+        let (mode, first) = (lock as pg_sys::LOCKMODE, catalog.rate_limits.oid);
+        // SAFETY: plain data.
+        let opened = unsafe {
+            guarded(|| {
+                // Before the check, since the locks process invalidations.
+                lock.take(|| {
+                    raw::LockRelationOid(first, mode);
+                    if oid != first {
+                        raw::LockRelationOid(oid, mode);
+                    }
+                    for &index in indexes.iter().filter(|&&index| index != pg_sys::InvalidOid) {
+                        raw::LockRelationOid(index, mode);
+                    }
+                });
+                catalog::is_fresh(catalog).then(|| Opened::new(oid, indexes))
+            })
+        };
+        opened.map(Heap)
     }
 }
 
@@ -126,6 +116,9 @@ impl Drop for Heap {
             guarded(|| {
                 raw::ExecDropSingleTupleTableSlot(self.written);
                 raw::ExecDropSingleTupleTableSlot(self.fetched);
+                if !self.other.is_null() {
+                    raw::index_close(self.other, UNLOCKED);
+                }
                 raw::index_close(self.index, UNLOCKED);
                 raw::table_close(self.table, UNLOCKED);
             });

@@ -2,7 +2,8 @@
 //! frames with plain data, which an error may jump over, and never together with functions of `pg_sys`: errors of those
 //! unwind instead.
 //!
-//! The callbacks of the table's access method are at the end, named as in tableam.h.
+//! The callbacks of the table's access method are called by `access_method!`, or by functions at the end, named as in
+//! tableam.h.
 
 use std::ffi::c_int;
 
@@ -168,52 +169,14 @@ pub unsafe fn deform(slot: *mut TupleTableSlot) {
     unsafe { slot_getsomeattrs_int(slot, (*(*slot).tts_tupleDescriptor).natts) };
 }
 
-/// Calls a callback of the table's access method; the heap has all of them (GetTableAmRoutine).
+/// Calls a callback of the table's access method, inside a guard; the heap has all of them (GetTableAmRoutine).
 macro_rules! access_method {
     ($table:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
         (*(*$table).rd_tableam).$function.unwrap_unchecked()($($argument),*)
     };
 }
 
-/// Begins fetching versions by tuple ids of an index.
-///
-/// # Safety
-/// Inside a guard; the table is open.
-pub unsafe fn table_index_fetch_begin(table: Relation) -> *mut IndexFetchTableData {
-    // SAFETY: as the caller says.
-    unsafe { access_method!(table, index_fetch_begin(table)) }
-}
-
-/// Ends fetching versions by tuple ids of an index.
-///
-/// # Safety
-/// Inside a guard; `fetch` was begun, and is not ended yet.
-pub unsafe fn table_index_fetch_end(fetch: *mut IndexFetchTableData) {
-    // SAFETY: as the caller says.
-    unsafe { access_method!((*fetch).rel, index_fetch_end(fetch)) }
-}
-
-/// Fetches the visible version from the tuple id of an index entry, or with `again` the next one, and sets `tid` to its
-/// tuple id; false if none is visible.
-///
-/// # Safety
-/// Inside a guard; `fetch` was begun, the page of `tid` exists, the slot is one of the table.
-pub unsafe fn table_index_fetch_tuple(
-    fetch: *mut IndexFetchTableData,
-    tid: &mut ItemPointerData,
-    snapshot: Snapshot,
-    slot: *mut TupleTableSlot,
-    again: &mut bool,
-) -> bool {
-    let mut all_dead = false;
-    // SAFETY: as the caller says.
-    unsafe {
-        access_method!(
-            (*fetch).rel,
-            index_fetch_tuple(fetch, tid, snapshot, slot, again, &mut all_dead)
-        )
-    }
-}
+pub(super) use access_method;
 
 /// Fetches the version at a tuple id; false if it is not visible to the snapshot.
 ///
@@ -227,40 +190,6 @@ pub unsafe fn table_tuple_fetch_row_version(
 ) -> bool {
     // SAFETY: as the caller says.
     unsafe { access_method!(table, tuple_fetch_row_version(table, tid, snapshot, slot)) }
-}
-
-/// Fetches the version at a tuple id, visible or not, and deforms its first columns; false if there is none.
-///
-/// # Safety
-/// As [`table_tuple_fetch_row_version`].
-pub unsafe fn fetch_version(
-    table: Relation,
-    tid: &mut ItemPointerData,
-    slot: *mut TupleTableSlot,
-    columns: usize,
-) -> bool {
-    // SAFETY: as the caller says; the snapshot is static, and sees every version.
-    unsafe {
-        let any = &raw mut SnapshotAnyData;
-        let found = table_tuple_fetch_row_version(table, tid, any, slot);
-        if found {
-            slot_getsomeattrs_int(slot, columns as c_int);
-        }
-        found
-    }
-}
-
-/// Whether the version in a slot is visible to a snapshot.
-///
-/// # Safety
-/// Inside a guard; the slot holds a version of the table.
-pub unsafe fn table_tuple_satisfies_snapshot(
-    table: Relation,
-    slot: *mut TupleTableSlot,
-    snapshot: Snapshot,
-) -> bool {
-    // SAFETY: as the caller says.
-    unsafe { access_method!(table, tuple_satisfies_snapshot(table, slot, snapshot)) }
 }
 
 /// Locks a row like SELECT … FOR UPDATE and fetches the locked version. Also returns whether an update was followed.
@@ -360,35 +289,4 @@ pub unsafe fn table_tuple_delete(
             )
         )
     }
-}
-
-/// Inserts the slot's row speculatively.
-///
-/// # Safety
-/// Inside a guard; the slot holds a row of the table, `token` is that of the speculative insertion lock.
-pub unsafe fn table_tuple_insert_speculative(
-    table: Relation,
-    slot: *mut TupleTableSlot,
-    token: u32,
-) {
-    // SAFETY: as the caller says.
-    unsafe {
-        let cid = GetCurrentCommandId(true);
-        let none = std::ptr::null_mut();
-        access_method!(table, tuple_insert_speculative(table, slot, cid, 0, none, token));
-    }
-}
-
-/// Confirms a speculative insert, or deletes its row.
-///
-/// # Safety
-/// Inside a guard; the slot holds the row inserted with `token`.
-pub unsafe fn table_tuple_complete_speculative(
-    table: Relation,
-    slot: *mut TupleTableSlot,
-    token: u32,
-    succeeded: bool,
-) {
-    // SAFETY: as the caller says.
-    unsafe { access_method!(table, tuple_complete_speculative(table, slot, token, succeeded)) }
 }

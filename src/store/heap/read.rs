@@ -7,6 +7,7 @@ use ratelimit_limiter::ports::{KeyedRow, RowId, ShardRow};
 use xxhash_rust::xxh64::xxh64;
 
 use super::open::{Heap, guarded};
+use super::raw::access_method;
 use super::row::{RawRow, TextDatum, block, copy_texts, has_id, tuple_id};
 use super::{own, raw, roots};
 use crate::schema::error::Result;
@@ -148,7 +149,9 @@ impl Heap {
     /// Inside a guard.
     pub unsafe fn is_visible(&self, snapshot: pg_sys::Snapshot) -> bool {
         // SAFETY: the slot pins the page of the version.
-        unsafe { raw::table_tuple_satisfies_snapshot(self.table, self.fetched, snapshot) }
+        unsafe {
+            access_method!(self.table, tuple_satisfies_snapshot(self.table, self.fetched, snapshot))
+        }
     }
 
     /// Finds a row: by this transaction's own version, by the remembered index entry, or by the index.
@@ -253,12 +256,20 @@ impl Heap {
             if block(&root) >= raw::RelationGetNumberOfBlocksInFork(self.table, main) {
                 return None;
             }
-            let fetch = raw::table_index_fetch_begin(self.table);
+            let fetch = access_method!(self.table, index_fetch_begin(self.table));
+            // Fetches the visible version from a tuple id, or with `again` the next one, and sets it to that one's.
+            let next = |tid: &mut _, again: &mut _, snapshot| {
+                let (slot, mut all_dead) = (self.fetched, false);
+                access_method!(
+                    self.table,
+                    index_fetch_tuple(fetch, tid, snapshot, slot, again, &mut all_dead)
+                )
+            };
             let row = under_latest(|latest| {
                 let serializable = is_serializable(); // see `scan_latest`
                 let snapshot = if serializable { &raw mut pg_sys::SnapshotAnyData } else { latest };
-                let (mut tid, mut again, slot) = (root, false, self.fetched);
-                while raw::table_index_fetch_tuple(fetch, &mut tid, snapshot, slot, &mut again) {
+                let (mut tid, mut again) = (root, false);
+                while next(&mut tid, &mut again, snapshot) {
                     if !serializable || self.is_visible(latest) {
                         return self.matching_row(id);
                     }
@@ -269,7 +280,7 @@ impl Heap {
                 None
             });
             raw::clear(self.fetched);
-            raw::table_index_fetch_end(fetch);
+            access_method!(self.table, index_fetch_end(fetch));
             row
         }
     }

@@ -136,17 +136,17 @@ pub unsafe fn has_id(slot: *mut pg_sys::TupleTableSlot, id: RowId) -> bool {
     unsafe {
         let values = (*slot).tts_values;
         (*values.add(2)).value() as i32 == id.shard
-            && text_equals(*values, id.name)
-            && text_equals(*values.add(1), id.key)
+            && text_bytes(*values) == id.name
+            && text_bytes(*values.add(1)) == id.key
     }
 }
 
-/// Whether a datum is equal to a text.
+/// The bytes of a text, valid as long as its row is pinned.
 ///
 /// # Safety
 /// Inside a guard; the value is a text of a pinned row.
-unsafe fn text_equals(value: pg_sys::Datum, text: &[u8]) -> bool {
-    // SAFETY: as the caller says; a compressed text is copied.
+unsafe fn text_bytes<'t>(value: pg_sys::Datum) -> &'t [u8] {
+    // SAFETY: as the caller says; a compressed text is copied in Postgres memory.
     unsafe {
         let mut varlena = value.cast_mut_ptr::<pg_sys::varlena>();
         if !is_plain(varlena) {
@@ -155,7 +155,7 @@ unsafe fn text_equals(value: pg_sys::Datum, text: &[u8]) -> bool {
         std::slice::from_raw_parts(
             pgrx::vardata_any(varlena).cast::<u8>(),
             pgrx::varsize_any_exhdr(varlena),
-        ) == text
+        )
     }
 }
 
@@ -164,17 +164,8 @@ unsafe fn text_equals(value: pg_sys::Datum, text: &[u8]) -> bool {
 /// # Safety
 /// Inside a guard; the values are texts of a pinned row.
 pub unsafe fn copy_texts<const N: usize>(values: [pg_sys::Datum; N]) -> [Vec<u8>; N] {
-    // SAFETY: detoasting returns the value itself, or a copy in Postgres memory. Before any copy, since
-    // its error would jump over the copies.
-    unsafe {
-        values.map(|value| raw::pg_detoast_datum_packed(value.cast_mut_ptr())).map(|varlena| {
-            std::slice::from_raw_parts(
-                pgrx::vardata_any(varlena).cast::<u8>(),
-                pgrx::varsize_any_exhdr(varlena),
-            )
-            .to_vec()
-        })
-    }
+    // SAFETY: as the caller says. All before any copy, since an error would jump over the copies.
+    values.map(|value| unsafe { text_bytes(value) }).map(<[u8]>::to_vec)
 }
 
 /// Encodes a row as the values and NULL flags of its columns. Calls Postgres: not inside a guard.

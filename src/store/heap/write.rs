@@ -1,9 +1,12 @@
 //! Locks rows and writes them.
 
+use std::ffi::c_int;
+
 use pgrx::pg_sys;
 use ratelimit_limiter::ports::{Row, RowId, TupleId, Version};
 
 use super::open::{Heap, guarded};
+use super::raw::access_method;
 use super::read::{hash, scan_keys};
 use super::row::{RawRow, TextDatum, has_id, row_values, tuple_id};
 use super::shortened::LIMITS;
@@ -80,9 +83,12 @@ impl Heap {
             guarded(|| {
                 if stored_otherwise {
                     let (table, slot) = (self.table, self.fetched);
-                    if !raw::fetch_version(table, old, slot, KEY_COLUMNS) {
+                    // Visible or not.
+                    let any = &raw mut pg_sys::SnapshotAnyData;
+                    if !raw::table_tuple_fetch_row_version(table, old, any, slot) {
                         return (false, *old, false);
                     }
+                    raw::slot_getsomeattrs_int(slot, KEY_COLUMNS as c_int);
                     std::ptr::copy_nonoverlapping((*slot).tts_values, values, KEY_COLUMNS);
                 }
                 let tuple = raw::heap_form_tuple(description, values, nulls);
@@ -185,8 +191,8 @@ impl Heap {
     }
 
     /// Inserts a row like INSERT ... ON CONFLICT DO NOTHING, and returns its tuple id: it is speculative until its
-    /// entry in the index has no conflict, and is deleted at once if it has. `other`: another index, and the values of
-    /// its columns, none of them NULL.
+    /// entry in the index has no conflict, and is deleted at once if it has. `other`: the values of the columns of the
+    /// other index, none of them NULL.
     ///
     /// # Safety
     /// The description is that of the values, which are those of the table's columns, the first of them not NULL.
@@ -195,7 +201,7 @@ impl Heap {
         description: pg_sys::TupleDesc,
         values: &mut [pg_sys::Datum],
         nulls: &mut [bool],
-        other: Option<(pg_sys::Relation, *mut pg_sys::Datum)>,
+        other: Option<*mut pg_sys::Datum>,
     ) -> Option<pg_sys::ItemPointerData> {
         use pg_sys::IndexUniqueCheck::{UNIQUE_CHECK_NO, UNIQUE_CHECK_PARTIAL};
         let (table, slot) = (self.table, self.written);
@@ -207,16 +213,17 @@ impl Heap {
                 raw::ExecStoreHeapTuple(tuple, slot, true);
                 let xid = raw::GetCurrentTransactionId();
                 let token = raw::SpeculativeInsertionLockAcquire(xid);
-                raw::table_tuple_insert_speculative(table, slot, token);
+                let (cid, none) = (raw::GetCurrentCommandId(true), std::ptr::null_mut());
+                access_method!(table, tuple_insert_speculative(table, slot, cid, 0, none, token));
                 let mut tid = (*slot).tts_tid;
                 let check = UNIQUE_CHECK_PARTIAL;
                 let alone = self.insert_index(self.index, values, nulls, &mut tid, check, false);
-                if let Some((index, values)) = other
+                if let Some(values) = other
                     && alone
                 {
-                    self.insert_index(index, values, nulls, &mut tid, UNIQUE_CHECK_NO, false);
+                    self.insert_index(self.other, values, nulls, &mut tid, UNIQUE_CHECK_NO, false);
                 }
-                raw::table_tuple_complete_speculative(table, slot, token, alone);
+                access_method!(table, tuple_complete_speculative(table, slot, token, alone));
                 raw::SpeculativeInsertionLockRelease(xid);
                 raw::clear(slot);
                 raw::CommandCounterIncrement();
