@@ -11,6 +11,7 @@ use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::Result;
 
 mod announced;
+mod cached;
 mod declared;
 mod held_rows;
 mod kept_in_partition;

@@ -77,13 +77,8 @@ pub fn put(
 
 /// Ends the block of a name and key; false if the key was not blocked any more.
 pub fn remove(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
-    let until = take(catalog, name, key)?;
-    Ok(until.is_some_and(|until| clock::from_timestamptz(until) > clock::now()))
-}
-
-/// Deletes the block of a name and key, expired or not; false if there was none.
-pub fn delete(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
-    Ok(take(catalog, name, key)?.is_some())
+    let until = delete(catalog, name, key)?;
+    Ok(until.is_some_and(|until| until > clock::now()))
 }
 
 /// Reads the names under which a key is or was blocked.
@@ -97,8 +92,8 @@ pub fn names(catalog: &Catalog, key: &[u8]) -> Result<Vec<Vec<u8>>> {
     super::names(catalog, catalog.rl_blocks, TableLock::Write, &NAMES, &key)
 }
 
-/// Deletes the block of a name and key; returns its end as a timestamptz, `None` if there was none.
-fn take(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<i64>> {
+/// Deletes the block of a name and key, expired or not; returns its end, `None` if there was none.
+pub fn delete(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Micros>> {
     const LOCK: Statement = Statement::locks(
         "SELECT until FROM ONLY @schema@.rl_blocks WHERE name @=@ $1 AND key @=@ $2 FOR UPDATE",
         &[TEXTOID, TEXTOID],
@@ -110,7 +105,8 @@ fn take(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<i64>> {
         &[],
     );
     super::delete(catalog, catalog.rl_blocks, [&LOCK, &REMOVE], name, key, |spi| {
-        Ok(spi.field(0, 1).map_or(i64::MIN, |until| until.value() as i64))
+        let until = spi.field(0, 1).map_or(i64::MIN, |until| until.value() as i64);
+        Ok(clock::from_timestamptz(until))
     })
 }
 

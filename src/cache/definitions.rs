@@ -8,9 +8,12 @@
 //! of this one at its next command or at a rollback. The trigger is FOR EACH ROW and ENABLE ALWAYS: statement triggers
 //! don't fire in logical replication's apply, and ordinary triggers don't fire under `session_replication_role =
 //! replica`. If Citus copies `rl_config` to every node, the trigger fires on every node, for the OID of the shard.
+//!
+//! A function that parses a stored config fails with 22023 if it is invalid ([`LimiterError::StoredConfig`]).
 
 use std::borrow::Cow;
 use std::cell::RefCell;
+use std::num::NonZeroUsize;
 use std::rc::Rc;
 
 use lru::LruCache;
@@ -31,7 +34,7 @@ use ratelimit_pg::values::{Jsonb, server_text, text_datum, utf8};
 
 /// The number of entries in each cache. Reading a definition takes two statements and parsing a config some
 /// microseconds, several times the cost of a call; an entry takes about 200 bytes.
-const CACHE_ENTRIES: usize = 10_000;
+pub const CACHE_ENTRIES: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
 /// The largest cached inline config, in bytes; a sensible one has about 200.
 const CACHED_CONFIG_BYTES: usize = 2_000;
 
@@ -45,20 +48,12 @@ struct Rows {
     has_blocks: bool,
 }
 
-/// An LRU cache by bytes.
-struct Cache<V>(LruCache<Box<[u8]>, V>);
+/// A cache by bytes.
+type Cache<V> = LruCache<Box<[u8]>, V>;
 
-impl<V> Cache<V> {
-    fn new() -> Cache<V> {
-        Cache(LruCache::unbounded()) // a bounded one allocates all its places at once
-    }
-
-    fn put(&mut self, key: &[u8], value: V) {
-        if self.0.len() >= CACHE_ENTRIES {
-            self.0.pop_lru();
-        }
-        self.0.put(key.into(), value);
-    }
+/// An empty cache, which evicts the least recently used entry when it is full.
+pub fn cache<V>() -> Cache<V> {
+    LruCache::sparse(CACHE_ENTRIES)
 }
 
 /// The rows of rl_config and rl_blocks that this backend has read and that have not changed.
@@ -71,37 +66,36 @@ struct Cached {
     names: Cache<Rows>,
     /// By [`name_and_key`], for names with overrides or blocked keys.
     keys: Cache<Defined>,
+    /// The definitions of names for every key, of [`default_of`].
+    defaults: Cache<Option<Rc<Definition>>>,
 }
 
 thread_local! {
     static CACHED: RefCell<Cached> = RefCell::new(Cached {
         changes: 0,
         last: None,
-        names: Cache::new(),
-        keys: Cache::new(),
+        names: cache(),
+        keys: cache(),
+        defaults: cache(),
     });
     /// By the binary form of the config.
-    static INLINE: RefCell<Cache<Rc<Definition>>> = RefCell::new(Cache::new());
-    /// The definitions of names for every key, and the [`invalidation::definition_changes`] at which they were valid.
-    static DEFAULTS: RefCell<(u64, Cache<Option<Rc<Definition>>>)> = RefCell::new((0, Cache::new()));
-    static LOCKED: RefCell<Option<Locked>> = const { RefCell::new(None) };
+    static INLINE: RefCell<Cache<Rc<Definition>>> = RefCell::new(cache());
+    /// The plan rows that this session has locked last, and what holds the locks.
+    static LOCKED: RefCell<Option<(Holder, Cache<()>)>> = const { RefCell::new(None) };
 }
 
-/// The plan rows that this session has locked last.
-struct Locked {
-    /// The table, and the transaction and subtransaction that hold the locks: a rollback releases the locks
-    /// and ends both.
-    of: (pg_sys::Oid, pg_sys::LocalTransactionId, pg_sys::SubTransactionId),
-    plans: Cache<()>,
-}
+/// A table, and the transaction and subtransaction that hold locks on its rows: a rollback releases the locks and ends
+/// both.
+type Holder = (pg_sys::Oid, pg_sys::LocalTransactionId, pg_sys::SubTransactionId);
 
 impl Cached {
     /// Clears the cache if there were changes since.
     fn at(&mut self, changes: u64) -> &mut Cached {
         if self.changes != changes {
             self.last = None;
-            self.names.0.clear();
-            self.keys.0.clear();
+            self.names.clear();
+            self.keys.clear();
+            self.defaults.clear();
             self.changes = changes;
         }
         self
@@ -114,13 +108,13 @@ impl Cached {
         {
             return Some(Defined { definition: definition.clone(), ..Defined::default() });
         }
-        let rows = self.names.0.get(name)?;
+        let rows = self.names.get(name)?;
         if !rows.has_keys && !rows.has_blocks {
             let definition = rows.default.clone();
             self.last = Some((name.into(), definition.clone()));
             return Some(Defined { definition, ..Defined::default() });
         }
-        self.keys.0.get(&name_and_key(name, key)[..]).cloned()
+        self.keys.get(&name_and_key(name, key)[..]).cloned()
     }
 }
 
@@ -132,7 +126,7 @@ fn name_and_key(name: &[u8], key: &[u8]) -> Vec<u8> {
 /// Returns the definition of a name and key; for the key `''` the definition of every key without a row of its own.
 ///
 /// # Errors
-/// 42704: no definition; 22023: an invalid stored config.
+/// 42704: no definition.
 pub fn of_key(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Rc<Definition>> {
     if let Some(definition) = defined(catalog, name, key)? {
         return Ok(definition);
@@ -146,7 +140,7 @@ pub fn of_key(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Rc<Definitio
 /// # Errors
 /// 22023: an invalid config.
 pub fn inline(config: Jsonb) -> Result<Rc<Definition>> {
-    if let Some(definition) = INLINE.with_borrow_mut(|known| known.0.get(config.bytes).cloned()) {
+    if let Some(definition) = INLINE.with_borrow_mut(|known| known.get(config.bytes).cloned()) {
         return Ok(definition);
     }
     let json = config.to_json(config::MAX_BYTES).map_err(ConfigError::too_long)?;
@@ -154,7 +148,7 @@ pub fn inline(config: Jsonb) -> Result<Rc<Definition>> {
     if config.bytes.len() > CACHED_CONFIG_BYTES {
         return Ok(definition);
     }
-    INLINE.with_borrow_mut(|known| known.put(config.bytes, definition.clone()));
+    INLINE.with_borrow_mut(|known| known.put(config.bytes.into(), definition.clone()));
     Ok(definition)
 }
 
@@ -187,14 +181,11 @@ fn plan(json: &str) -> std::result::Result<Option<String>, ConfigError> {
 }
 
 /// Looks up the definition of (name, key), or else of the name; `None` if neither exists.
-///
-/// # Errors
-/// 22023: an invalid stored config.
 pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {
     // If only blocks of keys were read, the definition is that of every key.
     let for_all = CACHED.with_borrow_mut(|cached| {
         let cached = cached.at(invalidation::definition_changes());
-        let rows = cached.names.0.get(name).filter(|rows| !rows.has_keys)?;
+        let rows = cached.names.get(name).filter(|rows| !rows.has_keys)?;
         Some(rows.default.clone())
     });
     match for_all {
@@ -204,9 +195,6 @@ pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<D
 }
 
 /// Looks up the definition, as [`defined`], and the block.
-///
-/// # Errors
-/// 22023: an invalid stored config.
 pub fn look_up(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Defined> {
     let changes = invalidation::definition_changes();
     match CACHED.with_borrow_mut(|cached| cached.at(changes).find(name, key)) {
@@ -284,9 +272,6 @@ fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Stored> {
 }
 
 /// Reads a definition from rl_config and a block, and caches both as of `changes`.
-///
-/// # Errors
-/// 22023: an invalid stored config.
 fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Defined> {
     let blocked = blocks::read(catalog, name, key)?;
     let Stored { default, own, plan: of_plan, has_keys, is_notified } = read(catalog, name, key)?;
@@ -316,9 +301,9 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Defi
     if is_notified && invalidation::definition_changes() == changes {
         CACHED.with_borrow_mut(|cached| {
             let cached = cached.at(changes);
-            cached.names.put(name, Rows { default, has_keys, has_blocks });
+            cached.names.put(name.into(), Rows { default, has_keys, has_blocks });
             if has_keys || has_blocks {
-                cached.keys.put(&name_and_key(name, key), found.clone());
+                cached.keys.put(name_and_key(name, key).into(), found.clone());
             }
         });
     }
@@ -327,9 +312,6 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Defi
 
 /// Reads the definition of a name for every key, for a trigger: once for all rows of a statement, since their changes
 /// take effect with the next command. The cache of calls would read more.
-///
-/// # Errors
-/// 22023: an invalid stored config.
 pub fn default_of(catalog: &Catalog, name: &[u8]) -> Result<Option<Rc<Definition>>> {
     const DEFAULT: Statement = Statement::reads(
         "SELECT config FROM ONLY @schema@.rl_config WHERE name @=@ $1 AND key @=@ ''",
@@ -337,10 +319,7 @@ pub fn default_of(catalog: &Catalog, name: &[u8]) -> Result<Option<Rc<Definition
         &[JSONBOID],
     );
     let changes = invalidation::definition_changes();
-    let known = DEFAULTS.with_borrow_mut(|(valid_at, defaults)| match *valid_at == changes {
-        true => defaults.0.get(name).cloned(),
-        false => None,
-    });
+    let known = CACHED.with_borrow_mut(|cached| cached.at(changes).defaults.get(name).cloned());
     if let Some(definition) = known {
         return Ok(definition);
     }
@@ -350,11 +329,8 @@ pub fn default_of(catalog: &Catalog, name: &[u8]) -> Result<Option<Rc<Definition
     })?;
     // The row may lack a change that was announced while it was read.
     if invalidation::definition_changes() == changes {
-        DEFAULTS.with_borrow_mut(|(valid_at, defaults)| {
-            if *valid_at != changes {
-                (*valid_at, *defaults) = (changes, Cache::new());
-            }
-            defaults.put(name, definition.clone());
+        CACHED.with_borrow_mut(|cached| {
+            cached.at(changes).defaults.put(name.into(), definition.clone());
         });
     }
     Ok(definition)
@@ -368,10 +344,10 @@ pub fn lock_plan(catalog: &Catalog, plan: &[u8]) -> Result<()> {
         &[TEXTOID],
         &[],
     );
-    let of = (catalog.rl_config.oid, local_transaction(), subtransaction());
-    let is_locked = LOCKED.with_borrow_mut(|locked| {
-        let locked = locked.as_mut().filter(|locked| locked.of == of);
-        locked.is_some_and(|locked| locked.plans.0.get(plan).is_some())
+    let now = (catalog.rl_config.oid, local_transaction(), subtransaction());
+    let is_locked = LOCKED.with_borrow_mut(|locked| match locked {
+        Some((holder, plans)) => *holder == now && plans.get(plan).is_some(),
+        None => false,
     });
     if is_locked {
         return Ok(());
@@ -381,12 +357,9 @@ pub fn lock_plan(catalog: &Catalog, plan: &[u8]) -> Result<()> {
     })?;
     if found > 0 {
         LOCKED.with_borrow_mut(|locked| {
-            if locked.as_ref().is_none_or(|locked| locked.of != of) {
-                *locked = Some(Locked { of, plans: Cache::new() });
-            }
-            if let Some(locked) = locked {
-                locked.plans.put(plan, ());
-            }
+            let same = locked.take_if(|(holder, _)| *holder == now);
+            let (_, plans) = locked.insert(same.unwrap_or_else(|| (now, cache())));
+            plans.put(plan.into(), ());
         });
     }
     Ok(())
@@ -424,9 +397,6 @@ pub fn may_be_in_table(catalog: &Catalog, name: &[u8]) -> Result<bool> {
 
 /// Reads the names and keys that an override or its plan exempts, with that definition; of one name or one key if
 /// given. With both, the name must exempt the key, too.
-///
-/// # Errors
-/// 22023: an invalid stored config.
 pub fn exempt_keys(
     catalog: &Catalog,
     name: Option<&[u8]>,
@@ -575,24 +545,4 @@ pub fn undefine(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
     };
     let found = super::delete(catalog, catalog.rl_config, [&LOCK, &DROP], name, key, check)?;
     Ok(found.is_some())
-}
-
-#[cfg(feature = "server_tests")]
-#[pgrx::pg_schema]
-mod tests {
-    use pgrx::prelude::*;
-
-    use super::{CACHE_ENTRIES, Cache};
-
-    #[pg_test]
-    fn a_full_cache_evicts_the_least_recently_used_entry() {
-        let mut cache = Cache::new();
-        let name = |n: usize| n.to_string().into_bytes();
-        (0..CACHE_ENTRIES).for_each(|n| cache.put(&name(n), n));
-        assert_eq!(cache.0.get(&name(0)[..]), Some(&0));
-        cache.put(b"one more", 0);
-        assert_eq!(cache.0.len(), CACHE_ENTRIES);
-        assert_eq!(cache.0.get(&name(0)[..]), Some(&0), "used since");
-        assert_eq!(cache.0.get(&name(1)[..]), None, "used longest ago");
-    }
 }

@@ -38,7 +38,7 @@ sql_function! {
                 count += i64::from(definitions::undefine(catalog, &name, key)?);
             }
             for name in blocks::names(catalog, key)? {
-                count += i64::from(blocks::delete(catalog, &name, key)?);
+                count += i64::from(blocks::delete(catalog, &name, key)?.is_some());
             }
             Ok(())
         })?;

@@ -91,9 +91,9 @@ const WRITTEN: [pg_sys::BuiltinOid; 8] =
 pub fn by_sql<T>(
     catalog: &Catalog,
     lock: TableLock,
-    work: impl FnOnce(&SqlHolds) -> PortResult<T>,
+    work: impl FnOnce(&Connection) -> PortResult<T>,
 ) -> PortResult<T> {
-    Ok(spi::with_owner(catalog, catalog.rl_holds, lock, |sql| Ok(work(&SqlHolds(sql))?))?)
+    Ok(spi::with_owner(catalog, catalog.rl_holds, lock, |sql| Ok(work(sql)?))?)
 }
 
 /// The rows of rl_holds, accessed directly in the heap.
@@ -124,9 +124,7 @@ impl Holds for HeldHeap<'_> {
 }
 
 /// The rows of rl_holds, through SQL, by a connection to that table.
-pub struct SqlHolds<'a>(pub &'a Connection<'a>);
-
-impl Holds for SqlHolds<'_> {
+impl Holds for Connection<'_> {
     fn of_id(&self, id: &[u8]) -> PortResult<Vec<HoldRow>> {
         const OF_ID: Statement =
             Statement::reads(select!("id @=@ $1 ORDER BY name, key"), &[TEXTOID], &ROW);
@@ -163,7 +161,7 @@ impl Holds for SqlHolds<'_> {
             // The row is gone by now, or a rule of the time when the plan was made drops it.
             spi::forget_plans();
         }
-        Err(self.0.not_written().into())
+        Err(self.not_written().into())
     }
 
     fn update(&self, row: &HoldRow) -> PortResult<bool> {
@@ -182,7 +180,7 @@ impl Holds for SqlHolds<'_> {
         );
         let written = self.write_hold(&UPDATE, row)?;
         if !written && self.one(&row.id, &row.name, &row.key)?.is_some() {
-            return Err(self.0.not_written().into());
+            return Err(self.not_written().into());
         }
         Ok(written)
     }
@@ -201,8 +199,8 @@ impl Holds for SqlHolds<'_> {
             &ROW,
         );
         let of_id = [text(id), text(name), text(key)];
-        if self.0.execute(&LOCK_UNLOCKED, &of_id)? == 0 {
-            if self.0.execute(&LOCK, &of_id)? > 0 {
+        if self.execute(&LOCK_UNLOCKED, &of_id)? == 0 {
+            if self.execute(&LOCK, &of_id)? > 0 {
                 return Ok(Deleted::Waited);
             }
             // If it is there, a policy of the owner's hides it from the lock alone.
@@ -213,12 +211,12 @@ impl Holds for SqlHolds<'_> {
         match self.holds(&DELETE, &of_id)?.pop() {
             Some(deleted) => Ok(Deleted::Row(deleted)),
             // A trigger or rule keeps it.
-            None => Err(self.0.not_written().into()),
+            None => Err(self.not_written().into()),
         }
     }
 }
 
-impl KeyHolds for SqlHolds<'_> {
+impl KeyHolds for Connection<'_> {
     fn returning(
         &self,
         name: &[u8],
@@ -257,7 +255,7 @@ impl KeyHolds for SqlHolds<'_> {
             let floats =
                 |of: fn(&Hold) -> f64| Some(float_array(rows.iter().map(move |row| of(&row.hold))));
             let ids = Some(text_array(rows.iter().map(|row| &row.id[..])));
-            let written = self.0.execute(
+            let written = self.execute(
                 &EXPIRE,
                 &[
                     text(name),
@@ -269,9 +267,9 @@ impl KeyHolds for SqlHolds<'_> {
                 ],
             )?;
             // A trigger may keep or change them.
-            let as_meant = |n| self.0.field(n, 1).is_some_and(|datum| datum.value() as u8 != 0);
+            let as_meant = |n| self.field(n, 1).is_some_and(|datum| datum.value() as u8 != 0);
             if written < rows.len() as u64 || !(0..written).all(as_meant) {
-                return Err(self.0.not_written().into());
+                return Err(self.not_written().into());
             }
         }
         Ok(())
@@ -289,9 +287,9 @@ impl KeyHolds for SqlHolds<'_> {
             &ROW,
         );
         let of_key = [text(name), text(key)];
-        let deleted = self.0.execute(&DELETE_OF_KEY, &of_key)?;
-        if self.0.execute(&ANY, &of_key)? > 0 {
-            return Err(self.0.not_written().into());
+        let deleted = self.execute(&DELETE_OF_KEY, &of_key)?;
+        if self.execute(&ANY, &of_key)? > 0 {
+            return Err(self.not_written().into());
         }
         Ok(deleted)
     }
@@ -332,9 +330,9 @@ impl KeyHolds for SqlHolds<'_> {
         );
         let charged_since = now.minus(SETTLED_LATE);
         let given = [text(name), text(key), at(now), at(since), at(charged_since)];
-        self.0.execute(&HELD, &given)?;
+        self.execute(&HELD, &given)?;
         // NULL: there is none.
-        let sum = self.0.field(0, 1).map_or(0.0, |sum| f64::from_bits(sum.value() as u64));
+        let sum = self.field(0, 1).map_or(0.0, |sum| f64::from_bits(sum.value() as u64));
         match sum.is_finite() {
             true => Ok(sum),
             false => Err(bad_hold(name, "count", sum)),
@@ -367,18 +365,18 @@ impl KeyHolds for SqlHolds<'_> {
             &[TIMESTAMPTZOID, INT8OID],
             &[],
         );
-        Ok(self.0.execute(&PRUNE, &[at(before), Some(most.into())])? as i64)
+        Ok(self.execute(&PRUNE, &[at(before), Some(most.into())])? as i64)
     }
 }
 
-impl SqlHolds<'_> {
+impl Connection<'_> {
     /// Runs a statement that returns rows of holds.
     fn holds(
         &self,
         statement: &Statement,
         parameters: &[Option<pg_sys::Datum>],
     ) -> Result<Vec<HoldRow>> {
-        let count = self.0.execute(statement, parameters)?;
+        let count = self.execute(statement, parameters)?;
         (0..count).map(|row| self.hold(row)).collect()
     }
 
@@ -388,11 +386,11 @@ impl SqlHolds<'_> {
         statement: &Statement,
         parameters: &[Option<pg_sys::Datum>],
     ) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        let count = self.0.execute(statement, parameters)?;
+        let count = self.execute(statement, parameters)?;
         let key = |row| {
             check_for_interrupts();
-            let found = self.0.text(row, 1).zip(self.0.text(row, 2));
-            found.ok_or_else(|| self.0.not_written())
+            let found = self.text(row, 1).zip(self.text(row, 2));
+            found.ok_or_else(|| self.not_written())
         };
         (0..count).map(key).collect()
     }
@@ -404,10 +402,10 @@ impl SqlHolds<'_> {
     fn hold(&self, row: u64) -> Result<HoldRow> {
         check_for_interrupts();
         let text =
-            |n, column| self.0.text(row, n).ok_or(Error::NullState { table: "rl_holds", column });
+            |n, column| self.text(row, n).ok_or(Error::NullState { table: "rl_holds", column });
         let (id, name, key) = (text(1, "id")?, text(2, "name")?, text(3, "key")?);
-        let hold = decode_hold(&name, [4, 5, 6, 7, 8, 9, 10].map(|n| self.0.field(row, n)))?;
-        Ok(HoldRow { id, name, key, hold, config: self.0.text(row, 11) })
+        let hold = decode_hold(&name, [4, 5, 6, 7, 8, 9, 10].map(|n| self.field(row, n)))?;
+        Ok(HoldRow { id, name, key, hold, config: self.text(row, 11) })
     }
 
     /// Runs a statement that writes one row, with the columns as its parameters; false if it wrote none.
@@ -421,17 +419,17 @@ impl SqlHolds<'_> {
         let mut columns = vec![text(id), text(name), text(key)];
         columns.extend(numbers);
         columns.push(config.as_deref().and_then(text));
-        if self.0.execute(statement, &columns)? == 0 {
+        if self.execute(statement, &columns)? == 0 {
             return Ok(false);
         }
         let is_of_id = Some(true.into());
         let is_same = |(n, column): (c_int, &Option<pg_sys::Datum>)| {
-            let written = self.0.field(0, n).map(pg_sys::Datum::value);
+            let written = self.field(0, n).map(pg_sys::Datum::value);
             written == column.map(pg_sys::Datum::value)
         };
         match (1..).zip(numbers.iter().chain([&is_of_id])).all(is_same) {
             true => Ok(true),
-            false => Err(self.0.not_written()),
+            false => Err(self.not_written()),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! locked one row of a key waits for no other row of that key: that could be a deadlock.
 
 use std::cell::RefCell;
+use std::num::NonZeroUsize;
 
 use lru::LruCache;
 use pgrx::pg_sys;
@@ -11,7 +12,7 @@ use xxhash_rust::xxh64::xxh64;
 use ratelimit_pg::transaction::{local_transaction, subtransaction};
 
 /// The number of remembered keys: the ones used last.
-const KEYS: usize = 1000;
+const KEYS: NonZeroUsize = NonZeroUsize::new(1000).unwrap();
 
 struct OwnLocks {
     transaction: pg_sys::LocalTransactionId,
@@ -49,7 +50,7 @@ pub fn note(id: RowId) {
     let transaction = local_transaction();
     let locked_in = subtransaction();
     OWN.with_borrow_mut(|own| {
-        let new = || OwnLocks { transaction, rows: LruCache::unbounded() };
+        let new = || OwnLocks { transaction, rows: LruCache::sparse(KEYS) };
         let own = own.get_or_insert_with(new);
         if own.transaction != transaction {
             own.transaction = transaction;
@@ -61,9 +62,6 @@ pub fn note(id: RowId) {
             None => OwnRow { number: id.shard, locked_in },
         };
         rows.push(row);
-        if own.rows.len() > KEYS {
-            own.rows.pop_lru();
-        }
     });
 }
 
