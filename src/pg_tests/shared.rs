@@ -9,10 +9,11 @@ use ratelimit_core::kinds::Tokens;
 
 use super::{and_rolled_back, with_catalog};
 use ratelimit_core::{Micros, State};
-use ratelimit_limiter::ports::Retention;
+use ratelimit_limiter::ports::{Entries, LockedEntries, Retention};
 use ratelimit_pg::shared_memory::{Need, segment};
 
-use crate::store::memory::{Memory, Scope};
+use crate::store::memory::writer::Origin;
+use crate::store::memory::{Memory, SharedEntries};
 
 #[pg_schema]
 mod tests {
@@ -45,18 +46,19 @@ mod tests {
     #[pg_test]
     fn a_lock_is_released_by_a_panic_and_by_an_error() {
         let memory = Memory::get().unwrap();
-        let scope = with_catalog(|catalog| Scope::new(memory, catalog.extension));
-        let id = memory.id(scope, b"locked", b"k");
+        let origin = with_catalog(|catalog| Origin::new(memory, catalog));
+        let entries = SharedEntries::new(memory, origin);
+        let id = entries.id(b"locked", b"k");
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             and_rolled_back(|| {
-                let _locked = memory.states.lock([id]);
+                let _locked = entries.lock(&[id]);
                 panic!("under the lock")
             })
         }));
         assert!(panicked.is_err());
         let raised = catch_unwind(AssertUnwindSafe(|| {
             and_rolled_back(|| {
-                let _locked = memory.states.lock([id]);
+                let _locked = entries.lock(&[id]);
                 // SAFETY: more than Postgres allocates at once, which is an error.
                 unsafe { pg_sys::palloc(usize::MAX) }
             })
@@ -65,16 +67,15 @@ mod tests {
         // SAFETY: reads a number of this backend.
         assert_eq!(unsafe { pg_sys::InterruptHoldoffCount }, 0, "a cancel is looked at");
         // Otherwise this would wait forever.
-        assert_eq!(memory.states.lock([id]).read(id), None);
-        let mut all = memory.states.lock([id, id]);
-        assert_eq!(all.read(id), None);
+        let read = |ids: &[_]| entries.lock(ids).read(id).map(|seen| seen.state);
+        assert_eq!((read(&[id]), read(&[id, id])), (Ok(None), Ok(None)));
         let state = State::Tokens(Tokens { value: 1.0, ts: Micros(0), added: None });
         let now = Micros(0);
         let retention = Retention { idle_at: None, half_used: true, now, save: now };
-        all.write(id, 1, &state, retention);
-        drop(all);
-        assert_eq!(memory.states.read(id), Some(state));
-        assert!(memory.states.lock([id]).remove(id));
-        assert!(!memory.states.lock([id]).remove(id));
+        let write = |state: Option<&State>| entries.lock(&[id]).write(id, state, retention);
+        assert!(write(Some(&state)));
+        assert_eq!((entries.read(id), read(&[id, id])), (Ok(Some(state.clone())), Ok(Some(state))));
+        assert!(write(None));
+        assert!(!write(None));
     }
 }
