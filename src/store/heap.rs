@@ -118,13 +118,16 @@
 //! - 40001 above READ COMMITTED if the other row is not in the snapshot (ExecCheckTIDVisible)
 //!   → not wanted: the latest state
 
+use pgrx::pg_sys;
 use ratelimit_limiter::error::{LimiterError, Result};
 use ratelimit_limiter::ports::{
     KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, TupleId, Version,
 };
 
-use read::decode;
-use row::RawRow;
+use open::guarded;
+use read::{decode, hash, scan_keys};
+use row::{RawRow, TextDatum, copy_texts, row_values, tuple_id};
+use shortened::LIMITS;
 
 use crate::store::own_locks::{note, note_keys, noted};
 
@@ -162,13 +165,35 @@ impl Rows for Heap {
     }
 
     fn read_key(&self, name: &[u8], key: &[u8], shards: Option<&[i32]>) -> Result<Vec<ShardRow>> {
-        let Some(shards) = shards else { return Ok(self.rows_of(name, key)?) };
-        let rows = shards.iter().filter_map(|&shard| self.find(RowId { name, key, shard }));
-        rows.map(|row| Ok(decode(row)?)).collect()
+        if let Some(shards) = shards {
+            let rows = shards.iter().filter_map(|&shard| self.find(RowId { name, key, shard }));
+            return rows.map(|row| Ok(decode(row)?)).collect();
+        }
+        let (name_text, key_text) = (TextDatum::new(name), TextDatum::new(key));
+        let mut keys = scan_keys([name_text.datum(), key_text.datum()], 2, false);
+        // SAFETY: called with a row fetched.
+        let rows = unsafe { self.collect(&mut keys, usize::MAX, || self.fetched_row()) };
+        rows.into_iter().map(|row| Ok(decode(row)?)).collect()
     }
 
     fn insert(&self, id: RowId, version: &Version, wait: bool) -> Result<bool> {
-        Ok(noted(id, self.insert_row(id, version, wait)))
+        let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
+        let (mut values, mut nulls) = row_values(&name, &key, id.shard, version);
+        // SAFETY: the description of the open table.
+        let whole = unsafe { (*self.table).rd_att };
+        let description = LIMITS.with(|short| short.description(whole, &nulls));
+        // SAFETY: the values are those of the table's columns.
+        let new = unsafe { self.insert_values(description, &mut values, &mut nulls, None) };
+        match new {
+            Some(tid) => {
+                let hash = hash(id);
+                own::remember(hash, tid);
+                roots::remember(hash, tid);
+            }
+            None if wait => self.wait_for_inserter(id),
+            None => {}
+        }
+        Ok(noted(id, new.is_some()))
     }
 
     fn update(&self, id: RowId, locked: TupleId, version: &Version) -> Result<()> {
@@ -205,10 +230,57 @@ impl Rows for Heap {
         same_name: bool,
         rows: i64,
     ) -> Result<Vec<KeyedRow>> {
-        Ok(self.rows_after(after, same_name, rows)?)
+        let (name, key) = (TextDatum::new(after.0), TextDatum::new(after.1));
+        let most = usize::try_from(rows).unwrap_or(0);
+        let take = || {
+            // SAFETY: called with a row fetched; its first two columns are the name and the key.
+            unsafe {
+                let row = self.fetched_row();
+                let values = (*self.fetched).tts_values;
+                (copy_texts([*values, *values.add(1)]), row)
+            }
+        };
+        // SAFETY: `take` copies, and an error of its own jumps over no copy.
+        let found = unsafe {
+            let mut in_name = scan_keys([name.datum(), key.datum()], 2, true);
+            let mut found = self.collect(&mut in_name, most, take);
+            if !same_name {
+                let mut later = scan_keys([name.datum()], 2, true);
+                found.extend(self.collect(&mut later, most - found.len(), take));
+            }
+            found
+        };
+        let keyed = |([name, key], row): ([Vec<u8>; 2], RawRow)| {
+            Ok(KeyedRow { name, key, row: decode(row)? })
+        };
+        found.into_iter().map(keyed).collect()
     }
 
     fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-        Ok(self.key_on_random_page())
+        let found = &mut None;
+        // SAFETY: guarded; the row is pinned while it is copied.
+        unsafe {
+            guarded(|| {
+                let main = pg_sys::ForkNumber::MAIN_FORKNUM;
+                let pages = raw::RelationGetNumberOfBlocksInFork(self.table, main);
+                if pages == 0 {
+                    return;
+                }
+                let page = fastrand::u32(0..pages);
+                for n in 1..=pg_sys::MaxOffsetNumber {
+                    let mut tid = tuple_id((page, n));
+                    let any = &raw mut pg_sys::SnapshotSelfData;
+                    let table = self.table;
+                    if raw::table_tuple_fetch_row_version(table, &mut tid, any, self.fetched) {
+                        raw::deform(self.fetched);
+                        let values = (*self.fetched).tts_values;
+                        *found = Some(copy_texts([*values, *values.add(1)]));
+                        raw::clear(self.fetched);
+                        return;
+                    }
+                }
+            });
+        }
+        Ok(found.take().map(|[name, key]| (name, key)))
     }
 }

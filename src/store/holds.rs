@@ -17,7 +17,6 @@ use crate::schema::catalog::{Catalog, TableLock};
 use crate::schema::error::{Error, Result};
 use crate::schema::spi::{self, Connection, Statement};
 use crate::store::codec::{bad_hold, decode_hold, encode_hold, float_array, text_array};
-use crate::store::heap::HeldHeap;
 use ratelimit_pg::clock::to_nearest_timestamptz;
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::values::text_datum;
@@ -94,33 +93,6 @@ pub fn by_sql<T>(
     work: impl FnOnce(&Connection) -> PortResult<T>,
 ) -> PortResult<T> {
     Ok(spi::with_owner(catalog, catalog.rl_holds, lock, |sql| Ok(work(sql)?))?)
-}
-
-/// The rows of rl_holds, accessed directly in the heap.
-impl Holds for HeldHeap<'_> {
-    fn of_id(&self, id: &[u8]) -> PortResult<Vec<HoldRow>> {
-        Ok(self.find([id])?)
-    }
-
-    fn one(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Option<HoldRow>> {
-        Ok(self.find([id, name, key])?.pop())
-    }
-
-    fn insert(&self, row: &HoldRow) -> PortResult<bool> {
-        // SQL waits for a transaction that is deleting the row.
-        if self.insert_new(row) {
-            return Ok(true);
-        }
-        by_sql(self.catalog, self.lock, |sql| sql.insert(row))
-    }
-
-    fn update(&self, row: &HoldRow) -> PortResult<bool> {
-        by_sql(self.catalog, self.lock, |sql| sql.update(row))
-    }
-
-    fn delete(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Deleted> {
-        Ok(self.delete_or_lock([id, name, key])?)
-    }
 }
 
 /// The rows of rl_holds, through SQL, by a connection to that table.
@@ -396,9 +368,6 @@ impl Connection<'_> {
     }
 
     /// Decodes row number `row` of the last result, from 0.
-    ///
-    /// # Errors
-    /// Those of [`decode_hold`]; [`Error::NullState`] (55000).
     fn hold(&self, row: u64) -> Result<HoldRow> {
         check_for_interrupts();
         let text =
@@ -408,11 +377,8 @@ impl Connection<'_> {
         Ok(HoldRow { id, name, key, hold, config: self.text(row, 11) })
     }
 
-    /// Runs a statement that writes one row, with the columns as its parameters; false if it wrote none.
-    ///
-    /// # Errors
-    /// [`LimiterError::NotWritten`](ratelimit_limiter::error::LimiterError::NotWritten) (55000): a trigger has
-    /// changed the row.
+    /// Runs a statement that writes one row, with the columns as its parameters; false if it wrote none. Fails if a
+    /// trigger has changed the row.
     fn write_hold(&self, statement: &Statement, row: &HoldRow) -> Result<bool> {
         let HoldRow { id, name, key, hold, config } = row;
         let numbers = encode_hold(hold);

@@ -1,7 +1,8 @@
 //! Holds directly in the heap: found by the index of the primary key, inserted and deleted, like the rows of limits.
 
 use pgrx::pg_sys;
-use ratelimit_limiter::ports::{Deleted, HoldRow};
+use ratelimit_limiter::error::Result as PortResult;
+use ratelimit_limiter::ports::{Deleted, HoldRow, Holds};
 
 use super::open::{Heap, guarded};
 use super::raw;
@@ -11,15 +12,16 @@ use super::shortened::HOLDS;
 use crate::schema::catalog::{Catalog, TableLock};
 use crate::schema::error::Result;
 use crate::store::codec::{decode_hold, encode_hold};
+use crate::store::holds::by_sql;
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::values::{json_text, jsonb, jsonb_from_json, text_datum, utf8};
 
 /// The open table of holds and its indexes.
 pub struct HeldHeap<'a> {
     /// The extension's objects.
-    pub catalog: &'a Catalog,
+    catalog: &'a Catalog,
     /// The lock with which the table is open.
-    pub lock: TableLock,
+    lock: TableLock,
     /// The table, with the indexes of its primary key and of the holds of a key.
     heap: Heap,
 }
@@ -55,9 +57,6 @@ impl RawHold {
     }
 
     /// Decodes the row. Calls Postgres: not inside a guard.
-    ///
-    /// # Errors
-    /// Those of [`decode_hold`].
     fn decode(self) -> Result<HoldRow> {
         check_for_interrupts();
         let [id, name, key] = self.texts;
@@ -81,10 +80,7 @@ impl<'a> HeldHeap<'a> {
     }
 
     /// Reads the rows with these first columns of the primary key, in its order.
-    ///
-    /// # Errors
-    /// Those of [`decode_hold`].
-    pub fn find<const N: usize>(&self, columns: [&[u8]; N]) -> Result<Vec<HoldRow>> {
+    fn find<const N: usize>(&self, columns: [&[u8]; N]) -> Result<Vec<HoldRow>> {
         self.scan(columns).into_iter().map(RawHold::decode).collect()
     }
 
@@ -97,9 +93,19 @@ impl<'a> HeldHeap<'a> {
         // SAFETY: `take` copies, and an error of its own jumps over no copy.
         unsafe { self.heap.collect(&mut keys, usize::MAX, take) }
     }
+}
 
-    /// Inserts a row; false if its primary key exists.
-    pub fn insert_new(&self, row: &HoldRow) -> bool {
+/// The rows of rl_holds, accessed directly in the heap.
+impl Holds for HeldHeap<'_> {
+    fn of_id(&self, id: &[u8]) -> PortResult<Vec<HoldRow>> {
+        Ok(self.find([id])?)
+    }
+
+    fn one(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Option<HoldRow>> {
+        Ok(self.find([id, name, key])?.pop())
+    }
+
+    fn insert(&self, row: &HoldRow) -> PortResult<bool> {
         let HoldRow { id, name, key, hold, config } = row;
         let [id, name, key] = [id, name, key].map(|text| Some(text_datum(text)));
         let [count, spent, returned, taken_at, expires_at, charge, lease] = encode_hold(hold);
@@ -115,15 +121,18 @@ impl<'a> HeldHeap<'a> {
         let description = HOLDS.with(|short| short.description(whole, &nulls));
         let other = Some(of_key.as_mut_ptr());
         // SAFETY: the values are those of the table's columns; the other index has these.
-        unsafe { self.heap.insert_values(description, &mut values, &mut nulls, other) }.is_some()
+        let new = unsafe { self.heap.insert_values(description, &mut values, &mut nulls, other) };
+        // SQL waits for a transaction that is deleting the row.
+        Ok(new.is_some() || by_sql(self.catalog, self.lock, |sql| sql.insert(row))?)
     }
 
-    /// Deletes a row and returns it. A row that another transaction has is locked instead.
-    ///
-    /// # Errors
-    /// Those of [`decode_hold`].
-    pub fn delete_or_lock(&self, columns: [&[u8]; 3]) -> Result<Deleted> {
-        let Some(found) = self.scan(columns).pop() else { return Ok(Deleted::Gone) };
+    fn update(&self, row: &HoldRow) -> PortResult<bool> {
+        by_sql(self.catalog, self.lock, |sql| sql.update(row))
+    }
+
+    /// A row that another transaction has is locked instead.
+    fn delete(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Deleted> {
+        let Some(found) = self.scan([id, name, key]).pop() else { return Ok(Deleted::Gone) };
         let mut tid = found.tid;
         let (heap, tid) = (&self.heap, &mut tid);
         // SAFETY: the row was found in this table in this statement; its snapshot keeps the version.

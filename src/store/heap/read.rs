@@ -3,12 +3,12 @@
 use std::ffi::c_int;
 
 use pgrx::pg_sys;
-use ratelimit_limiter::ports::{KeyedRow, RowId, ShardRow};
+use ratelimit_limiter::ports::{RowId, ShardRow};
 use xxhash_rust::xxh64::xxh64;
 
 use super::open::{Heap, guarded};
 use super::raw::access_method;
-use super::row::{RawRow, TextDatum, block, copy_texts, has_id, tuple_id};
+use super::row::{RawRow, TextDatum, block, has_id};
 use super::{own, raw, roots};
 use crate::schema::error::Result;
 use ratelimit_pg::interrupts::check_for_interrupts;
@@ -325,77 +325,5 @@ impl Heap {
             });
         }
         rows
-    }
-
-    /// Reads all rows of a key; see [`Rows::read_key`](ratelimit_limiter::ports::Rows::read_key).
-    pub fn rows_of(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
-        let (name_text, key_text) = (TextDatum::new(name), TextDatum::new(key));
-        let mut keys = scan_keys([name_text.datum(), key_text.datum()], 2, false);
-        // SAFETY: called with a row fetched.
-        let rows = unsafe { self.collect(&mut keys, usize::MAX, || self.fetched_row()) };
-        rows.into_iter().map(decode).collect()
-    }
-
-    /// Reads rows after a key; see [`Rows::read_after`](ratelimit_limiter::ports::Rows::read_after).
-    pub fn rows_after(
-        &self,
-        after: (&[u8], &[u8]),
-        same_name: bool,
-        rows: i64,
-    ) -> Result<Vec<KeyedRow>> {
-        let (name, key) = (TextDatum::new(after.0), TextDatum::new(after.1));
-        let most = usize::try_from(rows).unwrap_or(0);
-        let take = || {
-            // SAFETY: called with a row fetched; its first two columns are the name and the key.
-            unsafe {
-                let row = self.fetched_row();
-                let values = (*self.fetched).tts_values;
-                (copy_texts([*values, *values.add(1)]), row)
-            }
-        };
-        // SAFETY: `take` copies, and an error of its own jumps over no copy.
-        let found = unsafe {
-            let mut in_name = scan_keys([name.datum(), key.datum()], 2, true);
-            let mut found = self.collect(&mut in_name, most, take);
-            if !same_name {
-                let mut later = scan_keys([name.datum()], 2, true);
-                found.extend(self.collect(&mut later, most - found.len(), take));
-            }
-            found
-        };
-        let keyed = |([name, key], row): ([Vec<u8>; 2], RawRow)| {
-            Ok(KeyedRow { name, key, row: decode(row)? })
-        };
-        found.into_iter().map(keyed).collect()
-    }
-
-    /// Returns the first key on a random page; see
-    /// [`Rows::random_key`](ratelimit_limiter::ports::Rows::random_key).
-    pub fn key_on_random_page(&self) -> Option<(Vec<u8>, Vec<u8>)> {
-        let found = &mut None;
-        // SAFETY: guarded; the row is pinned while it is copied.
-        unsafe {
-            guarded(|| {
-                let main = pg_sys::ForkNumber::MAIN_FORKNUM;
-                let pages = raw::RelationGetNumberOfBlocksInFork(self.table, main);
-                if pages == 0 {
-                    return;
-                }
-                let page = fastrand::u32(0..pages);
-                for n in 1..=pg_sys::MaxOffsetNumber {
-                    let mut tid = tuple_id((page, n));
-                    let any = &raw mut pg_sys::SnapshotSelfData;
-                    let table = self.table;
-                    if raw::table_tuple_fetch_row_version(table, &mut tid, any, self.fetched) {
-                        raw::deform(self.fetched);
-                        let values = (*self.fetched).tts_values;
-                        *found = Some(copy_texts([*values, *values.add(1)]));
-                        raw::clear(self.fetched);
-                        return;
-                    }
-                }
-            });
-        }
-        found.take().map(|[name, key]| (name, key))
     }
 }

@@ -231,26 +231,4 @@ impl Heap {
             })
         }
     }
-
-    /// Inserts a row; see [`Rows::insert`](ratelimit_limiter::ports::Rows::insert). With `wait` it waits for a
-    /// transaction that is inserting or deleting the same row.
-    pub fn insert_row(&self, id: RowId, version: &Version, wait: bool) -> bool {
-        let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
-        let (mut values, mut nulls) = row_values(&name, &key, id.shard, version);
-        // SAFETY: the description of the open table.
-        let whole = unsafe { (*self.table).rd_att };
-        let description = LIMITS.with(|short| short.description(whole, &nulls));
-        // SAFETY: the values are those of the table's columns.
-        let new = unsafe { self.insert_values(description, &mut values, &mut nulls, None) };
-        match new {
-            Some(tid) => {
-                let hash = hash(id);
-                own::remember(hash, tid);
-                roots::remember(hash, tid);
-            }
-            None if wait => self.wait_for_inserter(id),
-            None => {}
-        }
-        new.is_some()
-    }
 }
