@@ -177,9 +177,6 @@ fn is_saved(definition: Option<&Definition>) -> bool {
 }
 
 /// Writes the keys that leave memory, and notes which to forget.
-///
-/// # Errors
-/// A cancel.
 pub fn before_commit() -> Result<()> {
     let Some(Taken { function, names, redefined }) = changed::take() else { return Ok(()) };
     give_back(function, &names)?;
@@ -212,9 +209,6 @@ pub fn before_commit() -> Result<()> {
 }
 
 /// Gives back the tokens of expired holds, for keys with states that move into memory.
-///
-/// # Errors
-/// A cancel.
 fn give_back(function: pg_sys::Oid, names: &[Option<Vec<u8>>]) -> Result<()> {
     if names.iter().all(Option::is_none) {
         return Ok(());
@@ -264,9 +258,6 @@ fn stays(stay: &Stay, copy: &SavedCopy) -> bool {
 }
 
 /// Refuses PREPARE TRANSACTION after a change: it would commit without this session.
-///
-/// # Errors
-/// [`Error::Prepared`] (0A000).
 pub fn before_prepare() -> Result<()> {
     match changed::take().and_then(|taken| taken.names.into_iter().next()) {
         Some(name) => Err(Error::Prepared { name: utf8(&name.unwrap_or_default()).into_owned() }),

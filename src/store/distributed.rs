@@ -21,9 +21,7 @@ use crate::schema::catalog::TableLock;
 use crate::schema::error::Result;
 use crate::schema::spi::{Connection, Statement};
 use crate::store::codec::{array_datum, int_array, text_array};
-use crate::store::sql::{
-    KEYED_ROW, ROW_PARAMETERS, SHARD_ROW, by_id, joined, row_parameters, set_row, shard_row,
-};
+use crate::store::sql::{KEYED_ROW, SHARD_ROW, by_id, joined, row_parameters, set_row, shard_row};
 use ratelimit_pg::transaction::beyond_savepoints;
 use ratelimit_pg::values::text_datum;
 
@@ -99,7 +97,7 @@ impl Connection<'_> {
                 by_id!(),
                 " AND xmin @=@ $12"
             ),
-            parameters: &joined::<11, 1, 12>(ROW_PARAMETERS, [XIDOID]),
+            parameters: &joined::<11, 1, 12>(KEYED_ROW, [XIDOID]),
             results: &[],
             lock: TableLock::Write,
         };
@@ -232,11 +230,7 @@ impl Connection<'_> {
 
     /// Locks the metadata of shards with `lock`, in ShareLock, as Citus does for a write. Repeats if other shards have
     /// replaced them: a shard may be split while the lock waits. Citus keeps a connection after the savepoint in which
-    /// it was used, so the locks last as long.
-    ///
-    /// # Errors
-    /// [`LimiterError::NotWritten`](ratelimit_limiter::error::LimiterError::NotWritten) (55000): the shards
-    /// keep changing.
+    /// it was used, so the locks last as long. Fails if the shards keep changing.
     fn keep(
         &self,
         lock: impl Fn() -> Result<Vec<i64>>,

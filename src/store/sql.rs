@@ -30,31 +30,10 @@ macro_rules! select {
     };
 }
 
-/// Matches name and key: the first two parameters.
-macro_rules! by_key {
-    () => {
-        "name @=@ $1 AND key @=@ $2"
-    };
-}
-
 /// Matches the primary key: the first three parameters.
 macro_rules! by_id {
     () => {
         "name @=@ $1 AND key @=@ $2 AND shard @=@ $3"
-    };
-}
-
-/// The first $3 rows after a name and key.
-macro_rules! after {
-    () => {
-        "ROW(name, key) @>@ ROW($1, $2) ORDER BY name, key, shard LIMIT $3"
-    };
-}
-
-/// The first $3 rows of a name after a key.
-macro_rules! after_in_name {
-    () => {
-        "name @=@ $1 AND key @>@ $2 ORDER BY name, key, shard LIMIT $3"
     };
 }
 
@@ -65,7 +44,7 @@ macro_rules! shard_row {
     };
 }
 
-/// Inserts a row of [`ROW_PARAMETERS`].
+/// Inserts a row of [`KEYED_ROW`].
 macro_rules! insert {
     () => {
         concat!(
@@ -76,7 +55,7 @@ macro_rules! insert {
     };
 }
 
-/// Sets the columns after the primary key to [`ROW_PARAMETERS`].
+/// Sets the columns after the primary key to those of [`KEYED_ROW`].
 macro_rules! set_row {
     () => {
         "kind = $4, value = $5, ts = $6, added = $7, prior = $8, log = $9, leases = $10, holds_due = $11"
@@ -104,25 +83,31 @@ macro_rules! reads {
             &$types,
         );
         const AFTER: Statement = Statement::reads(
-            select!(concat!("name, key, ", $columns!()); after!()),
+            select!(
+                concat!("name, key, ", $columns!());
+                "ROW(name, key) @>@ ROW($1, $2) ORDER BY name, key, shard LIMIT $3"
+            ),
             &[TEXTOID, TEXTOID, INT8OID],
             &$keyed_types,
         );
         Reads {
             row: ROW,
             shards: Statement {
-                sql: select!($columns!(); by_key!(), " AND shard @=@ ANY ($3)"),
+                sql: select!($columns!(); "name @=@ $1 AND key @=@ $2 AND shard @=@ ANY ($3)"),
                 parameters: &[TEXTOID, TEXTOID, INT4ARRAYOID],
                 ..ROW
             },
             key: Statement {
-                sql: select!($columns!(); by_key!(), " ORDER BY shard"),
+                sql: select!($columns!(); "name @=@ $1 AND key @=@ $2 ORDER BY shard"),
                 parameters: &[TEXTOID, TEXTOID],
                 ..ROW
             },
             after: AFTER,
             after_in_name: Statement {
-                sql: select!(concat!("name, key, ", $columns!()); after_in_name!()),
+                sql: select!(
+                    concat!("name, key, ", $columns!());
+                    "name @=@ $1 AND key @>@ $2 ORDER BY name, key, shard LIMIT $3"
+                ),
                 ..AFTER
             },
         }
@@ -207,7 +192,7 @@ impl Rows for Connection<'_> {
         // Names no columns in ON CONFLICT: that would choose only the valid index, and the one that REINDEX
         // CONCURRENTLY is building would raise 23505.
         const INSERT: Statement =
-            Statement::writes(concat!(insert!(), " ON CONFLICT DO NOTHING"), &ROW_PARAMETERS, &[]);
+            Statement::writes(concat!(insert!(), " ON CONFLICT DO NOTHING"), &KEYED_ROW, &[]);
         // Raises 42P10 if no unique index covers the key.
         const INSERT_BY_COLUMNS: Statement = Statement {
             sql: concat!(insert!(), " ON CONFLICT (name, key, shard) DO NOTHING"),
@@ -225,7 +210,7 @@ impl Rows for Connection<'_> {
     fn update(&self, id: RowId, _: TupleId, version: &Version) -> PortResult<()> {
         const UPDATE: Statement = Statement::writes(
             concat!("UPDATE ONLY @schema@.ratelimits SET ", set_row!(), " WHERE ", by_id!()),
-            &ROW_PARAMETERS,
+            &KEYED_ROW,
             &[],
         );
         match self.execute(&UPDATE, &row_parameters(id, version))? {
@@ -303,11 +288,8 @@ pub(super) const SHARD_ROW: [pg_sys::BuiltinOid; 9] = [
     TIMESTAMPTZOID,
 ];
 
-/// The types of a [`KeyedRow`]: name, key, and those of [`SHARD_ROW`].
+/// The types of a [`KeyedRow`], of all columns: name, key, and those of [`SHARD_ROW`].
 pub(super) const KEYED_ROW: [pg_sys::BuiltinOid; 11] = joined([TEXTOID, TEXTOID], SHARD_ROW);
-
-/// The parameters of a statement that writes a row: all columns.
-pub(super) const ROW_PARAMETERS: [pg_sys::BuiltinOid; 11] = KEYED_ROW;
 
 impl Connection<'_> {
     /// Selects at most one row, by its primary key.
@@ -331,9 +313,6 @@ impl Connection<'_> {
 
     /// Decodes row number `row` of the last result, from 0. From column number `first` on, its columns are those of
     /// [`SHARD_ROW`], and those of a version, if the result has them.
-    ///
-    /// # Errors
-    /// [`Error::NullState`] (55000): a NULL that no call writes.
     fn decode_row(&self, row: u64, first: c_int) -> Result<ShardRow> {
         check_for_interrupts();
         let shard = self.field(row, first);
@@ -355,7 +334,7 @@ pub(super) fn key_parameters(id: RowId) -> [Option<pg_sys::Datum>; 3] {
     [Some(text_datum(id.name)), Some(text_datum(id.key)), Some(pg_sys::Datum::from(id.shard))]
 }
 
-/// Encodes a row as [`ROW_PARAMETERS`].
+/// Encodes a row as parameters: all columns.
 pub(super) fn row_parameters(id: RowId, version: &Version) -> [Option<pg_sys::Datum>; 11] {
     let [name, key, shard] = key_parameters(id);
     let [kind, value, ts, added, prior, log, leases, holds_due] = encode(version);

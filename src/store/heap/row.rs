@@ -59,9 +59,6 @@ impl RawRow {
     }
 
     /// Decodes the row. Calls Postgres: not inside a guard.
-    ///
-    /// # Errors
-    /// [`Error::NullState`](crate::schema::error::Error::NullState) (55000): a NULL that no call writes.
     pub fn decode(self) -> Result<ShardRow> {
         // SAFETY: the columns of the unaltered table.
         let version = unsafe { decode(self.shard, self.columns)? };
