@@ -148,13 +148,10 @@ impl Memory {
         self.identifier.id(scope, name, key)
     }
 
-    /// Removes the counters of dropped databases and extensions; see [`Scope::is_dropped`].
+    /// Removes the counters of [dropped](Scope::dropped) databases and extensions.
     pub fn forget_dropped(&self, own: Scope) {
-        let mut scopes = self.tallies.scopes();
-        scopes.extend(self.rankings.scopes());
-        scopes.sort_unstable();
-        scopes.dedup();
-        for dropped in scopes.into_iter().filter(|scope| scope.is_dropped(own)) {
+        let scopes = self.tallies.scopes().into_iter().chain(self.rankings.scopes());
+        for dropped in own.dropped(scopes) {
             self.tallies.free(dropped);
             self.rankings.forget(dropped, None);
         }

@@ -40,12 +40,7 @@ impl Memory {
     /// Counts the first call of a name, after removing the names of dropped databases and extensions from its window.
     #[cold]
     fn enter(&self, id: Id, scope: Scope, name: &[u8], count: Count) {
-        let mut others = self.tallies.crowd(id.name);
-        others.sort_unstable();
-        others.dedup();
-        for dropped in others.into_iter().filter(|other| other.is_dropped(scope)) {
-            self.tallies.free(dropped);
-        }
+        scope.dropped(self.tallies.crowd(id.name)).iter().for_each(|&of| self.tallies.free(of));
         self.tallies.enter(id.name, scope, name, session(), clock::system_time(), count);
     }
 

@@ -1,6 +1,7 @@
 //! The address of a limit in shared memory: a keyed hash of database, extension, name and key.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::hash::Hasher;
 
 use pgrx::pg_sys;
@@ -80,14 +81,16 @@ impl Scope {
         }
     }
 
-    /// Whether this session can see that the database or the extension was dropped. The extension only in its own
-    /// database, and not in a transaction that has written, which may have dropped or created the extension and may be
-    /// rolled back. Asks Postgres, so not under a lock.
-    pub fn is_dropped(self, own: Scope) -> bool {
-        if self.database == own.database {
-            return self.extension != own.extension && transaction::number_if_any() == 0;
-        }
-        !catalog::has_database(self.database.into())
+    /// Returns those of some scopes, each once, of which this session can see that the database or the extension was
+    /// dropped. The extension only in its own database, and not in a transaction that has written, which may have
+    /// dropped or created the extension and may be rolled back. Asks Postgres, so not under a lock.
+    pub fn dropped(self, scopes: impl IntoIterator<Item = Scope>) -> BTreeSet<Scope> {
+        let mut scopes: BTreeSet<Scope> = scopes.into_iter().collect();
+        scopes.retain(|of| match of.database == self.database {
+            true => of.extension != self.extension && transaction::number_if_any() == 0,
+            false => !catalog::has_database(of.database.into()),
+        });
+        scopes
     }
 }
 
@@ -113,8 +116,7 @@ impl Identifier {
 }
 
 fn named(mut hasher: SipHasher13, scope: Scope, name: &[u8]) -> Named {
-    let from = u64::from(scope.database) << 32 | u64::from(scope.extension);
-    hasher.write(&from.to_ne_bytes());
+    hasher.write(&scope.number().to_ne_bytes());
     hasher.write(name);
     hasher.write(&[0]); // which no text of Postgres has
     Named { scope, name: name.to_vec(), hash: words(hasher.finish128()), hasher }

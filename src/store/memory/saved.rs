@@ -2,6 +2,7 @@
 //! that sessions share with the writers of databases.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64};
@@ -316,26 +317,16 @@ impl SavedMemory {
         usage
     }
 
-    /// Removes the keys of dropped databases and extensions; see [`Scope::is_dropped`].
+    /// Removes the keys of [dropped](Scope::dropped) databases and extensions.
     pub fn forget_dropped(&self, own: Scope) {
-        let mut scopes = Vec::new();
+        let mut scopes = BTreeSet::new();
         for mut guard in self.each() {
-            scopes.extend(guard.partition().scopes());
-            scopes.sort_unstable();
-            scopes.dedup();
+            scopes.extend(guard.partition().scopes().map(Scope::from_numbers));
         }
-        scopes.retain(|&scope| Scope::from_numbers(scope).is_dropped(own));
-        if scopes.is_empty() {
-            return;
-        }
-        for mut guard in self.each() {
-            scopes.iter().for_each(|&scope| guard.partition().remove(scope, None, |_| true));
-        }
+        let dropped = own.dropped(scopes);
+        dropped.iter().for_each(|&scope| self.remove(scope, None, |_| true));
         for writer in self.writers() {
-            let is_its = |scope: &[u32; 2]| {
-                Scope::from_numbers(*scope).number() == writer.scope.load(SeqCst)
-            };
-            if scopes.iter().any(is_its) {
+            if dropped.contains(&Scope::from_number(writer.scope.load(SeqCst))) {
                 // First, because others may take the place afterwards.
                 writer.is_refused.store(false, SeqCst);
                 writer.due.store(i64::MAX, SeqCst);
