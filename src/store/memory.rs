@@ -197,13 +197,12 @@ unsafe fn view(address: *mut u8, header: &'static Header) -> Memory {
     let keys = header.keys as usize;
     let [states, tallies, rankings, size] = parts(keys);
     // SAFETY: the segment has this layout, for the number of keys in its header; no part overlaps another, or the
-    // header.
+    // header. Tallies and rankings are at multiples of 128; zeros are valid ones, because a scope is two numbers.
     unsafe {
         Memory {
             states: States::new(address.add(states), keys),
-            // A scope is two numbers.
-            tallies: Tallies::at(address.add(tallies)),
-            rankings: Rankings::at(address.add(rankings)),
+            tallies: &*address.add(tallies).cast(),
+            rankings: &*address.add(rankings).cast(),
             databases: &header.databases,
             identifier: Identifier::new(header.seed),
             since: Micros(header.since),

@@ -4,7 +4,7 @@
 //! Everything is valid as zeroed memory and has no pointers, so processes may map a segment at different addresses.
 //! Data that sessions change is atomic or behind a lock ([`Guarded`], [`Partitions`]), which gives `&mut` under an
 //! exclusive lock and `&` under a shared one. So nothing is written through a `&`, and the compiler checks that: only
-//! the lock, the partitions and the first access to memory have unsafe code.
+//! the lock and the partitions have unsafe code.
 //!
 //! [`states`] and [`saved`] are two maps, because one for both would be expensive: an entry of [`states`] takes 96
 //! bytes with its share of free places, and one of [`saved`] 232 with name, key and reserve capacity. In measured calls

@@ -41,7 +41,8 @@ pub struct Denied {
     pub error: u64,
 }
 
-/// The rankings in shared memory; each key is in a scope `S`.
+/// The rankings in shared memory; each key is in a scope `S`. All is behind locks. Zeroed memory is valid if zeros are an
+/// `S`, and locks that are free, or unused until they are initialized.
 #[repr(C)]
 pub struct SharedRankings<L, S> {
     rankings: [Guarded<L, Ranking<S>>; RANKINGS],
@@ -76,17 +77,6 @@ impl<S: Copy + PartialEq> Ranking<S> {
 }
 
 impl<L: ReadWriteLock, S: Copy + PartialEq> SharedRankings<L, S> {
-    /// Views rankings.
-    ///
-    /// # Safety
-    /// At the address, a multiple of 128, there are the bytes of this type for as long as `'a`: zeros, which
-    /// are an `S`, and locks that are free or unused until they are initialized, or what other sessions have
-    /// made of that. All accesses are as this type.
-    pub unsafe fn at<'a>(address: *mut u8) -> &'a SharedRankings<L, S> {
-        // SAFETY: as the caller says. All of it is behind locks in cells.
-        unsafe { &*address.cast() }
-    }
-
     /// The locks, to be initialized.
     pub fn locks(&self) -> impl Iterator<Item = &L> {
         self.rankings.iter().map(Guarded::lock)

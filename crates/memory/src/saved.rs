@@ -170,13 +170,6 @@ pub struct Unsaved {
     pub due: Option<Micros>,
 }
 
-/// A limit's name in a scope.
-#[derive(Clone, Copy)]
-struct Name<'n> {
-    scope: [u32; 2],
-    name: &'n [u8],
-}
-
 /// A partition to read and write.
 #[derive(Debug)]
 pub struct SavedPartition<'a> {
@@ -280,7 +273,7 @@ impl<'a> SavedPartition<'a> {
         }
         let texts = new.name.len() + new.key.len();
         let pieces = pieces_of(texts + LEASE * leases_of(state).len());
-        self.free_capacity(pieces, Name { scope: new.scope, name: new.name }, None)?;
+        self.free_capacity(pieces, (new.scope, new.name), None)?;
         let SavedHead { free_cell, cells, .. } = self.head;
         let at = next_free(free_cell, cells, |at| self.cells[at].next);
         let bucket = place(new.hash, self.buckets.len());
@@ -321,7 +314,7 @@ impl<'a> SavedPartition<'a> {
         let needed = pieces_of(cell.texts() + LEASE * leases_of(state).len());
         let more = needed.saturating_sub(pieces_of(cell.length()));
         if more > 0 {
-            self.free_capacity(more, Name { scope: cell.scope, name: &[] }, Some(at))?;
+            self.free_capacity(more, (cell.scope, &[]), Some(at))?;
         }
         self.put_state(at, state);
         let was_unsaved = self.cells[at].is_unsaved();
@@ -436,11 +429,7 @@ impl<'a> SavedPartition<'a> {
 
     /// The cells of a name, or of a scope.
     fn cells_of(&self, scope: [u32; 2], name: Option<&[u8]>) -> Vec<usize> {
-        let is_wanted = |&at: &usize| match name {
-            Some(name) => self.has_name(at, Name { scope, name }),
-            None => self.cells[at].is_in(scope),
-        };
-        (0..self.head.cells as usize).filter(is_wanted).collect()
+        (0..self.head.cells as usize).filter(|&at| self.is_of(at, scope, name)).collect()
     }
 
     /// Finds the cell of a key.
@@ -461,7 +450,7 @@ impl<'a> SavedPartition<'a> {
     fn free_capacity(
         &mut self,
         pieces: usize,
-        name: Name,
+        (scope, name): ([u32; 2], &[u8]),
         keep: Option<usize>,
     ) -> Result<(), Full> {
         // One in `share` is for other names.
@@ -476,7 +465,7 @@ impl<'a> SavedPartition<'a> {
             if self.evict(keep) {
                 continue;
             }
-            if share != 8 || !self.has_less_than_half(name) {
+            if share != 8 || !self.has_less_than_half(scope, name) {
                 return Err(Full);
             }
             share = usize::MAX;
@@ -484,9 +473,9 @@ impl<'a> SavedPartition<'a> {
     }
 
     /// Whether a name has less than half of the unsaved keys.
-    fn has_less_than_half(&self, name: Name) -> bool {
+    fn has_less_than_half(&self, scope: [u32; 2], name: &[u8]) -> bool {
         let unsaved = (0..self.head.cells as usize).filter(|&at| self.cells[at].is_unsaved());
-        let own = unsaved.filter(|&at| self.has_name(at, name)).count();
+        let own = unsaved.filter(|&at| self.is_of(at, scope, Some(name))).count();
         2 * own < self.head.unsaved as usize
     }
 
@@ -607,14 +596,16 @@ impl<'a> SavedPartition<'a> {
         }
     }
 
-    /// Whether a cell has a name.
-    fn has_name(&self, at: usize, Name { scope, name }: Name) -> bool {
+    /// Whether a cell is of a name, or of a scope.
+    fn is_of(&self, at: usize, scope: [u32; 2], name: Option<&[u8]>) -> bool {
         let cell = &self.cells[at];
-        let inline = name.len().min(INLINE);
         cell.is_in(scope)
-            && usize::from(cell.name) == name.len()
-            && cell.text.0[..inline] == name[..inline]
-            && (name.len() <= INLINE || self.bytes(at).starts_with(name))
+            && name.is_none_or(|name| {
+                let inline = name.len().min(INLINE);
+                usize::from(cell.name) == name.len()
+                    && cell.text.0[..inline] == name[..inline]
+                    && (name.len() <= INLINE || self.bytes(at).starts_with(name))
+            })
     }
 
     /// Copies a cell.

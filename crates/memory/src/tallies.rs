@@ -77,7 +77,8 @@ pub struct Totals {
     pub since: Micros,
 }
 
-/// The tallies in shared memory; each name is in a scope `S`.
+/// The tallies in shared memory; each name is in a scope `S`. All is atomic, or behind a lock. Zeroed memory is valid if
+/// zeros are an `S`, and a lock that is free, or unused until it is initialized.
 #[repr(C, align(128))]
 pub struct SharedTallies<L, S> {
     /// The calls of replaced names.
@@ -158,17 +159,6 @@ impl<S: Copy> Name<S> {
 }
 
 impl<L: ReadWriteLock, S: Copy + PartialEq> SharedTallies<L, S> {
-    /// Views tallies.
-    ///
-    /// # Safety
-    /// At the address, a multiple of 128, there are the bytes of this type for as long as `'a`: zeros, which
-    /// are an `S`, and a lock that is free or unused until it is initialized, or what other sessions have
-    /// made of that. All accesses are as this type.
-    pub unsafe fn at<'a>(address: *mut u8) -> &'a SharedTallies<L, S> {
-        // SAFETY: as the caller says. All of it is atomic, or behind a lock in a cell.
-        unsafe { &*address.cast() }
-    }
-
     /// The lock of the names, to be initialized.
     pub fn lock(&self) -> &L {
         self.names.lock()
@@ -256,12 +246,7 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedTallies<L, S> {
         let names = self.names.write();
         let of_it = self.named(&names[..]).filter(|(of, _)| of.scope == scope);
         let wanted = of_it.filter(|(of, _)| name.is_none_or(|name| name == of.text()));
-        let mut count = 0;
-        for (_, tally) in wanted {
-            tally.begin(now);
-            count += 1;
-        }
-        count
+        wanted.inspect(|(_, tally)| _ = tally.begin(now)).count() as u64
     }
 
     /// The tallies in use, with their names.

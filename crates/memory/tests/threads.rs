@@ -163,7 +163,7 @@ fn every_call_is_counted_for_its_name_or_as_dropped() {
     type Counted = SharedTallies<Lock, u32>;
     let segment = Segment::new(size_of::<Counted>());
     // SAFETY: the segment has these bytes, with a lock that is free.
-    let tallies = unsafe { Counted::at(segment.address) };
+    let tallies = unsafe { &*segment.address.cast::<Counted>() };
     // More names than have a place, since all of them begin their search at one.
     let names: Vec<String> = (0..20).map(|n| format!("name {n}")).collect();
     threads(|thread| {
@@ -207,7 +207,7 @@ fn denials_are_counted_for_their_keys() {
     type Ranked = SharedRankings<Lock, u32>;
     let segment = Segment::new(size_of::<Ranked>());
     // SAFETY: the segment has these bytes, with locks that are free.
-    let rankings = unsafe { Ranked::at(segment.address) };
+    let rankings = unsafe { &*segment.address.cast::<Ranked>() };
     threads(|thread| {
         let mut last = None;
         for n in 0..CALLS {
