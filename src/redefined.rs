@@ -9,6 +9,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::iter::once;
 
 use pgrx::pg_sys;
 use ratelimit_core::config::Definition;
@@ -92,7 +93,7 @@ pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
         };
     }
     let default_of = |name: &[u8]| definitions::default_of(&catalog, name).unwrap_or_default();
-    // The statement may have changed the plan, too.
+    // The statement may have changed the plan, too: keys may have had a different one.
     let was_plan = matches!(old, Some(RowConfig::Plan(_)));
     let (was_defined, is_defined) = (old.is_some(), new.is_some());
     let [mut old, mut new] = [old, new].map(|config| match config? {
@@ -108,67 +109,37 @@ pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
         let missing = if was_defined { &mut new } else { &mut old };
         *missing = of_name;
     }
-    let change = Moved {
-        function,
-        catalog: &catalog,
-        saved,
-        was_plan,
-        old: old.as_deref(),
-        new: new.as_deref(),
+    let (old, new) = (old.as_deref(), new.as_deref());
+    let concerns_memory = is_saved(old) || is_saved(new) || saved.is_some() && may_be_saved(old);
+    let of_plan = match name.filter(|_| !of_key && concerns_memory) {
+        Some(plan) => definitions::with_plan(&catalog, plan)?,
+        None => Vec::new(),
     };
-    change.note(name)?;
-    let is_of_plan = !of_key && change.concerns_memory();
-    for name in name
-        .filter(|_| is_of_plan)
-        .map_or(Ok(Vec::new()), |plan| definitions::with_plan(&catalog, plan))?
-    {
-        change.note(Some(&name))?;
-    }
-    Ok(())
-}
-
-/// A change of a definition, with its effect on keys in memory.
-struct Moved<'c> {
-    function: pg_sys::Oid,
-    catalog: &'c Catalog,
-    saved: Option<&'static SavedMemory>,
-    /// Whether `old` was a plan's: the plan may have been a different one.
-    was_plan: bool,
-    old: Option<&'c Definition>,
-    new: Option<&'c Definition>,
-}
-
-impl Moved<'_> {
-    /// Whether keys with the old or new definition are, were or may be in memory.
-    fn concerns_memory(&self) -> bool {
-        is_saved(self.old) || is_saved(self.new) || self.saved.is_some() && may_be_saved(self.old)
-    }
-
-    /// Notes the change for the keys of a name; `None`: of all names.
-    fn note(&self, name: Option<&[u8]>) -> Result<()> {
-        let &Moved { function, catalog, saved, was_plan, old, new } = self;
-        let may_stay = may_be_saved(new);
-        let comes = !is_saved(old) && is_saved(new);
-        let Some(saved) = saved else {
-            if comes || is_saved(old) && !may_stay {
-                changed::note(function, name, true);
-            }
-            return Ok(());
-        };
+    let saved = match saved {
+        Some(saved) => Some((saved, Origin::new(Memory::get()?, &catalog))),
+        None => None,
+    };
+    let may_stay = may_be_saved(new);
+    let moves = is_saved(old) && !may_stay || !is_saved(old) && is_saved(new);
+    for name in once(name).chain(of_plan.iter().map(|name| Some(&name[..]))) {
         // Keys may have stayed in memory while they were unlimited.
         let has_left = (name.is_none() || was_plan || may_be_saved(old)) && !may_stay;
-        let origin = Origin::new(Memory::get()?, catalog);
-        let left = if has_left { saved.keys(origin.scope, name) } else { Vec::new() };
-        if comes || !left.is_empty() || is_saved(old) && !may_stay {
+        let left = match saved {
+            Some((saved, origin)) if has_left => saved.keys(origin.scope, name),
+            _ => Vec::new(),
+        };
+        if moves || !left.is_empty() {
             changed::note(function, name, true);
-        } else if is_saved(old) && is_saved(new) {
+        } else if saved.is_some() && is_saved(old) && is_saved(new) {
             changed::note(function, name, false);
         }
-        if left.iter().any(SavedCopy::is_unsaved) {
+        if let Some((saved, origin)) = saved
+            && left.iter().any(SavedCopy::is_unsaved)
+        {
             writer::wait(saved, &origin);
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// Whether keys of a definition are in memory and saved.

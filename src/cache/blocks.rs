@@ -14,17 +14,8 @@ use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::values::text_datum;
 
-/// The blocks of a name.
-#[derive(Default)]
-pub struct Blocked {
-    /// Whether any key of the name is or was blocked.
-    pub any_key: bool,
-    /// The end of the key's block, past or future, or [`FOREVER`].
-    pub until: Option<Micros>,
-}
-
-/// Reads whether a name and key are blocked.
-pub fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Blocked> {
+/// Reads whether any key of a name is or was blocked, and the end of the key's block, past or future, or [`FOREVER`].
+pub fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<(bool, Option<Micros>)> {
     const UNTIL: Statement = Statement::reads(
         "SELECT until FROM ONLY @schema@.rl_blocks WHERE name @=@ $1 AND key @=@ $2",
         &[TEXTOID, TEXTOID],
@@ -38,12 +29,11 @@ pub fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Blocked> {
     spi::with_owner(catalog, catalog.rl_blocks, TableLock::Read, |spi| {
         let name = Some(text_datum(name));
         if spi.execute(&ANY_KEY, &[name])? == 0 {
-            return Ok(Blocked::default());
+            return Ok((false, None));
         }
         let found = spi.execute(&UNTIL, &[name, Some(text_datum(key))])? > 0;
         let until = found.then(|| spi.field(0, 1)).flatten();
-        let until = until.map(|until| clock::from_timestamptz(until.value() as i64));
-        Ok(Blocked { any_key: true, until })
+        Ok((true, until.map(|until| clock::from_timestamptz(until.value() as i64))))
     })
 }
 

@@ -273,7 +273,7 @@ fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Stored> {
 
 /// Reads a definition from rl_config and a block, and caches both as of `changes`.
 fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Defined> {
-    let blocked = blocks::read(catalog, name, key)?;
+    let (has_blocks, blocked_until) = blocks::read(catalog, name, key)?;
     let Stored { default, own, plan: of_plan, has_keys, is_notified } = read(catalog, name, key)?;
     let invalid = |name: &str, error| LimiterError::StoredConfig { name: name.to_owned(), error };
     let parse = |name: &str, config: StoredJson| {
@@ -295,8 +295,7 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Defi
         Some(_) => None,
         None => own.or_else(|| default.clone()),
     };
-    let found = Defined { definition, missing_plan, blocked_until: blocked.until };
-    let has_blocks = blocked.any_key;
+    let found = Defined { definition, missing_plan, blocked_until };
     // The rows may lack a change that was announced while they were read.
     if is_notified && invalidation::definition_changes() == changes {
         CACHED.with_borrow_mut(|cached| {

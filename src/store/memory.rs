@@ -84,8 +84,10 @@ pub struct Memory {
     pub rankings: &'static Rankings,
     databases: &'static Databases,
     identifier: Identifier,
-    since: Micros,
-    size: usize,
+    /// The time when the segment was created.
+    pub since: Micros,
+    /// Its size in bytes.
+    pub size: usize,
 }
 
 thread_local! {
@@ -121,16 +123,9 @@ impl Memory {
         let keys = settings::memory_keys();
         let fill = |address| fill(address, keys);
         let segment = NAME.with(|name| shared_memory::segment(name, need, parts(keys)[3], fill))?;
-        // SAFETY: a segment of this name is laid out as below, and stays as long as the process.
-        Ok(segment.map(|address| unsafe { Memory::at(address) }))
-    }
-
-    /// Remembers where the segment is.
-    ///
-    /// # Safety
-    /// The segment is there as long as the process, and was [filled](fill).
-    unsafe fn at(address: *mut u8) -> &'static Memory {
-        // SAFETY: the segment begins with a header, which never changes, except what it guards.
+        let Some(address) = segment else { return Ok(None) };
+        // SAFETY: a segment of this name is laid out as below, and stays as long as the process. It begins with a
+        // header, which never changes, except what it guards.
         let (header, memory) = unsafe {
             let header = &*address.cast::<Header>();
             (header, view(address, header))
@@ -139,7 +134,7 @@ impl Memory {
         // Once per session.
         let memory = &*Box::leak(Box::new(memory));
         MEMORY.set(Some(memory));
-        memory
+        Ok(Some(memory))
     }
 
     /// Identifies a name and key.
@@ -155,16 +150,6 @@ impl Memory {
             self.tallies.free(dropped);
             self.rankings.forget(dropped, None);
         }
-    }
-
-    /// The segment's size in bytes.
-    pub fn size(&self) -> u64 {
-        self.size as u64
-    }
-
-    /// The time when the segment was created.
-    pub fn since(&self) -> Micros {
-        self.since
     }
 }
 

@@ -31,12 +31,12 @@ const AT_ONCE: usize = 64;
 
 /// The beginning of the segment. The partitions follow.
 #[repr(C, align(128))]
-struct Header {
+pub struct Header {
     /// The value of `ratelimit.memory_keys` when the segment was created.
     keys: u64,
     lock_group: i32,
     /// The process that waits for a place for refused writers, plus 1; 0: none.
-    waits_for_place: AtomicU32,
+    pub waits_for_place: AtomicU32,
     writers: [Writer; WRITERS],
 }
 
@@ -79,7 +79,8 @@ struct Problem {
 
 /// The segment as this session sees it.
 pub struct SavedMemory {
-    header: &'static Header,
+    /// The beginning of it.
+    pub header: &'static Header,
     partitions: SavedPartitions<'static, SessionLock>,
 }
 
@@ -222,11 +223,6 @@ impl SavedMemory {
                 && writer.due.load(SeqCst) != i64::MAX
         };
         self.writers().filter(is_refused)
-    }
-
-    /// See [`Header::waits_for_place`].
-    pub fn waits_for_place(&self) -> &'static AtomicU32 {
-        &self.header.waits_for_place
     }
 
     /// Loads a key; see [`Entries::load`](ports::Entries::load).

@@ -185,7 +185,7 @@ pub fn start_refused(saved: &SavedMemory) {
         && !background::is_asked_to_end()
         && clock::monotonic().minus(begun) < ASK_EVERY
     {
-        let waits = saved.waits_for_place();
+        let waits = &saved.header.waits_for_place;
         if waits.load(SeqCst) != number()
             && waits.compare_exchange(0, number(), SeqCst, SeqCst).is_err()
         {
@@ -204,7 +204,7 @@ pub fn start_refused(saved: &SavedMemory) {
 }
 
 fn stop_waiting(saved: &SavedMemory) {
-    let _ = saved.waits_for_place().compare_exchange(number(), 0, SeqCst, SeqCst);
+    let _ = saved.header.waits_for_place.compare_exchange(number(), 0, SeqCst, SeqCst);
 }
 
 /// Waits until a writer has tried to write everything that is unsaved now; false if none could be started, or
