@@ -35,17 +35,14 @@
 //! An unknown, missing or repeated field, a wrong type and a number out of range are a
 //! [`ConfigError`]. Nothing here depends on settings of the process or the machine.
 
-use serde::Deserialize;
-
-use crate::fields::{FieldError, Fields, Flag, Given, Value, read_by};
-use crate::kinds::NotInMemory;
+use crate::fields::{FLAG, FieldError, Fields, Reader, TEXT};
 use crate::text::{json_number, quoted, shortened};
 use crate::{Kind, Limit, Micros};
 
 pub use crate::numbers::{MAX_LOG, MAX_SHARDS, MAX_SLOTS, MAX_SLOTS_IN_MEMORY, MAX_TOKENS};
 pub use build::{Argument, Interval, build};
 
-use times::Save;
+use times::SAVE;
 
 mod build;
 mod in_call;
@@ -88,25 +85,16 @@ impl ConfigError {
 
     /// Makes the error of a field; `kind` is the config's, if it has one.
     fn from_field(error: FieldError, kind: Option<Kind>) -> ConfigError {
-        let (problem, allowed) = match error {
-            FieldError::Unknown { field, value, fields } => {
-                let problem = match kind {
-                    Some(kind) if Kind::all_fields().contains(&&*field) => {
-                        let kind = kind.with_article();
-                        format!("\"{field}\" is {value}, and {kind} has no such field")
-                    }
-                    _ => format!("{} is not a field", serde_json::Value::from(shortened(&field))),
-                };
-                (problem, quoted(["kind"].iter().chain(fields).chain(COMMON_FIELDS)))
-            }
-            FieldError::Repeated { field } => {
-                (format!("\"{field}\" is given more than once"), "one value".into())
-            }
-            FieldError::Missing { field, allowed } => (format!("\"{field}\" is missing"), allowed),
-            FieldError::Invalid { field, value, allowed } => {
-                (format!("\"{field}\" is {value}"), allowed)
-            }
-        };
+        let (problem, allowed) = error.in_words(|field, value| {
+            let problem = match kind {
+                Some(kind) if Kind::all_fields().contains(&field) => {
+                    format!("\"{field}\" is {value}, and {} has no such field", kind.with_article())
+                }
+                _ => format!("{} is not a field", serde_json::Value::from(shortened(field))),
+            };
+            let own = kind.map_or(Kind::all_fields(), Kind::fields);
+            (problem, quoted(["kind"].iter().chain(own).chain(COMMON_FIELDS)))
+        });
         ConfigError { kind, ..ConfigError::new(problem, allowed) }
     }
 }
@@ -151,28 +139,28 @@ pub enum StoreKind {
     Memory,
 }
 
-read_by!(StoreKind, r#""table" or "memory""#, |given| match given {
-    Given::Text("table") => Some(StoreKind::Table),
-    Given::Text("memory") => Some(StoreKind::Memory),
-    _ => None,
-});
+const STORE: Reader<StoreKind> = Reader {
+    allowed: r#""table" or "memory""#,
+    read: |given| match given.text()? {
+        "table" => Some(StoreKind::Table),
+        "memory" => Some(StoreKind::Memory),
+        _ => None,
+    },
+};
 
 /// The `save` implied by `applyUpdates` "asynchronously".
 const SAVE_LATER: Micros = Micros(1_000_000);
 
-/// The time at which a change of a limit is written to the table, in the words of the Convex rate limiter.
-enum Updates {
-    /// With the caller's transaction, as a limit in the table.
-    Transactionally,
-    /// Later, like a limit in memory that is saved; if passed with a call, like one in memory.
-    Asynchronously,
-}
-
-read_by!(Updates, r#""transactionally" or "asynchronously""#, |given| match given {
-    Given::Text("transactionally") => Some(Updates::Transactionally),
-    Given::Text("asynchronously") => Some(Updates::Asynchronously),
-    _ => None,
-});
+/// Whether a change of a limit is written to the table later, like a limit in memory that is saved, or, if passed with
+/// a call, like one in memory; or with the caller's transaction. In the words of the Convex rate limiter.
+const UPDATES_LATER: Reader<bool> = Reader {
+    allowed: r#""transactionally" or "asynchronously""#,
+    read: |given| match given.text()? {
+        "transactionally" => Some(false),
+        "asynchronously" => Some(true),
+        _ => None,
+    },
+};
 
 /// Reads and checks the limit of a config. The caller checks that the text is no longer than [`MAX_BYTES`].
 ///
@@ -212,7 +200,7 @@ pub fn definition(json: &str) -> Result<Definition, ConfigError> {
         )
     })?;
     let (calendar, plan) = (fields.get("timezone").is_some(), fields.get("plan"));
-    read_definition(fields).map_err(|error| match plan {
+    read_definition(&fields).map_err(|error| match plan {
         Some(plan) => refused_plan(plan, "only in the definition of a key, without other fields"),
         None => ConfigError { calendar, ..error },
     })
@@ -232,14 +220,14 @@ pub fn definition(json: &str) -> Result<Definition, ConfigError> {
 /// # Errors
 /// [`ConfigError`]: no limit can have such a name.
 pub fn plan(json: &str, bytes: impl FnOnce(&str) -> usize) -> Result<Option<String>, ConfigError> {
-    let Some(mut fields) = Fields::from_json(json) else { return Ok(None) };
+    let Some(fields) = Fields::from_json(json) else { return Ok(None) };
     let Some(value) = fields.get("plan") else { return Ok(None) };
-    if fields.unknown(&["plan"]).is_some() {
+    if fields.only(&[&["plan"]]).is_err() {
         return Ok(None);
     }
     let is_name = |name: &String| (1..=200).contains(&bytes(name));
-    match fields.take::<PlanName>("plan") {
-        Ok(PlanName(name)) if is_name(&name) => Ok(Some(name)),
+    match fields.required("plan", &TEXT) {
+        Ok(name) if is_name(&name) => Ok(Some(name)),
         Err(error @ FieldError::Repeated { .. }) => {
             Err(ConfigError { plan: true, ..ConfigError::from_field(error, None) })
         }
@@ -248,8 +236,9 @@ pub fn plan(json: &str, bytes: impl FnOnce(&str) -> usize) -> Result<Option<Stri
 }
 
 /// The error of a `plan`.
-fn refused_plan(plan: Value, allowed: &str) -> ConfigError {
-    ConfigError { plan: true, ..ConfigError::new(format!("\"plan\" is {plan}"), allowed) }
+fn refused_plan(plan: &str, allowed: &str) -> ConfigError {
+    let problem = format!("\"plan\" is {}", shortened(plan));
+    ConfigError { plan: true, ..ConfigError::new(problem, allowed) }
 }
 
 /// Writes a config as JSON with its defaults resolved, so that nothing else is needed to decide calls on a state: with
@@ -286,63 +275,67 @@ pub fn resolved(definition: &Definition, phase: Micros) -> serde_json::Value {
     json
 }
 
-#[derive(Deserialize)]
-struct PlanName(String);
-
-fn read_definition(mut fields: Fields) -> Result<Definition, ConfigError> {
-    let kind = fields.take("kind");
-    let store = fields.take::<Option<StoreKind>>("store");
-    let save = fields.take::<Option<Save>>("save");
-    let enforce = fields.take::<Option<Flag>>("enforce");
-    let keyed = fields.take::<Option<Flag>>("keyed");
-    let updates = fields.take::<Option<Updates>>("applyUpdates");
-    let kind = kind.map_err(|error| {
+fn read_definition(fields: &Fields) -> Result<Definition, ConfigError> {
+    let by_name = Reader { allowed: Kind::names(), read: |given| Kind::from_name(given.text()?) };
+    let kind = fields.required("kind", &by_name).map_err(|error| {
         // Reports a field unknown to every kind first, as for a config with a kind.
-        ConfigError::from_field(fields.unknown(Kind::all_fields()).unwrap_or(error), None)
+        let known = fields.only(&[&["kind"], Kind::all_fields(), COMMON_FIELDS]);
+        ConfigError::from_field(known.err().unwrap_or(error), None)
     })?;
-    let from_field = |error| ConfigError::from_field(error, Some(kind));
-    let limit = kind.limit(&fields).map_err(from_field)?;
-    let (store, save) = (store.map_err(from_field)?, save.map_err(from_field)?.map(|save| save.0));
-    let is_later = matches!(updates.map_err(from_field)?, Some(Updates::Asynchronously));
+    read_kind(kind, fields).map_err(|error| ConfigError::from_field(error, Some(kind)))
+}
+
+/// Reads the definition of a limit of this kind.
+fn read_kind(kind: Kind, fields: &Fields) -> Result<Definition, FieldError> {
+    fields.only(&[&["kind"], kind.fields(), COMMON_FIELDS])?;
+    let limit = kind.limit(fields)?;
+    let (store, save) = (fields.optional("store", &STORE)?, fields.optional("save", &SAVE)?);
+    let is_later = fields.optional("applyUpdates", &UPDATES_LATER)?.unwrap_or(false);
     let (names_store, names_save) = (store.is_some() || is_later, save.is_some());
-    let enforce = enforce.map_err(from_field)?.is_none_or(|flag| flag.0);
-    let keyed = keyed.map_err(from_field)?.map(|flag| flag.0);
-    let refused = |field, value: String, allowed: &str| {
-        from_field(FieldError::Invalid { field, value, allowed: allowed.into() })
-    };
+    let enforce = fields.optional("enforce", &FLAG)?.unwrap_or(true);
+    let keyed = fields.optional("keyed", &FLAG)?;
     let (store, save) = match (is_later, store) {
         (false, store) => (store.unwrap_or_default(), save),
         (true, None | Some(StoreKind::Memory)) => (StoreKind::Memory, save.or(Some(SAVE_LATER))),
         (true, Some(StoreKind::Table)) => {
-            let value = r#""asynchronously""#.into();
-            return Err(refused("applyUpdates", value, r#"only with "store": "memory""#));
+            return Err(fields.refused("applyUpdates", r#"only with "store": "memory""#));
         }
     };
-    match (store, save, limit.not_in_memory()) {
+    let refused =
+        |field, value, allowed: String| Err(FieldError::Invalid { field, value, allowed });
+    match (store, save, &limit) {
         (StoreKind::Table, Some(save), _) => {
             let save = json_number(save.as_millis());
-            Err(refused("save", save, r#"only with "store": "memory""#))
+            refused("save", save, r#"only with "store": "memory""#.into())
         }
-        (StoreKind::Memory, _, Some(NotInMemory::Kind { because })) => Err(refused(
-            "store",
-            r#""memory""#.into(),
-            &format!(r#""table" for {}, {because}"#, kind.with_article()),
-        )),
-        (StoreKind::Memory, _, Some(NotInMemory::Field { field, value, allowed, because })) => {
-            Err(refused(
-                field,
-                value.to_string(),
-                &format!(r#"{allowed} if "store" is "memory"{because}"#),
-            ))
+        (StoreKind::Memory, _, Limit::SlidingLog(_)) => {
+            let allowed = r#""table" for a sliding log, which stores an entry per token"#;
+            refused("store", r#""memory""#.into(), allowed.into())
+        }
+        (StoreKind::Memory, _, limit) if let Some(unfit) = not_in_memory(limit) => {
+            let (field, value, allowed, because) = unfit;
+            let allowed = format!(r#"{allowed} if "store" is "memory"{because}"#);
+            refused(field, value.to_string(), allowed)
         }
         _ => Ok(Definition { limit, store, names_store, save, names_save, enforce, keyed }),
     }
 }
 
-read_by!(Kind, Kind::names(), |given| match given {
-    Given::Text(name) => Kind::from_name(name),
-    _ => None,
-});
+/// The field for which memory allows less, with its value, the allowed values, and the reason, as the end of a sentence.
+/// `None`: it can store the states. A sliding log it never can.
+fn not_in_memory(limit: &Limit) -> Option<(&'static str, u32, String, &'static str)> {
+    match limit {
+        Limit::Concurrency(limit) if limit.slots > MAX_SLOTS_IN_MEMORY => {
+            let allowed = format!("a whole number from 1 to {MAX_SLOTS_IN_MEMORY}");
+            Some(("slots", limit.slots, allowed, ""))
+        }
+        limit if limit.shards() > 1 => {
+            let because = ", where no call waits for another transaction";
+            Some(("shards", limit.shards(), "1".into(), because))
+        }
+        _ => None,
+    }
+}
 
 #[cfg(test)]
 mod tests;

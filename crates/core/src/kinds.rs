@@ -64,10 +64,9 @@ use std::fmt;
 use std::sync::LazyLock;
 
 use crate::Micros;
-use crate::fields::{FieldError, Fields, Value};
+use crate::fields::{FieldError, Fields};
 use crate::headers::CallOutcome;
 
-pub(crate) use limit_kind::NotInMemory;
 use limit_kind::{Formulas, LimitKind, Part};
 
 /// Makes [`Limit`], [`Kind`] and the dispatch from a list of types. `$` is passed for the macros that it makes.
@@ -188,11 +187,7 @@ impl Kind {
 
     /// The kind's own fields of a config, without those of all kinds.
     pub fn fields(self) -> &'static [&'static str] {
-        // The error for an unknown name lists the fields.
-        match self.limit(&Fields::from_arguments([("", Value::Number(0.0))])) {
-            Err(FieldError::Unknown { fields, .. }) => fields,
-            _ => &[],
-        }
+        each_kind!(self, K => K::FIELDS)
     }
 
     /// The fields of all kinds.
@@ -209,24 +204,9 @@ impl Kind {
         &FIELDS
     }
 
-    /// Reads and checks the fields of a config.
+    /// Reads and checks the kind's own fields of a config.
     pub(crate) fn limit(self, fields: &Fields) -> Result<Limit, FieldError> {
-        each_kind!(self, K => Ok(Into::<K>::into(K::config(fields)?).into()))
-    }
-
-    /// Reads and checks the fields of a config, and writes them as JSON, except the missing ones.
-    pub(crate) fn json(self, fields: &Fields) -> Result<serde_json::Value, FieldError> {
-        Ok(self.with_fields(each_kind!(self, K => serde_json::to_value(K::config(fields)?))))
-    }
-
-    /// The config of these fields, except the missing ones.
-    fn with_fields(self, fields: serde_json::Result<serde_json::Value>) -> serde_json::Value {
-        let mut json = fields.unwrap_or_default();
-        if let Some(fields) = json.as_object_mut() {
-            fields.retain(|_, value| !value.is_null());
-            fields.insert("kind".into(), self.as_str().into());
-        }
-        json
+        each_kind!(self, K => K::read(fields).map(Limit::from))
     }
 }
 
@@ -290,8 +270,12 @@ impl Limit {
 
     /// A config of this limit, with its defaults; see [`config::resolved`](crate::config::resolved).
     pub(crate) fn json(&self, phase: Micros) -> serde_json::Value {
-        let fields = each_limit!(self, limit => serde_json::to_value(limit.resolved(phase)));
-        self.kind().with_fields(fields)
+        let mut json = each_limit!(self, limit => limit.resolved(phase));
+        if let Some(fields) = json.as_object_mut() {
+            fields.retain(|_, value| !value.is_null());
+            fields.insert("kind".into(), self.kind().as_str().into());
+        }
+        json
     }
 
     /// The time that an empty limit takes to refill, with a month counted as a twelfth of a leap year; for a
@@ -332,11 +316,6 @@ impl Limit {
     /// kinds without shards the limit itself.
     pub fn shard_limit(&self, shards: u32) -> Limit {
         each_limit!(self, limit => limit.shard(shards).into())
-    }
-
-    /// Returns the reason why memory can't store the limit's states; `None`: it can.
-    pub(crate) fn not_in_memory(&self) -> Option<NotInMemory> {
-        each_limit!(self, limit => limit.not_in_memory())
     }
 
     /// The state of an unused limit: full. `phase` is any boundary of the windows of a fixed window

@@ -1,6 +1,6 @@
 //! Time: instants and spans in whole microseconds.
 
-use crate::text::JsonNumber;
+use crate::text::number;
 
 /// A whole number of microseconds: an instant counted from the Unix epoch, or a span.
 ///
@@ -42,7 +42,7 @@ impl Micros {
 
     /// In milliseconds, as a JSON number.
     pub fn to_json(self) -> serde_json::Value {
-        serde_json::to_value(JsonNumber(self.as_millis())).unwrap_or_default()
+        number(self.as_millis())
     }
 
     /// In seconds, with the microseconds as a fraction.

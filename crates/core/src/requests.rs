@@ -2,15 +2,13 @@
 
 use std::fmt;
 
-use serde::Deserialize;
-use serde::de::{self, Deserializer, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::Micros;
 use crate::argument::ArgumentError;
 use crate::config;
-use crate::fields::{FieldError, Fields, Flag, Given, read_by};
+use crate::fields::{FLAG, FieldError, Fields, Reader, TEXT};
 use crate::micros::time_with_offset;
 use crate::text::shortened;
 
@@ -85,58 +83,31 @@ fn type_of(json: &str) -> &'static str {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RequestFields {
-    name: Name,
-    key: Option<Key>,
-    count: Option<Count>,
-    reserve: Option<Flag>,
-    config: Option<Box<RawValue>>,
-}
-
-struct Name(String);
-
-struct Key(String);
-
-struct Count(f64);
-
-impl<'de> Deserialize<'de> for Name {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Name, D::Error> {
-        let text = Bounded { most: MAX_NAME, allowed: NAME_LENGTH };
-        deserializer.deserialize_string(text).map(Name)
-    }
-}
-
-impl<'de> Deserialize<'de> for Key {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Key, D::Error> {
-        let text = Bounded { most: MAX_KEY, allowed: KEY_LENGTH };
-        deserializer.deserialize_string(text).map(Key)
-    }
-}
-
-// The caller checks the range, which depends on the kind of the limit.
-read_by!(Count, "a number from 0 to 1e15", |given| match given {
-    Given::Number(count) => Some(Count(count)),
-    _ => None,
-});
+/// The caller checks the range, which depends on the kind of the limit.
+const COUNT: Reader<f64> = Reader {
+    allowed: "a number from 0 to 1e15",
+    read: |given| given.number(f64::NEG_INFINITY..=f64::INFINITY),
+};
 
 /// Reads a text, and refuses one that is too long in every encoding: the caller checks the length in the server's.
-struct Bounded {
+fn text(
+    fields: &Fields,
+    field: &'static str,
     most: usize,
-    allowed: &'static str,
+    allowed: &str,
+) -> Result<Option<String>, ArgumentError> {
+    match fields.optional(field, &TEXT)? {
+        Some(text) if text.len() > 6 * most => {
+            Err(ArgumentError::invalid(field, "too long", allowed))
+        }
+        text => Ok(text),
+    }
 }
 
-impl Visitor<'_> for Bounded {
-    type Value = String;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string")
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<String, E> {
-        if text.len() > 6 * self.most { Err(E::custom(self.allowed)) } else { Ok(text.into()) }
-    }
+/// Reads the name and the key.
+fn name_and_key(fields: &Fields) -> Result<(String, String), ArgumentError> {
+    let name = text(fields, "name", MAX_NAME, NAME_LENGTH)?.ok_or(ArgumentError::Null("name"))?;
+    Ok((name, text(fields, "key", MAX_KEY, KEY_LENGTH)?.unwrap_or_default()))
 }
 
 /// Reads a list of requests. The caller checks that the text is no longer than [`MAX_BYTES`], and the list no longer
@@ -206,18 +177,13 @@ fn items<'j>(
 }
 
 fn parse_one(json: &str) -> Result<RawRequest, ArgumentError> {
-    // At once, and field by field if that fails, for the error: serde takes null for a field that is left out.
-    let at_once = (!json.contains("null")).then(|| serde_json::from_str(json).ok());
-    let request = match at_once.flatten() {
-        Some(request) => request,
-        None => {
-            let fields = Fields::from_json(json)
-                .ok_or_else(|| ArgumentError::invalid("it", type_of(json), FIELDS))?;
-            fields.read::<RequestFields>()?
-        }
-    };
-    let config = request.config.map(|config| Box::<str>::from(config).into_string());
-    let config = config.filter(|config| config != "null");
+    let fields = Fields::from_json(json)
+        .ok_or_else(|| ArgumentError::invalid("it", type_of(json), FIELDS))?;
+    fields.only(&[&["name", "key", "count", "reserve", "config"]])?;
+    let (name, key) = name_and_key(&fields)?;
+    let count = fields.optional("count", &COUNT)?.unwrap_or(1.0);
+    let reserve = fields.optional("reserve", &FLAG)?.unwrap_or(false);
+    let config = fields.once("config")?.filter(|&config| config != "null").map(str::to_owned);
     if let Some(config) = config.as_ref().filter(|config| config.len() > config::MAX_BYTES) {
         let value = format!("{} bytes long", config.len());
         return Err(ArgumentError::invalid(
@@ -226,13 +192,7 @@ fn parse_one(json: &str) -> Result<RawRequest, ArgumentError> {
             format!("at most {} bytes", config::MAX_BYTES),
         ));
     }
-    Ok(RawRequest {
-        name: request.name.0,
-        key: request.key.map_or_else(String::new, |key| key.0),
-        count: request.count.map_or(1.0, |count| count.0),
-        reserve: request.reserve.is_some_and(|reserve| reserve.0),
-        config,
-    })
+    Ok(RawRequest { name, key, count, reserve, config })
 }
 
 /// The outcome of a request as it was written, with or without its name and key.
@@ -272,50 +232,23 @@ const LIMITED_BY: &str = "block, slots or tokens, or NULL";
 const OUTCOMES: &str = "an array of the rows of rl_limit_all, as jsonb_agg(r ORDER BY n) makes it";
 const OUTCOME: &str = "an object, a row of rl_limit_all";
 
-/// Other fields are ignored: a later version may return more.
-#[derive(Deserialize)]
-struct OutcomeFields {
-    name: Name,
-    key: Option<Key>,
-    ok: Flag,
-    retry_after: Option<Seconds>,
-    retry_at: Option<Time>,
-    remaining: Option<Remaining>,
-    capacity: Option<Capacity>,
-    reset_at: Option<Time>,
-    limited_by: Option<Word>,
-    config: Option<Box<RawValue>>,
-}
+const SECONDS: Reader<f64> =
+    Reader { allowed: RETRY_AFTER, read: |given| given.number(0.0..=1e13) };
 
-/// Declares a number of an outcome, with its allowed values.
-macro_rules! outcome_number {
-    ($type:ident, $allowed:expr, $range:expr) => {
-        struct $type(f64);
+const TOKENS_LEFT: Reader<f64> =
+    Reader { allowed: REMAINING, read: |given| given.number(f64::MIN..=f64::MAX) };
 
-        read_by!($type, $allowed, |given| match given {
-            Given::Number(number) if $range.contains(&number) => Some($type(number)),
-            _ => None,
-        });
-    };
-}
-outcome_number!(Seconds, RETRY_AFTER, (0.0..=1e13));
-outcome_number!(Remaining, REMAINING, (f64::MIN..=f64::MAX));
-outcome_number!(Capacity, CAPACITY, (0.0..=config::MAX_TOKENS));
+const MOST_TOKENS: Reader<f64> =
+    Reader { allowed: CAPACITY, read: |given| given.number(0.0..=config::MAX_TOKENS) };
 
-struct Time(Micros);
-
-read_by!(Time, TIME, |given| match given {
-    Given::Text(time) => time_with_offset(time).map(Time),
-    _ => None,
-});
+const INSTANT: Reader<Micros> =
+    Reader { allowed: TIME, read: |given| time_with_offset(given.text()?) };
 
 /// The reason why a request is denied.
-struct Word;
-
-read_by!(Word, LIMITED_BY, |given| match given {
-    Given::Text("block" | "slots" | "tokens") => Some(Word),
-    _ => None,
-});
+const REASON: Reader<()> = Reader {
+    allowed: LIMITED_BY,
+    read: |given| matches!(given.text()?, "block" | "slots" | "tokens").then_some(()),
+};
 
 /// Reads a list of outcomes, as `jsonb_agg` makes it of the rows of `rl_limit_all`; a config may be added to each. The
 /// caller checks its length.
@@ -334,24 +267,32 @@ fn parse_outcome(json: &str) -> Result<RawOutcome, ArgumentError> {
     let mut fields = Fields::from_json(json)
         .ok_or_else(|| ArgumentError::invalid("it", type_of(json), OUTCOME))?;
     fields.drop_nulls();
-    let outcome: OutcomeFields = fields.read()?;
-    let level = match (outcome.remaining, outcome.capacity) {
-        (None, None) => None,
-        (Some(remaining), Some(capacity)) => Some((remaining.0, capacity.0)),
-        (None, _) => return Err(ArgumentError::Null("remaining")),
-        (_, None) => return Err(ArgumentError::Null("capacity")),
-    };
-    Ok(RawOutcome {
-        name: outcome.name.0,
-        key: outcome.key.map_or_else(String::new, |key| key.0),
-        ok: outcome.ok.0,
-        is_limited: outcome.limited_by.is_some(),
-        retry_after: outcome.retry_after.map(|seconds| seconds.0),
-        retry_at: outcome.retry_at.map(|at| at.0),
-        level,
-        reset_at: outcome.reset_at.map(|at| at.0),
-        config: outcome.config.map(|config| Box::<str>::from(config).into_string()),
-    })
+    // Other fields are ignored: a later version may return more.
+    let (name, key) = name_and_key(&fields)?;
+    let ok = fields.required("ok", &FLAG)?;
+    let retry_after = fields.optional("retry_after", &SECONDS)?;
+    let retry_at = fields.optional("retry_at", &INSTANT)?;
+    let remaining = fields.optional("remaining", &TOKENS_LEFT)?;
+    let capacity = fields.optional("capacity", &MOST_TOKENS)?;
+    let reset_at = fields.optional("reset_at", &INSTANT)?;
+    let is_limited = fields.optional("limited_by", &REASON)?.is_some();
+    let config = fields.once("config")?.map(str::to_owned);
+    let level = remaining.zip(capacity);
+    match (remaining, capacity) {
+        (None, Some(_)) => Err(ArgumentError::Null("remaining")),
+        (Some(_), None) => Err(ArgumentError::Null("capacity")),
+        _ => Ok(RawOutcome {
+            name,
+            key,
+            ok,
+            is_limited,
+            retry_after,
+            retry_at,
+            level,
+            reset_at,
+            config,
+        }),
+    }
 }
 
 impl From<FieldError> for ArgumentError {
@@ -367,11 +308,10 @@ impl From<FieldError> for ArgumentError {
             }
             FieldError::Missing { field, .. } => Self::Null(field),
             FieldError::Invalid { field, value, .. } if value == "null" => Self::Null(field),
-            FieldError::Invalid { field, value, allowed } => match (field, &*allowed) {
-                (_, NAME_LENGTH | KEY_LENGTH) => Self::invalid(field, "too long", allowed),
-                ("key", _) => Self::invalid(field, type_of(&value), allowed),
-                _ => Self::invalid(field, value, allowed),
-            },
+            FieldError::Invalid { field: "key", value, allowed } => {
+                Self::invalid("key", type_of(&value), allowed)
+            }
+            FieldError::Invalid { field, value, allowed } => Self::invalid(field, value, allowed),
         }
     }
 }

@@ -2,16 +2,12 @@
 //! oldest first) for a sliding log, `added` for a fixed window with a changed config, and `leases` for a concurrency
 //! limit: for each taken slot the id of its [`Lease`], in thousandths, and the time when it expires (epoch ms).
 
-use std::fmt;
+use serde_json::{Value, json};
 
-use serde::de::{Deserializer, Error, SeqAccess, Unexpected, Visitor};
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
-
-use crate::fields::{FieldError, Fields};
-use crate::kinds::{self, Counters, Lease, Shape, Tokens};
-use crate::numbers::{Amount, EpochMillis, MAX_LOG, MAX_SLOTS};
-use crate::text::{quoted, shortened};
+use crate::fields::{FieldError, Fields, Reader};
+use crate::kinds::{Counters, Lease, Leases, Log, Shape, Tokens};
+use crate::numbers::{AMOUNT, EPOCH_MILLIS, MAX_LOG, MAX_SLOTS, epoch_millis};
+use crate::text::{number, quoted, shortened};
 use crate::{Limit, Micros, State};
 
 /// The maximum length of a state, in bytes of JSON: a log has 10,000 entries of up to 20 digits.
@@ -39,141 +35,28 @@ impl StateError {
     }
 }
 
-impl From<FieldError> for StateError {
-    fn from(error: FieldError) -> StateError {
-        match error {
-            FieldError::Unknown { field, fields, .. } => StateError::new(
-                format!("{} is not a field of this kind's state", Value::from(shortened(&field))),
-                if fields.is_empty() { "none".into() } else { quoted(fields) },
-            ),
-            FieldError::Repeated { field } => {
-                StateError::new(format!("\"{field}\" is given more than once"), "one value")
-            }
-            FieldError::Missing { field, allowed } => {
-                StateError::new(format!("\"{field}\" is missing"), allowed)
-            }
-            FieldError::Invalid { field, value, allowed } => {
-                StateError::new(format!("\"{field}\" is {value}"), allowed)
-            }
-        }
-    }
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TokensState {
-    value: Amount,
-    ts: EpochMillis,
-}
-
-/// The state of a fixed window, and the tokens that its window added, if known.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WindowState {
-    value: Amount,
-    ts: EpochMillis,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    added: Option<Amount>,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct CountersState {
-    value: Amount,
-    ts: EpochMillis,
-    prior: Amount,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct LogState {
-    value: Amount,
-    ts: EpochMillis,
-    log: Log,
-}
-
-/// The state of an unlimited key.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct NoState {}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct LeasesState {
-    value: Amount,
-    ts: EpochMillis,
-    leases: Leases,
-}
+/// One entry per token, oldest first.
+const LOG: Reader<Vec<Micros>> = Reader {
+    allowed: "an array of at most 10000 epoch milliseconds, oldest first",
+    read: |given| {
+        let log = given.list(MAX_LOG as usize, epoch_millis)?;
+        log.is_sorted().then(|| log.into_iter().map(Micros::from_millis).collect())
+    },
+};
 
 /// For each slot the id of its lease, and the time when it expires.
-#[derive(Serialize)]
-struct Leases(Vec<[EpochMillis; 2]>);
-
-impl<'de> Deserialize<'de> for Leases {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Leases, D::Error> {
-        let pairs: Vec<Pair> = deserializer.deserialize_seq(Elements {
-            allowed: "an array of at most 1000 pairs of epoch milliseconds",
-            most: MAX_SLOTS as usize,
-            fit: |_| true,
-        })?;
-        Ok(Leases(pairs.into_iter().map(|Pair(pair)| pair).collect()))
-    }
-}
-
-struct Pair([EpochMillis; 2]);
-
-impl<'de> Deserialize<'de> for Pair {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Pair, D::Error> {
-        let allowed = "a pair of epoch milliseconds";
-        let pair: Vec<EpochMillis> =
-            deserializer.deserialize_seq(Elements { allowed, most: 2, fit: |_| true })?;
-        pair.try_into().map(Pair).map_err(|_| D::Error::custom(allowed))
-    }
-}
-
-/// One entry per token, oldest first.
-#[derive(Serialize)]
-struct Log(Vec<EpochMillis>);
-
-impl<'de> Deserialize<'de> for Log {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Log, D::Error> {
-        let log = Elements {
-            allowed: "an array of at most 10000 epoch milliseconds, oldest first",
-            most: MAX_LOG as usize,
-            fit: <[EpochMillis]>::is_sorted,
-        };
-        deserializer.deserialize_seq(log).map(Log)
-    }
-}
-
-/// Reads an array.
-struct Elements<T> {
-    /// The arrays that are allowed, in words.
-    allowed: &'static str,
-    /// The most elements.
-    most: usize,
-    fit: fn(&[T]) -> bool,
-}
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for Elements<T> {
-    type Value = Vec<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.allowed)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<Vec<T>, A::Error> {
-        let refused = || A::Error::invalid_value(Unexpected::Seq, &self);
-        let mut elements = Vec::new();
-        while let Some(element) = array.next_element().map_err(|_| refused())? {
-            if elements.len() >= self.most {
-                return Err(refused());
-            }
-            elements.push(element);
-        }
-        if (self.fit)(&elements) { Ok(elements) } else { Err(refused()) }
-    }
-}
+const LEASES: Reader<Vec<Lease>> = Reader {
+    allowed: "an array of at most 1000 pairs of epoch milliseconds",
+    read: |given| {
+        given.list(MAX_SLOTS as usize, |pair| match *pair.list(2, epoch_millis)? {
+            [id, expires_at] => Some(Lease {
+                id: Micros::from_millis(id),
+                expires_at: Micros::from_millis(expires_at),
+            }),
+            _ => None,
+        })
+    },
+};
 
 /// Reads the state of a limit. The caller checks that the text is no longer than [`MAX_BYTES`].
 ///
@@ -198,71 +81,72 @@ pub fn parse(json: &str, limit: &Limit) -> Result<State, StateError> {
             r#"an object such as {"value": 3, "ts": 1798804800000}"#,
         )
     })?;
-    Ok(match limit.shape() {
-        Some(Shape::Tokens) if limit.adds_windows() => {
-            let WindowState { value, ts, added } = fields.read()?;
-            let added = added.map(|added| added.0);
-            State::Tokens(Tokens { value: value.0, ts: ts.into(), added })
+    read(&fields, limit).map_err(|error| {
+        let (problem, allowed) = error.in_words(|field, _| {
+            let field = Value::from(shortened(field));
+            let allowed = quoted(fields_of(limit));
+            let allowed = if allowed.is_empty() { "none".into() } else { allowed };
+            (format!("{field} is not a field of this kind's state"), allowed)
+        });
+        StateError::new(problem, allowed)
+    })
+}
+
+/// The fields of a limit's state.
+fn fields_of(limit: &Limit) -> &'static [&'static str] {
+    match limit.shape() {
+        Some(Shape::Tokens) if limit.adds_windows() => &["value", "ts", "added"],
+        Some(Shape::Tokens) => &["value", "ts"],
+        Some(Shape::Counters) => &["value", "ts", "prior"],
+        Some(Shape::Log) => &["value", "ts", "log"],
+        Some(Shape::Leases) => &["value", "ts", "leases"],
+        None => &[],
+    }
+}
+
+fn read(fields: &Fields, limit: &Limit) -> Result<State, FieldError> {
+    fields.only(&[fields_of(limit)])?;
+    let Some(shape) = limit.shape() else {
+        return Ok(limit.initial_state(Micros(0), Micros(0)));
+    };
+    let value = fields.required("value", &AMOUNT)?;
+    let ts = fields.required("ts", &EPOCH_MILLIS)?;
+    Ok(match shape {
+        Shape::Tokens => {
+            State::Tokens(Tokens { value, ts, added: fields.optional("added", &AMOUNT)? })
         }
-        Some(Shape::Tokens) => {
-            let TokensState { value, ts } = fields.read()?;
-            State::Tokens(Tokens { value: value.0, ts: ts.into(), added: None })
+        Shape::Counters => {
+            State::Counters(Counters { value, prior: fields.required("prior", &AMOUNT)?, ts })
         }
-        Some(Shape::Counters) => {
-            let CountersState { value, ts, prior } = fields.read()?;
-            State::Counters(Counters { value: value.0, prior: prior.0, ts: ts.into() })
-        }
-        Some(Shape::Log) => {
-            let LogState { value: _, ts, log: Log(log) } = fields.read()?;
-            let entries = log.into_iter().map(Micros::from).collect();
-            State::Log(kinds::Log { entries, ts: ts.into() })
-        }
-        Some(Shape::Leases) => {
-            let LeasesState { value: _, ts, leases: Leases(leases) } = fields.read()?;
-            let lease = |[id, expires_at]: [EpochMillis; 2]| Lease {
-                id: id.into(),
-                expires_at: expires_at.into(),
-            };
-            let leases = leases.into_iter().map(lease).collect();
-            State::Leases(kinds::Leases { leases, ts: ts.into() })
-        }
-        None => fields.read().map(|NoState {}| limit.initial_state(Micros(0), Micros(0)))?,
+        Shape::Log => State::Log(Log { entries: fields.required("log", &LOG)?, ts }),
+        Shape::Leases => State::Leases(Leases { leases: fields.required("leases", &LEASES)?, ts }),
     })
 }
 
 /// Writes a state as JSON, as [`reported`](Limit::reported): with the tokens that a fixed window added, if the
 /// state has them.
 pub fn reported(state: &State) -> Value {
-    match state {
-        &State::Tokens(Tokens { value, ts, added: Some(added) }) => {
-            let (value, ts, added) = (Amount(value), ts.into(), Some(Amount(added)));
-            serde_json::to_value(WindowState { value, ts, added }).unwrap_or_default()
-        }
-        state => to_json(state),
+    let mut json = to_json(state);
+    if let State::Tokens(Tokens { added: Some(added), .. }) = state {
+        json["added"] = number(*added);
     }
+    json
 }
 
 /// Writes a state as JSON, in the form that [`parse`] reads, without the tokens that a fixed window added: the JSON of
 /// the Convex component.
 pub fn to_json(state: &State) -> Value {
-    let (value, ts) = (Amount(state.value()), EpochMillis::from(state.ts()));
-    let json = match state {
-        State::Tokens(_) => serde_json::to_value(TokensState { value, ts }),
-        State::Counters(counters) => {
-            let prior = Amount(counters.prior);
-            serde_json::to_value(CountersState { value, ts, prior })
-        }
-        State::Log(log) => {
-            let log = Log(log.entries.iter().copied().map(EpochMillis::from).collect());
-            serde_json::to_value(LogState { value, ts, log })
-        }
+    let mut json = json!({ "value": number(state.value()), "ts": state.ts().to_json() });
+    match state {
+        State::Tokens(_) => {}
+        State::Counters(counters) => json["prior"] = number(counters.prior),
+        State::Log(log) => json["log"] = log.entries.iter().map(|at| at.to_json()).collect(),
         State::Leases(leases) => {
-            let pair = |lease: &Lease| [lease.id.into(), lease.expires_at.into()];
-            let leases = Leases(leases.leases.iter().map(pair).collect());
-            serde_json::to_value(LeasesState { value, ts, leases })
+            let pair = |lease: &Lease| json!([lease.id.to_json(), lease.expires_at.to_json()]);
+            json["leases"] = leases.leases.iter().map(pair).collect();
         }
-    };
-    json.unwrap_or_default()
+    }
+    json
 }
 
 #[cfg(test)]

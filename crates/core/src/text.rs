@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use serde::Serializer;
+use serde_json::Value;
 
 /// Shortens a value to its first 80 characters, for a message.
 pub fn shortened(value: &str) -> String {
@@ -79,26 +79,17 @@ pub(crate) fn quoted<'a>(fields: impl IntoIterator<Item = &'a &'a str>) -> Strin
     fields.join(", ")
 }
 
-/// Writes a float as a JSON number, a whole one without a fraction; a number that JSON doesn't have as
-/// [`float_text`] does.
-pub(crate) fn json_number(number: f64) -> String {
-    match serde_json::to_value(JsonNumber(number)) {
-        Ok(serde_json::Value::Number(number)) => number.to_string(),
-        _ => float_text(number),
-    }
+/// A float as a JSON number, a whole one without a fraction; null if JSON doesn't have it.
+pub(crate) fn number(number: f64) -> Value {
+    let is_whole = number.fract() == 0.0 && number.abs() <= 2f64.powi(53);
+    if is_whole { (number as i64).into() } else { number.into() }
 }
 
-/// A float that is written as a JSON number, a whole one without a fraction.
-pub(crate) struct JsonNumber(pub f64);
-
-impl serde::Serialize for JsonNumber {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let JsonNumber(number) = *self;
-        if number.fract() == 0.0 && number.abs() <= 2f64.powi(53) {
-            serializer.serialize_i64(number as i64)
-        } else {
-            serializer.serialize_f64(number)
-        }
+/// Writes a float as a JSON [`number`]; one that JSON doesn't have as [`float_text`] does.
+pub(crate) fn json_number(float: f64) -> String {
+    match number(float) {
+        Value::Null => float_text(float),
+        number => number.to_string(),
     }
 }
 

@@ -4,9 +4,9 @@ use std::fmt;
 
 use jiff::tz::TimeZone;
 
-use super::times::{FIRST_REQUEST, LocalDate};
-use super::{COMMON_FIELDS, ConfigError, read_definition};
-use crate::fields::{Fields, Value};
+use super::times::{FIRST_REQUEST, LOCAL_DATE};
+use super::{ConfigError, read_definition};
+use crate::fields::Fields;
 use crate::kinds::{local_date, zone};
 use crate::text::json_number;
 use crate::{Kind, Micros};
@@ -114,66 +114,44 @@ pub fn build(kind: Kind, arguments: &[(&str, Argument)]) -> Result<serde_json::V
         calendar,
         ..ConfigError::new(problem, allowed)
     };
-    let mut fields = Vec::new();
+    let text = |text: &str| serde_json::Value::from(text).to_string();
+    let mut fields = vec![("kind".to_owned(), text(kind.as_str()))];
     for (name, argument) in arguments {
         let (name, value) = match argument {
             Argument::Absent => continue,
             Argument::Flag(false) if *name == "first_request" => continue,
-            Argument::Flag(true) if *name == "first_request" => {
-                ("start", Argument::Text(FIRST_REQUEST.into()))
+            Argument::Flag(true) if *name == "first_request" => ("start", text(FIRST_REQUEST)),
+            Argument::Interval(length) if length.months != 0 || calendar && *name == "period" => {
+                (*name, text(&length.to_string()))
             }
             Argument::Interval(length) => {
-                (*name, length.to_argument(calendar && *name == "period"))
+                let days = i64::from(length.days).saturating_mul(Micros::DAY.0);
+                (*name, Micros(length.micros.saturating_add(days)).to_json().to_string())
             }
             Argument::Instant(_) if first_request => {
                 let both = "\"start\" and \"first_request\" are both given";
                 return Err(problem(both.into(), "one of the two"));
             }
             Argument::Instant(start) => match timezone {
-                None => (*name, Argument::Number(start.as_millis())),
+                None => (*name, start.to_json().to_string()),
                 Some(timezone) => {
                     let zone = zone(timezone).unwrap_or(TimeZone::UTC); // refused below
                     let Some(date) = local_date(&zone, *start) else {
-                        let start = json_number(start.as_millis());
-                        return Err(problem(format!("\"{name}\" is {start}"), LocalDate::ALLOWED));
+                        let problem_of = format!("\"{name}\" is {}", start.to_json());
+                        return Err(problem(problem_of, LOCAL_DATE.allowed));
                     };
-                    (*name, Argument::Text(date.to_string()))
+                    (*name, text(&date.to_string()))
                 }
             },
-            other => (*name, other.clone()),
+            Argument::Number(number) => (*name, json_number(*number)),
+            Argument::Text(given) => (*name, text(given)),
+            Argument::Flag(flag) => (*name, flag.to_string()),
         };
         fields.push((camel_case(name), value));
     }
-    let values = fields.iter().filter_map(|(name, argument)| match argument {
-        Argument::Number(number) => Some((&**name, Value::Number(*number))),
-        Argument::Text(text) => Some((&**name, Value::Text(text))),
-        Argument::Flag(flag) => Some((&**name, Value::Flag(*flag))),
-        _ => None,
-    });
-    let values: Vec<_> = values.collect();
-    let with_kind = values.iter().copied().chain([("kind", Value::Text(kind.as_str()))]);
-    read_definition(Fields::from_arguments(with_kind))
-        .map_err(|error| ConfigError { calendar, ..error })?;
-    let (common, own): (Vec<_>, Vec<_>) =
-        values.into_iter().partition(|(name, _)| COMMON_FIELDS.contains(name));
-    let mut json = kind
-        .json(&Fields::from_arguments(own))
-        .map_err(|error| ConfigError { calendar, ..ConfigError::from_field(error, Some(kind)) })?;
-    if let Some(json) = json.as_object_mut() {
-        json.extend(common.into_iter().map(|(name, value)| (name.into(), value.to_json())));
-    }
-    Ok(json)
-}
-
-impl Interval {
-    /// The period in milliseconds if it has a fixed length, or else as text, which a field may refuse.
-    fn to_argument(self, calendar: bool) -> Argument {
-        if self.months != 0 || calendar {
-            return Argument::Text(self.to_string());
-        }
-        let days = i64::from(self.days).saturating_mul(Micros::DAY.0);
-        Argument::Number(Micros(self.micros.saturating_add(days)).as_millis())
-    }
+    let fields = Fields::from_arguments(fields);
+    read_definition(&fields).map_err(|error| ConfigError { calendar, ..error })?;
+    Ok(fields.to_json())
 }
 
 /// Writes `max_reserved` as `maxReserved`.

@@ -1,9 +1,8 @@
 //! The checks of a config passed with a call.
 
-use super::{ConfigError, Definition, StoreKind};
-use crate::kinds::NotInMemory;
+use super::{ConfigError, Definition, StoreKind, not_in_memory};
 use crate::text::{json_number, quoted};
-use crate::{Kind, Micros};
+use crate::{Kind, Limit, Micros};
 
 impl Definition {
     /// The definition that a config passed with a call stands for, if it is a different one: a `save` implied only by
@@ -59,20 +58,17 @@ impl Definition {
             let (other, save) = (json_number(other.as_millis()), json_number(save.as_millis()));
             return refused("save", other, format!("no \"save\" or {save},"));
         }
-        match self.limit.not_in_memory() {
-            Some(NotInMemory::Kind { .. }) => {
-                let kind = self.limit.kind();
-                let others = Kind::ALL.iter().filter(|&&other| other != kind);
-                let others: Vec<&str> = others.map(|other| other.as_str()).collect();
-                let error = refused("kind", format!("\"{kind}\""), quoted(&others));
-                // No example is right for this error.
-                error.map_err(|error| ConfigError { kind: None, ..error })
-            }
-            Some(NotInMemory::Field { field, value, allowed, .. }) => {
-                refused(field, value.to_string(), allowed)
-            }
-            None => Ok(Definition { store: StoreKind::Memory, save: Some(save), ..self.clone() }),
+        if let Limit::SlidingLog(_) = self.limit {
+            let others = Kind::ALL.iter().filter(|&&other| other != Kind::SlidingLog);
+            let others: Vec<&str> = others.map(|other| other.as_str()).collect();
+            let error = refused("kind", "\"sliding log\"".into(), quoted(&others));
+            // No example is right for this error.
+            return error.map_err(|error| ConfigError { kind: None, ..error });
         }
+        if let Some((field, value, allowed, _)) = not_in_memory(&self.limit) {
+            return refused(field, value.to_string(), allowed);
+        }
+        Ok(Definition { store: StoreKind::Memory, save: Some(save), ..self.clone() })
     }
 
     /// The error of this config.

@@ -8,14 +8,14 @@
 //! after a reset or a step of the clock: with an id derived from state or time, a holder from before a reset could
 //! release another holder's slot. [`decide`](super::decide()), which is pure, uses the instant.
 
-use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
-use super::limit_kind::{Formulas, LimitKind, NotInMemory};
+use super::limit_kind::{Formulas, LimitKind};
 use super::{Decision, Kind, Leases, Level, Limit, State, decide};
 use crate::Micros;
-use crate::config::times::Period;
+use crate::config::times::PERIOD;
 use crate::fields::{FieldError, Fields};
-use crate::numbers::{MAX_SLOTS_IN_MEMORY, SlotCount};
+use crate::numbers::SLOTS;
 
 /// At most `slots` leases at the same time.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,19 +45,6 @@ impl Lease {
     /// Whether it has not expired at `now`.
     pub fn is_live(&self, now: Micros) -> bool {
         self.expires_at > now
-    }
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ConcurrencyConfig {
-    slots: SlotCount,
-    ttl: Period,
-}
-
-impl From<ConcurrencyConfig> for Concurrency {
-    fn from(config: ConcurrencyConfig) -> Concurrency {
-        Concurrency { slots: config.slots.0 as u32, ttl: config.ttl.0 }
     }
 }
 
@@ -196,18 +183,19 @@ impl Concurrency {
 impl LimitKind for Concurrency {
     const NAME: &'static str = "concurrency";
     const WITH_ARTICLE: &'static str = "a concurrency limit";
+    const FIELDS: &'static [&'static str] = &["slots", "ttl"];
     const WHOLE_COUNTS: bool = true;
     const QUOTA_UNIT: Option<&'static str> = Some("concurrent-requests");
 
     type State = Leases;
-    type Config = ConcurrencyConfig;
 
-    fn config(fields: &Fields) -> Result<ConcurrencyConfig, FieldError> {
-        fields.read()
+    fn read(fields: &Fields) -> Result<Concurrency, FieldError> {
+        let slots = fields.required("slots", &SLOTS)?;
+        Ok(Concurrency { slots, ttl: fields.required("ttl", &PERIOD)? })
     }
 
-    fn resolved(&self, _: Micros) -> ConcurrencyConfig {
-        ConcurrencyConfig { slots: SlotCount(self.slots.into()), ttl: Period(self.ttl) }
+    fn resolved(&self, _: Micros) -> Value {
+        json!({ "slots": self.slots, "ttl": self.ttl.to_json() })
     }
 
     fn example(_: bool) -> &'static str {
@@ -239,15 +227,6 @@ impl LimitKind for Concurrency {
     fn unused_at(&self, state: &Leases) -> Option<Micros> {
         let last = state.leases.iter().map(|lease| lease.expires_at).max();
         Some(last.unwrap_or(state.ts).max(state.ts))
-    }
-
-    fn not_in_memory(&self) -> Option<NotInMemory> {
-        (self.slots > MAX_SLOTS_IN_MEMORY).then(|| NotInMemory::Field {
-            field: "slots",
-            value: self.slots,
-            allowed: format!("a whole number from 1 to {MAX_SLOTS_IN_MEMORY}"),
-            because: "",
-        })
     }
 }
 

@@ -15,18 +15,20 @@
 //! [article]: https://stack.convex.dev/rate-limiting
 //! [code]: https://github.com/get-convex/rate-limiter/blob/main/src/shared.ts
 
-use jiff::civil::Date;
-use serde::{Deserialize, Serialize};
+use jiff::civil::date;
+use jiff::tz::TimeZone;
+use serde_json::{Value, json};
 
 use super::calendar::{Calendar, Unit};
 use super::limit_kind::LimitKind;
 use super::refill::Refill;
 use super::{Level, Tokens, rounded, tolerance};
 use crate::Micros;
-use crate::config::times::{Dates, LocalDate, Period, ZoneName};
-use crate::fields::{FieldError, Fields, Flag};
+use crate::config::times::{DATES, FIRST_REQUEST, LOCAL_DATE, PERIOD, START, ZONE};
+use crate::fields::{FLAG, FieldError, Fields};
 use crate::headers::CallOutcome;
-use crate::numbers::{Rate, ShardCount, TokenCount};
+use crate::numbers::{RATE, SHARDS, TOKENS};
+use crate::text::number;
 
 /// `rate` tokens a window, up to `capacity`.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,87 +71,6 @@ pub enum Start {
     /// At the `phase` that the caller gives to
     /// [`initial_state`](crate::Limit::initial_state), derived from name and key.
     Derived,
-}
-
-/// With a `timezone` (`Z`), `period` and `start` are dates.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(crate) struct WindowConfig<P = Period, S = Start, Z = Option<ZoneName>> {
-    rate: Rate,
-    period: P,
-    capacity: Option<TokenCount>,
-    max_reserved: Option<TokenCount>,
-    shards: Option<ShardCount>,
-    start: Option<S>,
-    timezone: Z,
-    overage: Option<Flag>,
-}
-
-#[derive(Serialize)]
-#[serde(untagged)]
-pub(crate) enum FixedWindowConfig {
-    Every(WindowConfig),
-    Calendar(WindowConfig<Dates, LocalDate, ZoneName>),
-}
-
-impl<P, S, Z> WindowConfig<P, S, Z> {
-    /// Refuses a `field` that other fields exclude.
-    fn refused<T>(fields: &Fields, field: &'static str, allowed: &str) -> Result<T, FieldError> {
-        let value = fields.get(field).map(|value| value.to_string()).unwrap_or_default();
-        Err(FieldError::Invalid { field, value, allowed: allowed.into() })
-    }
-
-    /// Refuses fields that have no meaning with an overage.
-    fn with_overage(self, fields: &Fields) -> Result<Self, FieldError> {
-        match (&self.overage, &self.max_reserved, &self.shards) {
-            (Some(Flag(true)), Some(_), _) => Self::refused(
-                fields,
-                "maxReserved",
-                r#"none if "overage" is true: no call has to wait"#,
-            ),
-            (Some(Flag(true)), _, Some(ShardCount(2.0..))) => {
-                Self::refused(fields, "shards", r#"1 if "overage" is true"#)
-            }
-            _ => Ok(self),
-        }
-    }
-
-    fn with(self, windows: Windows) -> FixedWindow {
-        FixedWindow {
-            rate: self.rate.0,
-            windows,
-            capacity: self.capacity.map_or(self.rate.0, |capacity| capacity.0),
-            max_reserved: self.max_reserved.map(|most| most.0),
-            shards: self.shards.map_or(1, |shards| shards.0 as u32),
-            overage: self.overage.is_some_and(|overage| overage.0),
-        }
-    }
-}
-
-impl From<FixedWindowConfig> for FixedWindow {
-    fn from(config: FixedWindowConfig) -> FixedWindow {
-        /// A Monday, so that weeks begin on one.
-        const FIRST_DAY: Date = jiff::civil::date(1970, 1, 5);
-        const FIRST_MONTH: Date = jiff::civil::date(1970, 1, 1);
-
-        match config {
-            FixedWindowConfig::Every(config) => {
-                let start = config.start.unwrap_or(Start::Derived);
-                let windows = Windows::Every { period: config.period.0, start };
-                config.with(windows)
-            }
-            FixedWindowConfig::Calendar(config) => {
-                let Dates { unit, every } = config.period;
-                let start = match (config.start, unit) {
-                    (Some(LocalDate(start)), _) => start,
-                    (None, Unit::Days) => FIRST_DAY,
-                    (None, Unit::Months) => FIRST_MONTH,
-                };
-                let zone = config.timezone.0.clone();
-                config.with(Windows::Calendar(Calendar { unit, every, zone, start }))
-            }
-        }
-    }
 }
 
 impl Windows {
@@ -216,23 +137,14 @@ impl FixedWindow {
         if self.overage { tokens.max(0.0) } else { tokens }
     }
 
-    /// The config fields of this limit, with its windows given by these.
-    fn fields<P, S, Z>(&self, period: P, start: S, timezone: Z) -> WindowConfig<P, S, Z> {
-        WindowConfig {
-            rate: Rate(self.rate),
-            period,
-            capacity: Some(TokenCount(self.capacity)),
-            max_reserved: self.max_reserved.map(TokenCount),
-            shards: Some(ShardCount(self.shards.into())),
-            start: Some(start),
-            timezone,
-            overage: self.overage.then_some(Flag(true)),
-        }
+    /// Whether windows begin with a key's request.
+    fn begins_with_request(&self) -> bool {
+        matches!(self.windows, Windows::Every { start: Start::FirstRequest, .. })
     }
 
     /// Whether no window has begun: the limit is full, and the next take begins one.
     fn awaits_request(&self, tokens: f64) -> bool {
-        matches!(self.windows, Windows::Every { start: Start::FirstRequest, .. })
+        self.begins_with_request()
             // The tolerance of a large limit is many tokens, which a request has taken.
             && tokens >= self.capacity - tolerance(self.capacity).min(1e-6)
     }
@@ -241,44 +153,85 @@ impl FixedWindow {
 impl LimitKind for FixedWindow {
     const NAME: &'static str = "fixed window";
     const WITH_ARTICLE: &'static str = "a fixed window";
+    const FIELDS: &'static [&'static str] =
+        &["rate", "period", "capacity", "maxReserved", "shards", "start", "timezone", "overage"];
     const HAS_PHASE: bool = true;
 
     type State = Tokens;
-    type Config = FixedWindowConfig;
 
-    fn config(fields: &Fields) -> Result<FixedWindowConfig, FieldError> {
-        if fields.get("timezone").is_some() {
-            let config: WindowConfig<_, _, _> = fields.read()?;
-            return config.with_overage(fields).map(FixedWindowConfig::Calendar);
-        }
-        let config = fields.read::<WindowConfig>()?.with_overage(fields)?;
-        match (config.start, config.shards) {
-            (Some(Start::FirstRequest), Some(ShardCount(2.0..))) => {
-                let allowed = concat!(
-                    r#"1 if "start" is "first request": "#,
-                    "a key's first request reaches only one of the shards"
-                );
-                WindowConfig::<Period>::refused(fields, "shards", allowed)
+    fn read(fields: &Fields) -> Result<FixedWindow, FieldError> {
+        let rate = fields.required("rate", &RATE)?;
+        let mut windows = if fields.get("timezone").is_none() {
+            Windows::Every { period: fields.required("period", &PERIOD)?, start: Start::Derived }
+        } else {
+            let (unit, every) = fields.required("period", &DATES)?;
+            let start = match unit {
+                Unit::Days => date(1970, 1, 5), // a Monday, so that weeks begin on one
+                Unit::Months => date(1970, 1, 1),
+            };
+            Windows::Calendar(Calendar { unit, every, zone: TimeZone::UTC, start })
+        };
+        let capacity = fields.optional("capacity", &TOKENS)?.unwrap_or(rate);
+        let max_reserved = fields.optional("maxReserved", &TOKENS)?;
+        let shards = fields.optional("shards", &SHARDS)?.unwrap_or(1);
+        match &mut windows {
+            Windows::Every { start, .. } => {
+                *start = fields.optional("start", &START)?.unwrap_or(*start);
             }
-            _ => Ok(FixedWindowConfig::Every(config)),
+            Windows::Calendar(calendar) => {
+                calendar.start = fields.optional("start", &LOCAL_DATE)?.unwrap_or(calendar.start);
+                calendar.zone = fields.required("timezone", &ZONE)?;
+            }
         }
+        let overage = fields.optional("overage", &FLAG)?.unwrap_or(false);
+        let limit = FixedWindow { rate, windows, capacity, max_reserved, shards, overage };
+        if overage && max_reserved.is_some() {
+            let allowed = r#"none if "overage" is true: no call has to wait"#;
+            return Err(fields.refused("maxReserved", allowed));
+        }
+        if overage && shards > 1 {
+            return Err(fields.refused("shards", r#"1 if "overage" is true"#));
+        }
+        if limit.begins_with_request() && shards > 1 {
+            let allowed = concat!(
+                r#"1 if "start" is "first request": "#,
+                "a key's first request reaches only one of the shards"
+            );
+            return Err(fields.refused("shards", allowed));
+        }
+        Ok(limit)
     }
 
-    fn resolved(&self, phase: Micros) -> FixedWindowConfig {
-        match &self.windows {
+    fn resolved(&self, phase: Micros) -> Value {
+        let (period, start, timezone) = match &self.windows {
             &Windows::Every { period, start } => {
                 let start = match start {
-                    Start::Derived => Start::At(Micros(phase.0.rem_euclid(period.0))),
-                    given => given,
+                    Start::At(at) => at.to_json(),
+                    Start::FirstRequest => FIRST_REQUEST.into(),
+                    Start::Derived => Micros(phase.0.rem_euclid(period.0)).to_json(),
                 };
-                FixedWindowConfig::Every(self.fields(Period(period), start, None))
+                (period.to_json(), start, None)
             }
             Windows::Calendar(Calendar { unit, every, zone, start }) => {
-                let period = Dates { unit: *unit, every: *every };
-                let zone = ZoneName(zone.clone());
-                FixedWindowConfig::Calendar(self.fields(period, LocalDate(*start), zone))
+                let unit = match unit {
+                    Unit::Days => "day",
+                    Unit::Months => "month",
+                };
+                let plural = if *every == 1 { "" } else { "s" };
+                let period = format!("{every} {unit}{plural}");
+                (period.into(), start.to_string().into(), zone.iana_name())
             }
-        }
+        };
+        json!({
+            "rate": number(self.rate),
+            "period": period,
+            "capacity": number(self.capacity),
+            "maxReserved": self.max_reserved.map(number),
+            "shards": self.shards,
+            "start": start,
+            "timezone": timezone,
+            "overage": self.overage.then_some(true),
+        })
     }
 
     fn example(calendar: bool) -> &'static str {

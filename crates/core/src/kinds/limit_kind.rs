@@ -2,8 +2,6 @@
 
 use std::borrow::Cow;
 
-use serde::Serialize;
-
 use super::refill::Refill;
 use super::{Decision, Level, Returnable, Shape, State};
 use crate::Micros;
@@ -17,6 +15,8 @@ pub(super) trait LimitKind: Clone + Into<super::Limit> {
     const NAME: &'static str;
     /// A limit of the kind, in a sentence: `a token bucket`.
     const WITH_ARTICLE: &'static str;
+    /// Its own fields of a config.
+    const FIELDS: &'static [&'static str];
     /// Whether only whole counts can be taken.
     const WHOLE_COUNTS: bool = false;
     /// Whether the `phase` of an initial state matters.
@@ -28,14 +28,13 @@ pub(super) trait LimitKind: Clone + Into<super::Limit> {
 
     /// The part of a [`State`] that the kind has.
     type State: Part;
-    /// The fields of its config, each within its range.
-    type Config: Serialize + Into<Self>;
 
-    /// Reads the fields.
-    fn config(fields: &Fields) -> Result<Self::Config, FieldError>;
+    /// Reads the [fields](LimitKind::FIELDS) of a config, and checks the range of each.
+    fn read(fields: &Fields) -> Result<Self, FieldError>;
 
-    /// The fields of a config of this limit, with their defaults; see [`config::resolved`](crate::config::resolved).
-    fn resolved(&self, phase: Micros) -> Self::Config;
+    /// The fields of a config of this limit, with their defaults, and null for those that are left out; see
+    /// [`config::resolved`](crate::config::resolved).
+    fn resolved(&self, phase: Micros) -> serde_json::Value;
 
     /// Example arguments of its builder in SQL; with a time zone if the config in question has one.
     fn example(_calendar: bool) -> &'static str {
@@ -68,16 +67,6 @@ pub(super) trait LimitKind: Clone + Into<super::Limit> {
     /// One of `shards` equal shards of the limit.
     fn shard(&self, _shards: u32) -> Self {
         self.clone()
-    }
-
-    /// Returns the reason why memory can't store its states; `None`: it can.
-    fn not_in_memory(&self) -> Option<NotInMemory> {
-        (self.shards() > 1).then(|| NotInMemory::Field {
-            field: "shards",
-            value: self.shards(),
-            allowed: "1".into(),
-            because: ", where no call waits for another transaction",
-        })
     }
 
     /// The time from `now` until more tokens are there than an outcome has left, for HTTP headers. `None`: unknown.
@@ -141,24 +130,6 @@ pub(super) trait Part: Clone + Into<State> {
 
     /// The latest instant that the state has seen: a clock before it has stepped back.
     fn seen(&self) -> Option<Micros>;
-}
-
-/// The reason why a limit can't be in memory.
-pub(crate) enum NotInMemory {
-    /// A property of its kind.
-    Kind {
-        /// The reason, as the end of a sentence.
-        because: &'static str,
-    },
-    /// A value of a field that is too large.
-    Field {
-        field: &'static str,
-        value: u32,
-        /// The values allowed in memory.
-        allowed: String,
-        /// The reason, as the end of a sentence.
-        because: &'static str,
-    },
 }
 
 /// The latest instant that a clock at `now` may have shown before it was adjusted: an hour from now.

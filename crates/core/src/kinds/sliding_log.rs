@@ -5,14 +5,14 @@
 //!
 //! [Figma]: https://www.figma.com/blog/an-alternative-approach-to-rate-limiting/
 
-use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
-use super::limit_kind::{Formulas, LimitKind, NotInMemory, soon};
+use super::limit_kind::{Formulas, LimitKind, soon};
 use super::{Decision, Level, Log, State};
 use crate::Micros;
-use crate::config::times::Period;
+use crate::config::times::PERIOD;
 use crate::fields::{FieldError, Fields};
-use crate::numbers::WholeRate;
+use crate::numbers::WHOLE_RATE;
 
 /// At most `rate` tokens in any `period`, exactly.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,19 +21,6 @@ pub struct SlidingLog {
     pub rate: u32,
     /// From a millisecond to 1e15 milliseconds.
     pub period: Micros,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct SlidingLogConfig {
-    rate: WholeRate,
-    period: Period,
-}
-
-impl From<SlidingLogConfig> for SlidingLog {
-    fn from(config: SlidingLogConfig) -> SlidingLog {
-        SlidingLog { rate: config.rate.0 as u32, period: config.period.0 }
-    }
 }
 
 impl SlidingLog {
@@ -56,17 +43,18 @@ impl SlidingLog {
 impl LimitKind for SlidingLog {
     const NAME: &'static str = "sliding log";
     const WITH_ARTICLE: &'static str = "a sliding log";
+    const FIELDS: &'static [&'static str] = &["rate", "period"];
     const WHOLE_COUNTS: bool = true;
 
     type State = Log;
-    type Config = SlidingLogConfig;
 
-    fn config(fields: &Fields) -> Result<SlidingLogConfig, FieldError> {
-        fields.read()
+    fn read(fields: &Fields) -> Result<SlidingLog, FieldError> {
+        let rate = fields.required("rate", &WHOLE_RATE)?;
+        Ok(SlidingLog { rate, period: fields.required("period", &PERIOD)? })
     }
 
-    fn resolved(&self, _: Micros) -> SlidingLogConfig {
-        SlidingLogConfig { rate: WholeRate(self.rate.into()), period: Period(self.period) }
+    fn resolved(&self, _: Micros) -> Value {
+        json!({ "rate": self.rate, "period": self.period.to_json() })
     }
 
     fn capacity(&self) -> f64 {
@@ -94,10 +82,6 @@ impl LimitKind for SlidingLog {
     fn unused_at(&self, log: &Log) -> Option<Micros> {
         let newest = log.entries.last();
         Some(newest.map_or(Micros(i64::MIN), |newest| newest.plus(self.period)))
-    }
-
-    fn not_in_memory(&self) -> Option<NotInMemory> {
-        Some(NotInMemory::Kind { because: "which stores an entry per token" })
     }
 }
 

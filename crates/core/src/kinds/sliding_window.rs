@@ -7,14 +7,15 @@
 //! [Cloudflare]: https://blog.cloudflare.com/counting-things-a-lot-of-different-things/
 //! [Upstash]: https://upstash.com/docs/redis/sdks/ratelimit-ts/algorithms
 
-use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::limit_kind::{Formulas, LimitKind, soon};
 use super::{Counters, Decision, Level, State, confirmed, rounded, subtract, tolerance};
 use crate::Micros;
-use crate::config::times::Period;
+use crate::config::times::PERIOD;
 use crate::fields::{FieldError, Fields};
-use crate::numbers::Rate;
+use crate::numbers::RATE;
+use crate::text::number;
 
 /// At most about `rate` tokens in any `period`.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,19 +24,6 @@ pub struct SlidingWindow {
     pub rate: f64,
     /// From a millisecond to 1e15 milliseconds.
     pub period: Micros,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct SlidingWindowConfig {
-    rate: Rate,
-    period: Period,
-}
-
-impl From<SlidingWindowConfig> for SlidingWindow {
-    fn from(config: SlidingWindowConfig) -> SlidingWindow {
-        SlidingWindow { rate: config.rate.0, period: config.period.0 }
-    }
 }
 
 impl SlidingWindow {
@@ -98,16 +86,17 @@ impl SlidingWindow {
 impl LimitKind for SlidingWindow {
     const NAME: &'static str = "sliding window";
     const WITH_ARTICLE: &'static str = "a sliding window";
+    const FIELDS: &'static [&'static str] = &["rate", "period"];
 
     type State = Counters;
-    type Config = SlidingWindowConfig;
 
-    fn config(fields: &Fields) -> Result<SlidingWindowConfig, FieldError> {
-        fields.read()
+    fn read(fields: &Fields) -> Result<SlidingWindow, FieldError> {
+        let rate = fields.required("rate", &RATE)?;
+        Ok(SlidingWindow { rate, period: fields.required("period", &PERIOD)? })
     }
 
-    fn resolved(&self, _: Micros) -> SlidingWindowConfig {
-        SlidingWindowConfig { rate: Rate(self.rate), period: Period(self.period) }
+    fn resolved(&self, _: Micros) -> Value {
+        json!({ "rate": number(self.rate), "period": self.period.to_json() })
     }
 
     fn capacity(&self) -> f64 {

@@ -8,16 +8,17 @@
 //! [article]: https://stack.convex.dev/rate-limiting
 //! [code]: https://github.com/get-convex/rate-limiter/blob/main/src/shared.ts
 
-use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::limit_kind::LimitKind;
 use super::refill::Refill;
 use super::{Level, Tokens, rounded, tolerance};
 use crate::Micros;
-use crate::config::times::Period;
-use crate::fields::{FieldError, Fields, Given, read_by};
+use crate::config::times::PERIOD;
+use crate::fields::{FieldError, Fields, Given, Reader};
 use crate::headers::CallOutcome;
-use crate::numbers::{Rate, ShardCount, TokenCount};
+use crate::numbers::{RATE, SHARDS, TOKENS};
+use crate::text::number;
 
 /// A bucket of `capacity` tokens that refills by `rate` tokens a `period`.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,59 +35,44 @@ pub struct TokenBucket {
     pub shards: u32,
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(crate) struct TokenBucketConfig {
-    rate: Rate,
-    period: Period,
-    capacity: Option<TokenCount>,
-    max_reserved: Option<TokenCount>,
-    shards: Option<ShardCount>,
-    #[serde(rename = "start", skip_serializing)]
-    _start: Option<NoStart>,
-}
-
 /// The `start` of a token bucket: null, as the Convex rate limiter allows it.
-struct NoStart;
-
-read_by!(NoStart, "null, or none: a token bucket has no windows", |given| match given {
-    Given::Null => Some(NoStart),
-    _ => None,
-});
-
-impl From<TokenBucketConfig> for TokenBucket {
-    fn from(config: TokenBucketConfig) -> TokenBucket {
-        let TokenBucketConfig { rate, period, capacity, max_reserved, shards, _start: _ } = config;
-        TokenBucket {
-            rate: rate.0,
-            period: period.0,
-            capacity: capacity.map_or(rate.0, |capacity| capacity.0),
-            max_reserved: max_reserved.map(|most| most.0),
-            shards: shards.map_or(1, |shards| shards.0 as u32),
-        }
-    }
-}
+const NO_START: Reader<()> = Reader {
+    allowed: "null, or none: a token bucket has no windows",
+    read: |given| match given {
+        Given::Null => Some(()),
+        _ => None,
+    },
+};
 
 impl LimitKind for TokenBucket {
     const NAME: &'static str = "token bucket";
     const WITH_ARTICLE: &'static str = "a token bucket";
+    const FIELDS: &'static [&'static str] =
+        &["rate", "period", "capacity", "maxReserved", "shards", "start"];
 
     type State = Tokens;
-    type Config = TokenBucketConfig;
 
-    fn config(fields: &Fields) -> Result<TokenBucketConfig, FieldError> {
-        fields.read()
+    fn read(fields: &Fields) -> Result<TokenBucket, FieldError> {
+        let rate = fields.required("rate", &RATE)?;
+        let bucket = TokenBucket {
+            rate,
+            period: fields.required("period", &PERIOD)?,
+            capacity: fields.optional("capacity", &TOKENS)?.unwrap_or(rate),
+            max_reserved: fields.optional("maxReserved", &TOKENS)?,
+            shards: fields.optional("shards", &SHARDS)?.unwrap_or(1),
+        };
+        fields.optional("start", &NO_START)?;
+        Ok(bucket)
     }
 
-    fn resolved(&self, _: Micros) -> TokenBucketConfig {
-        TokenBucketConfig {
-            rate: Rate(self.rate),
-            period: Period(self.period),
-            capacity: Some(TokenCount(self.capacity)),
-            max_reserved: self.max_reserved.map(TokenCount),
-            shards: Some(ShardCount(self.shards.into())),
-            _start: None,
-        }
+    fn resolved(&self, _: Micros) -> Value {
+        json!({
+            "rate": number(self.rate),
+            "period": self.period.to_json(),
+            "capacity": number(self.capacity),
+            "maxReserved": self.max_reserved.map(number),
+            "shards": self.shards,
+        })
     }
 
     fn capacity(&self) -> f64 {

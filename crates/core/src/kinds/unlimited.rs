@@ -1,6 +1,6 @@
 //! No limit: for exempt keys and names.
 
-use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::limit_kind::{Formulas, LimitKind};
 use super::{Decision, Level, Limit, Tokens};
@@ -12,16 +12,6 @@ use crate::headers::CallOutcome;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Unlimited;
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct UnlimitedConfig {}
-
-impl From<UnlimitedConfig> for Unlimited {
-    fn from(_: UnlimitedConfig) -> Unlimited {
-        Unlimited
-    }
-}
-
 impl Limit {
     /// Whether it admits every call and stores nothing.
     pub fn is_unlimited(&self) -> bool {
@@ -32,17 +22,17 @@ impl Limit {
 impl LimitKind for Unlimited {
     const NAME: &'static str = "unlimited";
     const WITH_ARTICLE: &'static str = "an unlimited one";
+    const FIELDS: &'static [&'static str] = &[];
     const HAS_STATE: bool = false;
 
     type State = Tokens;
-    type Config = UnlimitedConfig;
 
-    fn config(fields: &Fields) -> Result<UnlimitedConfig, FieldError> {
-        fields.read()
+    fn read(_: &Fields) -> Result<Unlimited, FieldError> {
+        Ok(Unlimited)
     }
 
-    fn resolved(&self, _: Micros) -> UnlimitedConfig {
-        UnlimitedConfig {}
+    fn resolved(&self, _: Micros) -> Value {
+        json!({})
     }
 
     fn example(_: bool) -> &'static str {
