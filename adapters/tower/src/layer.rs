@@ -1,7 +1,7 @@
 //! The layer: its options.
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::HeaderName;
@@ -11,7 +11,7 @@ use tower_layer::Layer;
 use crate::database::Database;
 use crate::denials::Denials;
 use crate::service::RateLimit;
-use crate::shared::Shared;
+use crate::shared::State;
 use crate::{Error, Headers, Limit, Pool};
 
 /// The answer to a request that can't be decided now.
@@ -46,7 +46,7 @@ pub struct RateLimitLayer<P: Pool> {
     pub(crate) on_error: OnError,
     pub(crate) on_unchecked: Function<Error, ()>,
     pub(crate) denials: Option<Arc<Denials>>,
-    pub(crate) shared: Option<Arc<Shared<P>>>,
+    pub(crate) shared: Option<Arc<Mutex<State<P>>>>,
 }
 
 /// A function of the user's.

@@ -13,7 +13,7 @@ use tower_service::Service;
 use crate::answer::Answer;
 use crate::layer::{RateLimitLayer, Take};
 use crate::limit::{Decision, parsed};
-use crate::shared;
+use crate::shared::{self, Shared};
 use crate::statement::{Statement, request, stored_key};
 use crate::{Error, OnError, Pool};
 
@@ -125,21 +125,22 @@ impl<P: Pool> Limiter<P> {
 
     /// Asks the database.
     async fn ask(&self, asked: &[(String, f64)]) -> Result<Answer, Error> {
-        let RateLimitLayer { database, takes, shared: together, .. } = &self.layer;
+        let RateLimitLayer { database, takes, shared, .. } = &self.layer;
         let deadline = database.deadline();
         let ask = async |values| parsed(&database.run(deadline, &self.statement, values).await?);
         let result = if let ([Take { limit, .. }], [(key, count)]) = (&**takes, asked) {
             let text = count.to_string();
             let alone = ask([Some(&*limit.name), Some(key), Some(&text), limit.config.as_deref()]);
-            match together {
-                Some(together) => {
+            match shared.clone() {
+                Some(state) => {
                     let request = shared::Request {
                         each: self.each.clone(),
                         row: format!("{} {} {key}", limit.name.len(), limit.name),
                         config: limit.config.clone(),
                         json: request(limit, key, *count),
+                        deadline,
                     };
-                    together.call(database, deadline, request, alone).await?
+                    Shared { database: database.clone(), state }.call(request, alone).await?
                 }
                 None => alone.await?,
             }

@@ -35,12 +35,17 @@ pub(crate) struct Request {
     pub row: String,
     pub config: Option<String>,
     pub json: String,
+    pub deadline: Instant,
 }
 
-/// The calls of layers that share statements.
-pub(crate) struct Shared<P: Pool>(Mutex<State<P>>);
+/// The calls of layers that share statements, as one of the layers makes them.
+#[derive(Clone)]
+pub(crate) struct Shared<P: Pool> {
+    pub database: Database<P>,
+    pub state: Arc<Mutex<State<P>>>,
+}
 
-struct State<P: Pool> {
+pub(crate) struct State<P: Pool> {
     /// A statement is under way, and counts.
     is_busy: bool,
     waiting: VecDeque<Waiting<P>>,
@@ -53,35 +58,26 @@ struct State<P: Pool> {
 
 struct Waiting<P: Pool> {
     request: Request,
-    deadline: Instant,
     answer: Sender<Answer<P>>,
 }
 
-/// An answer to a call. If it is none of the database, the call has taken nothing, and is to be sent alone.
 enum Answer<P: Pool> {
-    Decided(Value),
-    Failed(Error),
-    Alone,
+    Decided(Result<Value, Error>),
+    /// Go in the next statement, which has no other call.
     Turn(Turn<P>),
-    Row(Row<P>),
+    /// Go alone, as long as others may.
+    Alone(Option<Row<P>>),
 }
 
-/// How a call goes on.
-enum Place<P: Pool> {
-    Alone,
-    Turn(Turn<P>),
-    Waiting(Receiver<Answer<P>>),
-}
-
-impl<P: Pool> Default for Shared<P> {
+impl<P: Pool> Default for State<P> {
     fn default() -> Self {
-        Self(Mutex::new(State {
+        Self {
             is_busy: false,
             waiting: VecDeque::new(),
             locked: HashMap::new(),
             alone_until: None,
             took: VecDeque::new(),
-        }))
+        }
     }
 }
 
@@ -96,7 +92,7 @@ impl<P: Pool> State<P> {
         let mut calls: Vec<Waiting<P>> = Vec::new();
         let mut bytes = 0;
         for call in mem::take(&mut self.waiting) {
-            let Request { each, row, config, json } = &call.request;
+            let Request { each, row, config, json, .. } = &call.request;
             let goes_with = |other: &Waiting<P>| {
                 let other = &other.request;
                 other.each.sql == each.sql && (other.row != *row || other.config == *config)
@@ -117,55 +113,43 @@ impl<P: Pool> State<P> {
 
 impl<P: Pool> Shared<P> {
     fn state(&self) -> MutexGuard<'_, State<P>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes a call: sends its request with others, or itself `alone`.
     pub async fn call(
-        self: &Arc<Self>,
-        database: &Database<P>,
-        deadline: Instant,
+        &self,
         request: Request,
         alone: impl Future<Output = Result<Value, Error>>,
     ) -> Result<Value, Error> {
-        let row = request.row.clone();
-        let waits = match self.place(database, deadline, request) {
-            Place::Waiting(waits) => waits,
-            Place::Turn(turn) => return turn.run(Some(row), alone).await.0,
-            Place::Alone => return alone.await,
-        };
-        match timeout_at(deadline, waits).await {
-            Ok(Ok(Answer::Decided(result))) => Ok(result),
-            Ok(Ok(Answer::Failed(error))) => Err(error),
-            Ok(Ok(Answer::Turn(turn))) => turn.run(Some(row), alone).await.0,
-            Ok(Ok(Answer::Row(_row))) => alone.await,
-            Ok(Ok(Answer::Alone)) => alone.await,
+        let (row, deadline) = (request.row.clone(), request.deadline);
+        match timeout_at(deadline, self.place(request)).await {
+            Ok(Ok(Answer::Decided(result))) => result,
+            Ok(Ok(Answer::Turn(turn))) => turn.run(Some(&row), alone).await.0,
+            Ok(Ok(Answer::Alone(_row))) => alone.await,
             Ok(Err(_)) => Err(Error::unavailable("the runtime is shutting down")),
-            Err(_) => Err(database.late("there was no answer of the database")),
+            Err(_) => Err(self.database.late("there was no answer of the database")),
         }
     }
 
-    fn place(
-        self: &Arc<Self>,
-        database: &Database<P>,
-        deadline: Instant,
-        request: Request,
-    ) -> Place<P> {
-        let mut state = self.state();
-        if state.goes_alone() {
-            return Place::Alone;
-        }
-        let is_locked = state.locked.contains_key(&request.row);
-        if !is_locked && !mem::replace(&mut state.is_busy, true) {
-            return Place::Turn(Turn { shared: self.clone(), database: database.clone() });
-        }
+    /// Answers a call at once if no statement is under way; otherwise it waits for the end of one.
+    fn place(&self, request: Request) -> Receiver<Answer<P>> {
         let (answer, waits) = oneshot::channel();
-        let call = Waiting { request, deadline, answer };
-        match state.locked.get_mut(&call.request.row) {
-            Some(line) => line.push(call),
-            None => state.waiting.push_back(call),
-        }
-        Place::Waiting(waits)
+        let mut state = self.state();
+        let at_once = if state.goes_alone() {
+            Answer::Alone(None)
+        } else if let Some(line) = state.locked.get_mut(&request.row) {
+            line.push(Waiting { request, answer });
+            return waits;
+        } else if mem::replace(&mut state.is_busy, true) {
+            state.waiting.push_back(Waiting { request, answer });
+            return waits;
+        } else {
+            Answer::Turn(Turn(self.clone()))
+        };
+        drop(state);
+        drop(answer.send(at_once));
+        waits
     }
 
     /// How long a statement counts.
@@ -175,15 +159,11 @@ impl<P: Pool> Shared<P> {
         took.get(took.len() / 2).map_or(LATE, |median| LATE.max(*median * 4))
     }
 
-    fn took(&self, time: Duration) {
-        let took = &mut self.state().took;
-        took.truncate(15);
-        took.push_front(time);
-    }
-
-    /// Sends the calls that wait, at the end of a statement.
-    fn next(self: &Arc<Self>, database: &Database<P>) {
-        let mut state = self.state();
+    /// Sends the calls that wait, unless a statement is under way.
+    fn next(&self, mut state: MutexGuard<'_, State<P>>) {
+        if state.is_busy {
+            return;
+        }
         let runtime = Handle::try_current().ok().filter(|_| !state.goes_alone());
         let mut calls = match runtime {
             Some(_) => state.take(),
@@ -192,10 +172,10 @@ impl<P: Pool> Shared<P> {
         state.is_busy = runtime.is_some() && !calls.is_empty();
         drop(state);
         let Some(runtime) = runtime else {
-            return calls.into_iter().for_each(|call| drop(call.answer.send(Answer::Alone)));
+            return calls.into_iter().for_each(|call| drop(call.answer.send(Answer::Alone(None))));
         };
         let Some(last) = calls.pop() else { return };
-        let turn = Turn { shared: self.clone(), database: database.clone() };
+        let turn = Turn(self.clone());
         if calls.is_empty() {
             drop(last.answer.send(Answer::Turn(turn)));
         } else {
@@ -205,65 +185,39 @@ impl<P: Pool> Shared<P> {
         }
     }
 
-    /// Lets a call wait for its row, alone; None: it waits for the one that does.
-    fn wait_for_row(
-        self: &Arc<Self>,
-        database: &Database<P>,
-        call: Waiting<P>,
-    ) -> Option<(Sender<Answer<P>>, Answer<P>)> {
-        let row = call.request.row.clone();
-        let mut state = self.state();
-        if let Some(line) = state.locked.get_mut(&row) {
-            line.push(call);
+    /// Lets a call wait for a row, and the others for the row wait for this call; None: another one waits already.
+    fn lock(&self, state: &mut State<P>, row: &str) -> Option<Row<P>> {
+        if state.locked.contains_key(row) {
             return None;
         }
-        state.locked.insert(row.clone(), Vec::new());
-        let row = Row { shared: self.clone(), database: database.clone(), row };
-        Some((call.answer, Answer::Row(row)))
-    }
-
-    /// Lets the others for a row wait for a call that may wait for it.
-    fn lock(self: &Arc<Self>, database: &Database<P>, row: String) -> Option<Row<P>> {
-        let mut state = self.state();
-        if state.locked.contains_key(&row) {
-            return None;
-        }
-        state.locked.insert(row.clone(), Vec::new());
-        Some(Row { shared: self.clone(), database: database.clone(), row })
+        state.locked.insert(row.to_owned(), Vec::new());
+        Some(Row(self.clone(), row.to_owned()))
     }
 }
 
 /// The right to send the next statement. It ends with the statement, if that is late or given up before, then.
-struct Turn<P: Pool> {
-    shared: Arc<Shared<P>>,
-    database: Database<P>,
-}
+struct Turn<P: Pool>(Shared<P>);
 
 impl<P: Pool> Drop for Turn<P> {
     fn drop(&mut self) {
-        self.shared.next(&self.database);
+        let mut state = self.0.state();
+        state.is_busy = false;
+        self.0.next(state);
     }
 }
 
 /// A row that another transaction has locked. Held by the call that waits for it; those that wait for this call are
 /// sent next.
-struct Row<P: Pool> {
-    shared: Arc<Shared<P>>,
-    database: Database<P>,
-    row: String,
-}
+struct Row<P: Pool>(Shared<P>, String);
 
 impl<P: Pool> Drop for Row<P> {
     fn drop(&mut self) {
-        let mut state = self.shared.state();
-        for call in state.locked.remove(&self.row).into_iter().flatten().rev() {
+        let Self(shared, row) = self;
+        let mut state = shared.state();
+        for call in state.locked.remove(row).into_iter().flatten().rev() {
             state.waiting.push_front(call);
         }
-        let is_free = !state.waiting.is_empty() && !mem::replace(&mut state.is_busy, true);
-        drop(state);
-        if is_free {
-            self.shared.next(&self.database);
-        }
+        shared.next(state);
     }
 }
 
@@ -272,29 +226,33 @@ impl<P: Pool> Turn<P> {
     /// others for the row wait for this call.
     async fn run<T>(
         self,
-        row: Option<String>,
+        row: Option<&str>,
         statement: impl Future<Output = T>,
     ) -> (T, Option<Self>) {
-        let (shared, began) = (self.shared.clone(), Instant::now());
+        let (shared, began) = (self.0.clone(), Instant::now());
         let mut statement = pin!(statement);
         let result = match timeout(shared.late(), &mut statement).await {
             Ok(result) => (result, Some(self)),
             Err(_) => {
-                let _row = row.and_then(|row| shared.lock(&self.database, row));
+                let _row = row.and_then(|row| shared.lock(&mut shared.state(), row));
                 drop(self);
                 (statement.await, None)
             }
         };
-        shared.took(began.elapsed());
+        let mut state = shared.state();
+        state.took.truncate(15);
+        state.took.push_front(began.elapsed());
+        drop(state);
         result
     }
 
     /// Sends several calls, and answers each.
     async fn send(self, each: Arc<Statement>, calls: Vec<Waiting<P>>) {
-        let (shared, database) = (self.shared.clone(), self.database.clone());
+        let shared = self.0.clone();
+        let database = &shared.database;
         let requests: Vec<_> = calls.iter().map(|call| &*call.request.json).collect();
         let requests = format!("[{}]", requests.join(","));
-        let deadlines = calls.iter().map(|call| call.deadline);
+        let deadlines = calls.iter().map(|call| call.request.deadline);
         let deadline = deadlines.max().unwrap_or_else(|| database.deadline());
         let values = [None, None, None, Some(&*requests)];
         let (text, turn) = self.run(None, database.run(deadline, &each, values)).await;
@@ -304,9 +262,20 @@ impl<P: Pool> Turn<P> {
                     let error = &result["error"];
                     let message = error["message"].as_str().unwrap_or_default();
                     let answer = match error["code"].as_str() {
-                        None => Answer::Decided(result),
-                        Some("55P03") => return shared.wait_for_row(&database, call),
-                        Some(code) => Answer::Failed(Error::new(message, Some(code))),
+                        None => Answer::Decided(Ok(result)),
+                        Some("55P03") => {
+                            let mut state = shared.state();
+                            let Some(row) = shared.lock(&mut state, &call.request.row) else {
+                                state
+                                    .locked
+                                    .entry(call.request.row.clone())
+                                    .or_default()
+                                    .push(call);
+                                return None;
+                            };
+                            Answer::Alone(Some(row))
+                        }
+                        Some(code) => Answer::Decided(Err(Error::new(message, Some(code)))),
                     };
                     Some((call.answer, answer))
                 });
@@ -320,8 +289,11 @@ impl<P: Pool> Turn<P> {
                     shared.state().alone_until = Some(Instant::now() + ALONE);
                 }
                 drop(turn);
-                let fails = fails_each(&error, &database).await;
-                let answer = || if fails { Answer::Failed(error.clone()) } else { Answer::Alone };
+                let fails = fails_each(&error, database).await;
+                let answer = || match fails {
+                    true => Answer::Decided(Err(error.clone())),
+                    false => Answer::Alone(None),
+                };
                 calls.into_iter().map(|call| (call.answer, answer())).collect()
             }
         };
