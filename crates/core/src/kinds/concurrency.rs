@@ -4,7 +4,7 @@
 //! holder that dies loses its slot. The free slots are `slots` minus the leases that have not expired: a counting
 //! semaphore with permits that expire.
 //!
-//! Each lease has an id. The caller passes [`Concurrency::acquire`] a random one, so that no id is used twice, even
+//! Each lease has an id. The caller passes [`Limit::acquire`] a random one, so that no id is used twice, even
 //! after a reset or a step of the clock: with an id derived from state or time, a holder from before a reset could
 //! release another holder's slot. [`decide`](super::decide()), which is pure, uses the instant.
 
@@ -57,8 +57,9 @@ impl Limit {
         }
     }
 
-    /// Takes `count` slots by a lease; see [`Concurrency::acquire`]. From other kinds it takes tokens, as
-    /// [`decide`](super::decide()) does.
+    /// Takes `count` slots, a whole number, by a lease; [`Leases::given`] returns it. Its id is `id`, or the next one that
+    /// no lease of the state has. A denial's `retry_after` is the time until enough leases expire, if none is released
+    /// or extended before. From other kinds it takes tokens, as [`decide`](super::decide()) does.
     pub fn acquire(&self, state: &State, now: Micros, count: f64, id: Micros) -> Decision {
         match self.concurrency() {
             Some(limit) => limit.acquire(&limit.current(state, now), now, count, id),
@@ -66,7 +67,8 @@ impl Limit {
         }
     }
 
-    /// Takes slots until an instant; see [`Concurrency::hold`]. `None` for other kinds.
+    /// Makes a lease hold `count` slots, a whole number, until it expires: takes missing slots, and extends and keeps
+    /// all others. A denial changes nothing. `None` for other kinds.
     pub fn hold_slots(
         &self,
         state: &State,
@@ -78,16 +80,36 @@ impl Limit {
         Some(limit.hold(&limit.current(state, now), now, count, lease))
     }
 
-    /// The state after a lease was extended; `None` if the state has no such lease. See [`Concurrency::extend`].
+    /// The state after a lease was extended, so that it expires `ttl` from `now` on; `None` if it has expired, or
+    /// does not exist.
     pub fn extend(&self, state: &State, now: Micros, id: Micros) -> Option<State> {
-        let limit = self.concurrency()?;
-        limit.extend(&limit.current(state, now), now, id).map(State::Leases)
+        let expires_at = now.plus(self.concurrency()?.ttl);
+        // Not earlier than before, if the clock stepped back or the ttl was shortened.
+        let extended =
+            |lease: Lease| Lease { expires_at: lease.expires_at.max(expires_at), ..lease };
+        self.with_lease(state, now, id, |lease| Some(extended(lease)))
     }
 
-    /// The state after a lease was released; `None` if the state has no such lease. See [`Concurrency::release`].
+    /// The state after a lease was released; `None` if it has expired, or does not exist.
     pub fn release(&self, state: &State, now: Micros, id: Micros) -> Option<State> {
-        let limit = self.concurrency()?;
-        limit.release(&limit.current(state, now), now, id).map(State::Leases)
+        self.with_lease(state, now, id, |_| None)
+    }
+
+    /// The state in which a lease that has not expired is changed, or taken out.
+    fn with_lease(
+        &self,
+        state: &State,
+        now: Micros,
+        id: Micros,
+        change: impl Fn(Lease) -> Option<Lease>,
+    ) -> Option<State> {
+        let state = self.concurrency()?.current(state, now);
+        let live = Concurrency::live(&state, now);
+        live.iter().any(|lease| lease.id == id).then(|| {
+            let changed = |lease: Lease| if lease.id == id { change(lease) } else { Some(lease) };
+            let leases = live.into_iter().filter_map(changed).collect();
+            State::Leases(Leases { leases, ts: state.ts.max(now) })
+        })
     }
 }
 
@@ -110,41 +132,29 @@ impl Concurrency {
         }
     }
 
-    /// Grants a lease of `count` slots, a whole number; [`Leases::given`] returns it. Its id is `id`, or the next one
-    /// that no lease of the state has. A denial's `retry_after` is the time until enough leases expire, if none is
-    /// released or extended before.
-    pub fn acquire(&self, state: &Leases, now: Micros, count: f64, id: Micros) -> Decision {
-        let mut live = Concurrency::live(state, now);
-        let level = self.level_of(&live, now);
-        let taken = live.len() as f64 + count;
-        if count == 0.0 || taken <= f64::from(self.slots) {
-            let mut lease = Lease { id, expires_at: now.plus(self.ttl) };
-            while state.leases.iter().any(|other| other.id == lease.id) {
-                lease.id = Micros(lease.id.0.wrapping_add(1));
-            }
-            live.resize(taken as usize, lease);
-            let level = self.level_of(&live, now);
-            let after = (count > 0.0)
-                .then(|| State::Leases(Leases { leases: live, ts: state.ts.max(now) }));
-            return Decision::admitted(level, after);
+    /// See [`Limit::acquire`].
+    fn acquire(&self, state: &Leases, now: Micros, count: f64, id: Micros) -> Decision {
+        let mut lease = Lease { id, expires_at: now.plus(self.ttl) };
+        while state.leases.iter().any(|other| other.id == lease.id) {
+            lease.id = Micros(lease.id.0.wrapping_add(1));
         }
-        if count > f64::from(self.slots) {
-            return Decision::denied(None, level);
-        }
-        live.sort_by_key(|lease| lease.expires_at);
-        let excess = (taken - f64::from(self.slots)) as usize;
-        let expires = live.get(excess.saturating_sub(1)).map(|lease| lease.expires_at.minus(now));
-        Decision::denied(expires, level)
+        self.hold(state, now, count, lease)
     }
 
-    /// Makes a lease hold `count` slots, a whole number, until it expires: takes missing slots, and extends and keeps
-    /// all others. A denial changes nothing.
-    pub fn hold(&self, state: &Leases, now: Micros, count: f64, lease: Lease) -> Decision {
+    /// See [`Limit::hold_slots`].
+    fn hold(&self, state: &Leases, now: Micros, count: f64, lease: Lease) -> Decision {
         let mut live = Concurrency::live(state, now);
         let had = live.iter().filter(|other| other.id == lease.id).count();
         let more = (count - had as f64).max(0.0);
-        if more > 0.0 && live.len() as f64 + more > f64::from(self.slots) {
-            return self.acquire(state, now, more, lease.id);
+        let excess = live.len() as f64 + more - f64::from(self.slots);
+        if more > 0.0 && excess > 0.0 {
+            let level = self.level_of(&live, now);
+            if more > f64::from(self.slots) {
+                return Decision::denied(None, level);
+            }
+            live.sort_by_key(|lease| lease.expires_at);
+            let last = live.get((excess as usize).saturating_sub(1));
+            return Decision::denied(last.map(|lease| lease.expires_at.minus(now)), level);
         }
         let mut expires_at = lease.expires_at;
         for own in live.iter_mut().filter(|other| other.id == lease.id) {
@@ -156,27 +166,6 @@ impl Concurrency {
         let is_changed = had > 0 || more > 0.0;
         let after = is_changed.then_some(State::Leases(Leases { leases: live, ts }));
         Decision::admitted(level, after)
-    }
-
-    /// The state after a lease was released; `None` if it has expired, or does not exist.
-    pub fn release(&self, state: &Leases, now: Micros, id: Micros) -> Option<Leases> {
-        let mut leases = Concurrency::live(state, now);
-        let live = leases.len();
-        leases.retain(|lease| lease.id != id);
-        (leases.len() < live).then(|| Leases { leases, ts: state.ts.max(now) })
-    }
-
-    /// The state after a lease was extended, so that it expires `ttl` from `now` on; `None` if it has expired, or
-    /// does not exist.
-    pub fn extend(&self, state: &Leases, now: Micros, id: Micros) -> Option<Leases> {
-        let mut live = Concurrency::live(state, now);
-        let mut found = false;
-        for lease in live.iter_mut().filter(|lease| lease.id == id) {
-            // Not earlier than before, if the clock stepped back or the ttl was shortened.
-            lease.expires_at = lease.expires_at.max(now.plus(self.ttl));
-            found = true;
-        }
-        found.then(|| Leases { leases: live, ts: state.ts.max(now) })
     }
 }
 

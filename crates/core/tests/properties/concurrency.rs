@@ -1,7 +1,7 @@
 //! Concurrency limits, compared with a list of all leases that were ever given.
 
 use proptest::prelude::*;
-use ratelimit_core::kinds::{Concurrency, Lease, Leases};
+use ratelimit_core::kinds::{Lease, Leases};
 use ratelimit_core::{Limit, Micros, State, config, decide, state};
 
 use crate::cases;
@@ -27,13 +27,10 @@ fn calls(
     (1..6u32, 1_000..5_000i64, prop::collection::vec((gap, call), 1..40))
 }
 
-fn limit(slots: u32, ttl: i64) -> (Limit, Concurrency) {
+fn limit(slots: u32, ttl: i64) -> Limit {
     let ttl = ttl as f64 / 1e3;
     let json = format!(r#"{{"kind": "concurrency", "slots": {slots}, "ttl": {ttl}}}"#);
-    match config::parse(&json).unwrap() {
-        Limit::Concurrency(limit) => (Limit::Concurrency(limit.clone()), limit),
-        other => panic!("{other:?}"),
-    }
+    config::parse(&json).unwrap()
 }
 
 /// The leases of a state.
@@ -81,7 +78,7 @@ proptest! {
     /// No more than the slots are ever taken, none is refused that is free, and a wait is exact.
     #[test]
     fn leases_are_those_of_the_list((slots, ttl, calls) in calls(0..2_000i64)) {
-        let (limit, concurrency) = limit(slots, ttl);
+        let limit = limit(slots, ttl);
         let mut now = 1_798_804_800_000_000;
         let mut kept = limit.initial_state(Micros(now), Micros(now));
         let mut given: Vec<Given> = Vec::new();
@@ -96,7 +93,7 @@ proptest! {
             prop_assert_eq!(&state::parse(&json, &limit).unwrap(), &kept, "{}", json);
             match call {
                 Call::Acquire(count, id) => {
-                    let decision = concurrency.acquire(leases(&kept), at, count.into(), Micros(id));
+                    let decision = limit.acquire(&kept, at, count.into(), Micros(id));
                     let pure = decide(&limit, &kept, at, count.into(), false);
                     prop_assert_eq!(
                         (pure.ok, pure.retry_after, pure.level),
@@ -130,12 +127,12 @@ proptest! {
                     let live = given.get(n).is_some_and(|lease| lease.takes(now) > 0);
                     let release = matches!(call, Call::Release(_));
                     let after = match release {
-                        true => concurrency.release(leases(&kept), at, id),
-                        false => concurrency.extend(leases(&kept), at, id),
+                        true => limit.release(&kept, at, id),
+                        false => limit.extend(&kept, at, id),
                     };
                     prop_assert_eq!(after.is_some(), live);
                     if let Some(after) = after {
-                        kept = State::Leases(after);
+                        kept = after;
                         given[n].released = release;
                         given[n].expires_at = now + ttl;
                     }
@@ -151,7 +148,7 @@ proptest! {
     /// state is the latest.
     #[test]
     fn a_clock_that_jumps_gives_no_slot_twice((slots, ttl, calls) in calls(-6_000..6_000i64)) {
-        let (limit, concurrency) = limit(slots, ttl);
+        let limit = limit(slots, ttl);
         let mut now = 1_798_804_800_000_000;
         let mut kept = limit.initial_state(Micros(now), Micros(now));
         let mut ids = Vec::new();
@@ -171,11 +168,11 @@ proptest! {
                 },
                 Call::Release(n) => {
                     let id = ids.get(n).copied().unwrap_or(Micros(7));
-                    concurrency.release(leases(&kept), at, id).map_or(kept, State::Leases)
+                    limit.release(&kept, at, id).unwrap_or(kept)
                 }
                 Call::Extend(n) => {
                     let id = ids.get(n).copied().unwrap_or(Micros(7));
-                    concurrency.extend(leases(&kept), at, id).map_or(kept, State::Leases)
+                    limit.extend(&kept, at, id).unwrap_or(kept)
                 }
             };
             prop_assert!(kept.ts() == before || kept.ts() == before.max(at));
@@ -191,9 +188,9 @@ proptest! {
         prop_assert!(id.0 > 0);
         prop_assert_eq!(id.0 as f64 as i64, id.0);
         prop_assert_eq!(Micros::from_millis(id.as_millis()), id);
-        let (limit, concurrency) = limit(1, 1_000);
+        let limit = limit(1, 1_000);
         let free = limit.initial_state(Micros(0), Micros(0));
-        let after = concurrency.acquire(leases(&free), Micros(0), 1.0, id).state.unwrap();
+        let after = limit.acquire(&free, Micros(0), 1.0, id).state.unwrap();
         let read = state::parse(&state::to_json(&after).to_string(), &limit).unwrap();
         prop_assert_eq!(leases(&read).given().unwrap().id, id);
     }
@@ -201,7 +198,7 @@ proptest! {
     /// An idle state can be deleted, from `idle_at` on and not before.
     #[test]
     fn an_idle_state_is_none((slots, ttl, calls) in calls(0..2_000i64), pause in 0..8_000i64) {
-        let (limit, _) = limit(slots, ttl);
+        let limit = limit(slots, ttl);
         let mut now = 1_798_804_800_000_000;
         let mut kept = limit.initial_state(Micros(now), Micros(now));
         for (gap, call) in calls {
@@ -222,17 +219,17 @@ proptest! {
 
 #[test]
 fn a_lease_of_the_last_slot_is_given_when_the_one_before_expires() {
-    let (limit, concurrency) = limit(1, 1_000);
+    let limit = limit(1, 1_000);
     let at = |micros: i64| Micros(1_798_804_800_000_000 + micros);
     let first =
         decide(&limit, &limit.initial_state(at(0), at(0)), at(0), 1.0, false).state.unwrap();
     assert_eq!(leases(&first).given().unwrap().id, at(0));
     assert!(!decide(&limit, &first, at(999), 1.0, false).ok);
     let second = decide(&limit, &first, at(1_000), 1.0, false).state.unwrap();
-    assert_eq!(concurrency.release(leases(&second), at(1_000), at(0)), None, "it expired");
-    assert_eq!(concurrency.extend(leases(&second), at(1_000), at(0)), None);
-    let free = concurrency.release(leases(&second), at(1_000), at(1_000)).unwrap();
-    assert!(decide(&limit, &State::Leases(free), at(1_000), 1.0, false).ok);
+    assert_eq!(limit.release(&second, at(1_000), at(0)), None, "it expired");
+    assert_eq!(limit.extend(&second, at(1_000), at(0)), None);
+    let free = limit.release(&second, at(1_000), at(1_000)).unwrap();
+    assert!(decide(&limit, &free, at(1_000), 1.0, false).ok);
 }
 
 #[test]
@@ -240,7 +237,7 @@ fn a_hold_keeps_and_extends_its_slots_where_more_are_taken_than_there_are_and_no
 {
     let now = Micros(1_798_804_800_000_000);
     let until = |micros| Lease { id: Micros(7), expires_at: now.plus(Micros(micros)) };
-    let ((three, _), (one, _)) = (limit(3, 1_000), limit(1, 1_000));
+    let (three, one) = (limit(3, 1_000), limit(1, 1_000));
     let new = three.initial_state(now, now);
     let held = three.hold_slots(&new, now, 2.0, until(1_000)).unwrap().state.unwrap();
     let decision = one.hold_slots(&held, now, 2.0, until(9_000)).unwrap();
