@@ -29,7 +29,7 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 use serde_json::{Value, json};
 
 use crate::config::MAX_TOKENS;
-use crate::{Limit, Micros};
+use crate::{Kind, Limit, Micros};
 
 /// A set of headers, and its form in JSON.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -145,17 +145,15 @@ pub fn headers_all(style: Style, items: &[Item]) -> Value {
     let wait = items.iter().filter_map(|item| item.outcome.wait()).max();
     let limited: Vec<&Item> =
         items.iter().filter(|item| item.outcome.capacity.is_finite()).collect();
-    let (mut headers, retry) = match (style, shown(&limited)) {
-        (Style::Ietf | Style::Postgrest, None) => (Vec::new(), "Retry-After"),
-        (Style::Github, None) => (Vec::new(), "retry-after"),
-        (Style::Ietf | Style::Postgrest, Some(_)) => (ietf(&limited), "Retry-After"),
-        (Style::Github, Some(item)) => (github(item), "retry-after"),
+    let (mut headers, retry) = match style {
+        Style::Github => (shown(&limited).map(github).unwrap_or_default(), "retry-after"),
+        Style::Ietf | Style::Postgrest => (ietf(&limited), "Retry-After"),
     };
     headers.extend(wait.map(|wait| (retry, seconds(wait).to_string())));
     let headers = headers.into_iter();
     match style {
         Style::Postgrest => headers.map(|(header, value)| json!({ header: value })).collect(),
-        _ => Value::Object(headers.map(|(header, value)| (header.into(), value.into())).collect()),
+        _ => headers.collect(),
     }
 }
 
@@ -176,6 +174,9 @@ type Headers = Vec<(&'static str, String)>;
 /// The structured fields of draft-ietf-httpapi-ratelimit-headers: `q` of the unit `qu` every `w` seconds, `r`
 /// remaining, more of them in `t` seconds.
 fn ietf(items: &[&Item]) -> Headers {
+    if items.is_empty() {
+        return Vec::new();
+    }
     let (policies, currents): (Vec<_>, Vec<_>) = items.iter().map(|item| ietf_item(item)).unzip();
     vec![("RateLimit-Policy", policies.join(", ")), ("RateLimit", currents.join(", "))]
 }
@@ -188,8 +189,8 @@ fn ietf_item(&Item { name, limit, ref outcome, now, .. }: &Item) -> (String, Str
         false => (tokens(outcome.capacity), None), // the key has a limit, and its name has none
     };
     let mut policy = format!("{name};q={quota}");
-    if let Some(unit) = limit.kind().quota_unit() {
-        policy += &format!(";qu=\"{unit}\"");
+    if limit.kind() == Kind::Concurrency {
+        policy += ";qu=\"concurrent-requests\"";
     }
     if let Some(window) = window {
         policy += &format!(";w={window}");

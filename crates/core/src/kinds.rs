@@ -170,11 +170,6 @@ impl Kind {
         &NAMES
     }
 
-    /// The unit of the kind's quota in HTTP headers, if it isn't requests.
-    pub(crate) fn quota_unit(self) -> Option<&'static str> {
-        each_kind!(self, K => K::QUOTA_UNIT)
-    }
-
     /// The SQL function that builds a config of the kind.
     pub fn builder(self) -> String {
         format!("rl_{}", self.as_str().replace(' ', "_"))
@@ -182,7 +177,14 @@ impl Kind {
 
     /// Example arguments of the [builder](Kind::builder); with a time zone if `calendar`.
     pub fn example(self, calendar: bool) -> &'static str {
-        each_kind!(self, K => K::example(calendar))
+        match self {
+            Kind::FixedWindow if calendar => {
+                "rate => 1000, period => '1 month', timezone => 'Europe/Berlin'"
+            }
+            Kind::Concurrency => "slots => 3, ttl => '5 minutes'",
+            Kind::Unlimited => "",
+            _ => "rate => 10, period => '1 minute'",
+        }
     }
 
     /// The kind's own fields of a config, without those of all kinds.
@@ -304,7 +306,7 @@ impl Limit {
 
     /// Whether the `phase` of [`initial_state`](Limit::initial_state) matters.
     pub fn has_phase(&self) -> bool {
-        each_kind!(self.kind(), K => K::HAS_PHASE)
+        matches!(self, Limit::FixedWindow(_))
     }
 
     /// The number of shards, 1 to [`MAX_SHARDS`](crate::config::MAX_SHARDS); 1 for the kinds without shards.
@@ -333,7 +335,10 @@ impl Limit {
 
     /// The shape of the limit's states; `None`: it has no state.
     pub(crate) fn shape(&self) -> Option<Shape> {
-        each_kind!(self.kind(), K => K::HAS_STATE.then_some(<K as LimitKind>::State::SHAPE))
+        match self {
+            Limit::Unlimited(_) => None,
+            limit => Some(each_kind!(limit.kind(), K => <K as LimitKind>::State::SHAPE)),
+        }
     }
 
     /// Whether the limit is idle: from `now` on, every call has the same answer as with the initial state,
@@ -363,7 +368,11 @@ impl Limit {
     /// The instant at which a call at `now` is decided: `now`, or the time of the state if that is later; for windows,
     /// the time of the state is the start of its last window.
     pub fn present(&self, state: &State, now: Micros) -> Micros {
-        let seen = each_limit!(self, limit => limit.current(state, now).seen());
+        let seen = match &*self.current(state, now) {
+            State::Log(log) => log.entries.last().copied(),
+            State::Leases(_) => None, // each has its own times
+            state => Some(state.ts()),
+        };
         seen.map_or(now, |seen| seen.max(now))
     }
 

@@ -174,7 +174,6 @@ impl LimitKind for Concurrency {
     const WITH_ARTICLE: &'static str = "a concurrency limit";
     const FIELDS: &'static [&'static str] = &["slots", "ttl"];
     const WHOLE_COUNTS: bool = true;
-    const QUOTA_UNIT: Option<&'static str> = Some("concurrent-requests");
 
     type State = Leases;
 
@@ -185,14 +184,6 @@ impl LimitKind for Concurrency {
 
     fn resolved(&self, _: Micros) -> Value {
         json!({ "slots": self.slots, "ttl": self.ttl.to_json() })
-    }
-
-    fn example(_: bool) -> &'static str {
-        "slots => 3, ttl => '5 minutes'"
-    }
-
-    fn capacity(&self) -> f64 {
-        self.slots.into()
     }
 
     fn policy(&self) -> (f64, Option<Micros>) {

@@ -155,7 +155,6 @@ impl LimitKind for FixedWindow {
     const WITH_ARTICLE: &'static str = "a fixed window";
     const FIELDS: &'static [&'static str] =
         &["rate", "period", "capacity", "maxReserved", "shards", "start", "timezone", "overage"];
-    const HAS_PHASE: bool = true;
 
     type State = Tokens;
 
@@ -232,14 +231,6 @@ impl LimitKind for FixedWindow {
             "timezone": timezone,
             "overage": self.overage.then_some(true),
         })
-    }
-
-    fn example(calendar: bool) -> &'static str {
-        if calendar {
-            "rate => 1000, period => '1 month', timezone => 'Europe/Berlin'"
-        } else {
-            "rate => 10, period => '1 minute'"
-        }
     }
 
     fn capacity(&self) -> f64 {

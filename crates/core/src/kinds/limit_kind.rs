@@ -19,12 +19,6 @@ pub(super) trait LimitKind: Clone + Into<super::Limit> {
     const FIELDS: &'static [&'static str];
     /// Whether only whole counts can be taken.
     const WHOLE_COUNTS: bool = false;
-    /// Whether the `phase` of an initial state matters.
-    const HAS_PHASE: bool = false;
-    /// Whether stored states of the shape of [`State`](LimitKind::State) can be used; otherwise none is stored.
-    const HAS_STATE: bool = true;
-    /// The unit of the quota in HTTP headers, if it isn't requests.
-    const QUOTA_UNIT: Option<&'static str> = None;
 
     /// The part of a [`State`] that the kind has.
     type State: Part;
@@ -36,19 +30,18 @@ pub(super) trait LimitKind: Clone + Into<super::Limit> {
     /// [`config::resolved`](crate::config::resolved).
     fn resolved(&self, phase: Micros) -> serde_json::Value;
 
-    /// Example arguments of its builder in SQL; with a time zone if the config in question has one.
-    fn example(_calendar: bool) -> &'static str {
-        "rate => 10, period => '1 minute'"
-    }
-
-    /// See [`Limit::capacity`](super::Limit::capacity).
-    fn capacity(&self) -> f64;
-
     /// See [`Limit::policy`](super::Limit::policy).
     fn policy(&self) -> (f64, Option<Micros>);
 
-    /// See [`Limit::time_to_full`](super::Limit::time_to_full).
-    fn time_to_full(&self) -> Micros;
+    /// See [`Limit::capacity`](super::Limit::capacity). Default: the rate.
+    fn capacity(&self) -> f64 {
+        self.policy().0
+    }
+
+    /// See [`Limit::time_to_full`](super::Limit::time_to_full). Default: the period, if any.
+    fn time_to_full(&self) -> Micros {
+        self.policy().1.unwrap_or_default()
+    }
 
     /// The state of an unused limit.
     fn initial_state(&self, now: Micros, phase: Micros) -> Self::State;
@@ -127,9 +120,6 @@ pub(super) trait Part: Clone + Into<State> {
 
     /// The part of a stored state, if that has its shape.
     fn from_state(state: &State) -> Option<&Self>;
-
-    /// The latest instant that the state has seen: a clock before it has stepped back.
-    fn seen(&self) -> Option<Micros>;
 }
 
 /// The latest instant that a clock at `now` may have shown before it was adjusted: an hour from now.

@@ -57,16 +57,8 @@ impl LimitKind for SlidingLog {
         json!({ "rate": self.rate, "period": self.period.to_json() })
     }
 
-    fn capacity(&self) -> f64 {
-        self.rate.into()
-    }
-
     fn policy(&self) -> (f64, Option<Micros>) {
         (self.rate.into(), Some(self.period))
-    }
-
-    fn time_to_full(&self) -> Micros {
-        self.period
     }
 
     fn initial_state(&self, now: Micros, _: Micros) -> Log {

@@ -99,16 +99,8 @@ impl LimitKind for SlidingWindow {
         json!({ "rate": number(self.rate), "period": self.period.to_json() })
     }
 
-    fn capacity(&self) -> f64 {
-        self.rate
-    }
-
     fn policy(&self) -> (f64, Option<Micros>) {
         (self.rate, Some(self.period))
-    }
-
-    fn time_to_full(&self) -> Micros {
-        self.period
     }
 
     fn initial_state(&self, now: Micros, _: Micros) -> Counters {

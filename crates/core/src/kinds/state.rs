@@ -129,7 +129,7 @@ impl Leases {
 
 /// Implements [`Part`] for the variants of a state.
 macro_rules! parts {
-    ($($part:ident: $seen:expr,)*) => {
+    ($($part:ident)*) => {
         $(impl From<$part> for State {
             fn from(part: $part) -> State {
                 State::$part(part)
@@ -146,19 +146,8 @@ macro_rules! parts {
                     _ => None,
                 }
             }
-
-            fn seen(&self) -> Option<Micros> {
-                let seen: fn(&$part) -> Option<Micros> = $seen;
-                seen(self)
-            }
         })*
     };
 }
 
-parts! {
-    Tokens: |tokens| Some(tokens.ts),
-    Counters: |counters| Some(counters.ts),
-    Log: |log| log.entries.last().copied(),
-    // Each lease has its own times.
-    Leases: |_| None,
-}
+parts! { Tokens Counters Log Leases }

@@ -23,7 +23,6 @@ impl LimitKind for Unlimited {
     const NAME: &'static str = "unlimited";
     const WITH_ARTICLE: &'static str = "an unlimited one";
     const FIELDS: &'static [&'static str] = &[];
-    const HAS_STATE: bool = false;
 
     type State = Tokens;
 
@@ -35,20 +34,8 @@ impl LimitKind for Unlimited {
         json!({})
     }
 
-    fn example(_: bool) -> &'static str {
-        ""
-    }
-
-    fn capacity(&self) -> f64 {
-        f64::INFINITY
-    }
-
     fn policy(&self) -> (f64, Option<Micros>) {
         (f64::INFINITY, None)
-    }
-
-    fn time_to_full(&self) -> Micros {
-        Micros(0)
     }
 
     fn initial_state(&self, now: Micros, _: Micros) -> Tokens {
