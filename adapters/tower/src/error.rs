@@ -75,17 +75,14 @@ fn no_answer(error: &(dyn StdError + 'static)) -> bool {
     causes.any(|cause| {
         use io::ErrorKind::*;
         let Some(error) = cause.downcast_ref::<io::Error>() else { return false };
+        matches!(
+            error.kind(),
+            ConnectionRefused | ConnectionReset | ConnectionAborted | NotConnected | BrokenPipe
+                | TimedOut | UnexpectedEof | HostUnreachable | NetworkUnreachable | NetworkDown
+                | NotFound
+        )
         // The error kind of a name that can't be resolved has no public name.
-        let is_unresolved =
-            || error.to_string().starts_with("failed to lookup address information");
-        match error.kind() {
-            ConnectionRefused | ConnectionReset | ConnectionAborted | NotConnected | BrokenPipe => {
-                true
-            }
-            TimedOut | UnexpectedEof | HostUnreachable | NetworkUnreachable | NetworkDown => true,
-            NotFound => true,
-            _ => is_unresolved(),
-        }
+        || error.to_string().starts_with("failed to lookup address information")
     })
 }
 

@@ -159,40 +159,33 @@ impl<P: Pool> Limiter<P> {
         result: &Result<Answer, Error>,
         request: &mut Request<B>,
     ) -> Option<Response<R>> {
-        let mut response = match result {
+        let (status, body) = match result {
             Ok(answer) if answer.decision.ok => {
                 request.extensions_mut().insert(answer.decision.clone());
                 return None;
             }
-            Ok(answer) => {
-                let mut response = short(StatusCode::TOO_MANY_REQUESTS, "Too many requests.\n");
-                response.extensions_mut().insert(answer.decision.clone());
-                response
-            }
+            Ok(_) => (StatusCode::TOO_MANY_REQUESTS, "Too many requests.\n"),
             Err(error) if error.is_not_now() && self.layer.on_error == OnError::Open => {
                 (self.layer.on_unchecked)(error);
                 request.extensions_mut().insert(Decision::unchecked());
                 return None;
             }
-            Err(error) => {
-                tracing::error!(%error, "a request is refused");
-                let mut response = if error.is_not_now() {
-                    short(StatusCode::SERVICE_UNAVAILABLE, "Try again later.\n")
-                } else {
-                    short(StatusCode::INTERNAL_SERVER_ERROR, "Internal error.\n")
-                };
-                response.extensions_mut().insert(error.clone());
-                response
+            Err(error) if error.is_not_now() => {
+                (StatusCode::SERVICE_UNAVAILABLE, "Try again later.\n")
             }
+            Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, "Internal error.\n"),
         };
+        let mut response = Response::new(R::from(body));
+        *response.status_mut() = status;
         let text = HeaderValue::from_static("text/plain; charset=utf-8");
         response.headers_mut().insert(header::CONTENT_TYPE, text);
+        match result {
+            Ok(answer) => drop(response.extensions_mut().insert(answer.decision.clone())),
+            Err(error) => {
+                tracing::error!(%error, "a request is refused");
+                response.extensions_mut().insert(error.clone());
+            }
+        }
         Some(response)
     }
-}
-
-fn short<R: From<&'static str>>(status: StatusCode, body: &'static str) -> Response<R> {
-    let mut response = Response::new(R::from(body));
-    *response.status_mut() = status;
-    response
 }
