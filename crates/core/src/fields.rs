@@ -8,7 +8,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -47,7 +48,7 @@ impl FieldError {
 }
 
 /// The fields of an object, in the order in which they were written, each with its value as JSON.
-pub(crate) struct Fields<'a>(Vec<(String, Cow<'a, str>)>);
+pub(crate) struct Fields<'a>(Vec<(Cow<'a, str>, Cow<'a, str>)>);
 
 impl<'a> Fields<'a> {
     /// The fields of a JSON object; `None` for other JSON.
@@ -57,13 +58,13 @@ impl<'a> Fields<'a> {
 
     /// The arguments of a function. A number that JSON doesn't have is refused by every reader.
     pub(crate) fn from_arguments(arguments: Vec<(String, String)>) -> Fields<'a> {
-        Fields(arguments.into_iter().map(|(name, value)| (name, value.into())).collect())
+        Fields(arguments.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
     }
 
     /// The object.
     pub(crate) fn to_json(&self) -> Value {
         let value = |json: &str| -> Value { serde_json::from_str(json).unwrap_or_default() };
-        self.0.iter().map(|(name, json)| (name.clone(), value(json))).collect()
+        self.0.iter().map(|(name, json)| (&**name, value(json))).collect()
     }
 
     /// The value of a field.
@@ -81,7 +82,7 @@ impl<'a> Fields<'a> {
         let is_known = |name: &str| known.iter().any(|fields| fields.contains(&name));
         match self.0.iter().find(|(name, _)| !is_known(name)) {
             Some((field, value)) => {
-                Err(FieldError::Unknown { field: field.clone(), value: shortened(value) })
+                Err(FieldError::Unknown { field: field.to_string(), value: shortened(value) })
             }
             None => Ok(()),
         }
@@ -143,7 +144,7 @@ impl<'de> Deserialize<'de> for Fields<'de> {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
                 let mut fields = Vec::new();
-                while let Some((field, value)) = map.next_entry::<_, &RawValue>()? {
+                while let Some((JsonText(field), value)) = map.next_entry::<_, &RawValue>()? {
                     fields.push((field, value.get().into()));
                 }
                 Ok(Fields(fields))
@@ -153,6 +154,10 @@ impl<'de> Deserialize<'de> for Fields<'de> {
         deserializer.deserialize_map(Object)
     }
 }
+
+/// A text, borrowed from the JSON unless it has escapes.
+#[derive(Deserialize)]
+struct JsonText<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// Reads a value.
 pub(crate) struct Reader<T> {
@@ -172,10 +177,10 @@ pub(crate) enum Given<'a> {
 }
 
 fn read<T>(json: &str, read: fn(Given) -> Option<T>) -> Option<T> {
-    let text: String;
+    let text;
     read(match json.as_bytes() {
         [b'"', ..] => {
-            text = serde_json::from_str(json).ok()?; // not half a surrogate pair
+            JsonText(text) = serde_json::from_str(json).ok()?; // not half a surrogate pair
             Given::Text(&text)
         }
         [b'[', ..] => Given::List(serde_json::from_str(json).ok()?),
