@@ -301,7 +301,7 @@ impl Limit {
 
     /// Whether only whole counts can be taken: a sliding log has one entry per token, and slots are not divided.
     pub fn whole_counts(&self) -> bool {
-        each_kind!(self.kind(), K => K::WHOLE_COUNTS)
+        matches!(self, Limit::SlidingLog(_) | Limit::Concurrency(_))
     }
 
     /// Whether the `phase` of [`initial_state`](Limit::initial_state) matters.

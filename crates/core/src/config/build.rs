@@ -86,8 +86,8 @@ impl fmt::Display for Interval {
 }
 
 /// Builds the config of a kind from arguments, and checks it as [`definition`](super::definition) does. An argument has
-/// the name of its field, in snake case; a true `first_request` is the `start` of that name. A period of fixed length
-/// becomes milliseconds, with days of 24 hours.
+/// the name of its field; `max_reserved` is `maxReserved`, and a true `first_request` the `start` of that name. A period
+/// of fixed length becomes milliseconds, with days of 24 hours.
 ///
 /// ```
 /// use ratelimit_core::Kind;
@@ -117,49 +117,45 @@ pub fn build(kind: Kind, arguments: &[(&str, Argument)]) -> Result<serde_json::V
     let text = |text: &str| serde_json::Value::from(text).to_string();
     let mut fields = vec![("kind".to_owned(), text(kind.as_str()))];
     for (name, argument) in arguments {
-        let (name, value) = match argument {
+        let value = match argument {
             Argument::Absent => continue,
             Argument::Flag(false) if *name == "first_request" => continue,
-            Argument::Flag(true) if *name == "first_request" => ("start", text(FIRST_REQUEST)),
+            Argument::Flag(true) if *name == "first_request" => text(FIRST_REQUEST),
+            // Its length may not be fixed: the field may refuse it.
             Argument::Interval(length) if length.months != 0 || calendar && *name == "period" => {
-                (*name, text(&length.to_string()))
+                text(&length.to_string())
             }
             Argument::Interval(length) => {
                 let days = i64::from(length.days).saturating_mul(Micros::DAY.0);
-                (*name, Micros(length.micros.saturating_add(days)).to_json().to_string())
+                Micros(length.micros.saturating_add(days)).to_json().to_string()
             }
             Argument::Instant(_) if first_request => {
                 let both = "\"start\" and \"first_request\" are both given";
                 return Err(problem(both.into(), "one of the two"));
             }
             Argument::Instant(start) => match timezone {
-                None => (*name, start.to_json().to_string()),
+                None => start.to_json().to_string(),
                 Some(timezone) => {
                     let zone = zone(timezone).unwrap_or(TimeZone::UTC); // refused below
                     let Some(date) = local_date(&zone, *start) else {
                         let problem_of = format!("\"{name}\" is {}", start.to_json());
                         return Err(problem(problem_of, LOCAL_DATE.allowed));
                     };
-                    (*name, text(&date.to_string()))
+                    text(&date.to_string())
                 }
             },
-            Argument::Number(number) => (*name, json_number(*number)),
-            Argument::Text(given) => (*name, text(given)),
-            Argument::Flag(flag) => (*name, flag.to_string()),
+            Argument::Number(number) => json_number(*number),
+            Argument::Text(given) => text(given),
+            Argument::Flag(flag) => flag.to_string(),
         };
-        fields.push((camel_case(name), value));
+        let field = match *name {
+            "max_reserved" => "maxReserved",
+            "first_request" => "start",
+            name => name,
+        };
+        fields.push((field.to_owned(), value));
     }
     let fields = Fields::from_arguments(fields);
     read_definition(&fields).map_err(|error| ConfigError { calendar, ..error })?;
     Ok(fields.to_json())
-}
-
-/// Writes `max_reserved` as `maxReserved`.
-fn camel_case(name: &str) -> String {
-    let mut words = name.split('_');
-    let first = words.next().unwrap_or_default().to_owned();
-    words.fold(first, |name, word| {
-        let (head, rest) = word.split_at(word.len().min(1));
-        name + &head.to_uppercase() + rest
-    })
 }

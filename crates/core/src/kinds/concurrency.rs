@@ -173,7 +173,6 @@ impl LimitKind for Concurrency {
     const NAME: &'static str = "concurrency";
     const WITH_ARTICLE: &'static str = "a concurrency limit";
     const FIELDS: &'static [&'static str] = &["slots", "ttl"];
-    const WHOLE_COUNTS: bool = true;
 
     type State = Leases;
 

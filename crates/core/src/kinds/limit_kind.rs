@@ -17,8 +17,6 @@ pub(super) trait LimitKind: Clone + Into<super::Limit> {
     const WITH_ARTICLE: &'static str;
     /// Its own fields of a config.
     const FIELDS: &'static [&'static str];
-    /// Whether only whole counts can be taken.
-    const WHOLE_COUNTS: bool = false;
 
     /// The part of a [`State`] that the kind has.
     type State: Part;

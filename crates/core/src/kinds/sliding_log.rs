@@ -44,7 +44,6 @@ impl LimitKind for SlidingLog {
     const NAME: &'static str = "sliding log";
     const WITH_ARTICLE: &'static str = "a sliding log";
     const FIELDS: &'static [&'static str] = &["rate", "period"];
-    const WHOLE_COUNTS: bool = true;
 
     type State = Log;
 
