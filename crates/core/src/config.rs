@@ -321,8 +321,8 @@ fn read_kind(kind: Kind, fields: &Fields) -> Result<Definition, FieldError> {
     }
 }
 
-/// The field for which memory allows less, with its value, the allowed values, and the reason, as the end of a sentence.
-/// `None`: it can store the states. A sliding log it never can.
+/// The field for which memory allows less, with its value, the allowed values, and the reason, as the end of a
+/// sentence. `None`: it can store the states, unless the limit is a sliding log.
 fn not_in_memory(limit: &Limit) -> Option<(&'static str, u32, String, &'static str)> {
     match limit {
         Limit::Concurrency(limit) if limit.slots > MAX_SLOTS_IN_MEMORY => {

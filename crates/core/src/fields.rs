@@ -215,7 +215,7 @@ impl Given<'_> {
         number.map(|number| number as u32)
     }
 
-    /// An array of at most so many elements.
+    /// An array of at most `most` elements.
     pub(crate) fn list<T>(self, most: usize, element: fn(Given) -> Option<T>) -> Option<Vec<T>> {
         match self {
             Given::List(list) if list.len() <= most => {

@@ -92,7 +92,7 @@
 //!   of their formulas.
 //! - [`hold`] has tokens that are given back where they are not used.
 //! - [`Shards`] is a limit that is divided, so that several calls can be made at once.
-//! - [`Limit::acquire`], [`Limit::extend`] and [`Limit::release`] are for leases of slots, which [`lease`] writes as text.
+//! - [`Limit::acquire`], [`Limit::extend`] and [`Limit::release`] are for leases, which [`lease`] writes as text.
 //! - [`requests`] reads a list of calls, [`headers`] writes the outcome of one as HTTP headers.
 
 #![forbid(unsafe_code)]

@@ -86,8 +86,8 @@ impl fmt::Display for Interval {
 }
 
 /// Builds the config of a kind from arguments, and checks it as [`definition`](super::definition) does. An argument has
-/// the name of its field; `max_reserved` is `maxReserved`, and a true `first_request` the `start` of that name. A period
-/// of fixed length becomes milliseconds, with days of 24 hours.
+/// the name of its field; `max_reserved` is `maxReserved`, and a true `first_request` the `start` of that name. A
+/// period of fixed length becomes milliseconds, with days of 24 hours.
 ///
 /// ```
 /// use ratelimit_core::Kind;

@@ -57,9 +57,9 @@ impl Limit {
         }
     }
 
-    /// Takes `count` slots, a whole number, by a lease; [`Leases::given`] returns it. Its id is `id`, or the next one that
-    /// no lease of the state has. A denial's `retry_after` is the time until enough leases expire, if none is released
-    /// or extended before. From other kinds it takes tokens, as [`decide`](super::decide()) does.
+    /// Takes `count` slots, a whole number, by a lease; [`Leases::given`] returns it. Its id is `id`, or the next one
+    /// that no lease of the state has. A denial's `retry_after` is the time until enough leases expire, if none is
+    /// released or extended before. From other kinds it takes tokens, as [`decide`](super::decide()) does.
     pub fn acquire(&self, state: &State, now: Micros, count: f64, id: Micros) -> Decision {
         match self.concurrency() {
             Some(limit) => limit.acquire(&limit.current(state, now), now, count, id),
