@@ -311,9 +311,9 @@ impl Simulation {
         let phase = phase(b"limit", format!("key {key}").as_bytes());
         let state = stored.state.clone().unwrap_or_else(|| self.limit.initial_state(now, phase));
         let truth = |ok| Reply { ok, ..Reply::default() };
-        let leases = |after: Option<Leases>| {
+        let leases = |after: Option<State>| {
             let is_there = after.is_some();
-            (truth(is_there), after.and_then(|leases| with(Some(State::Leases(leases)), holds)))
+            (truth(is_there), after.and_then(|after| with(Some(after), holds)))
         };
         let of = |number: u64| holds.iter().position(|hold| hold.0 == number);
         let decision = match (asked, &self.limit, &state) {
@@ -358,14 +358,14 @@ impl Simulation {
                 holds.push((hold, new));
                 return (Reply { ok: true, remaining, retry_at: None }, with(Some(after), &holds));
             }
-            (Asked::Acquire { count, lease }, Limit::Concurrency(limit), State::Leases(held)) => {
-                limit.acquire(held, now, count, Micros(lease))
+            (Asked::Acquire { count, lease }, Limit::Concurrency(_), _) => {
+                self.limit.acquire(&state, now, count, Micros(lease))
             }
-            (Asked::Extend { lease }, Limit::Concurrency(limit), State::Leases(held)) => {
-                return leases(limit.extend(held, now, Micros(lease)));
+            (Asked::Extend { lease }, limit, state) => {
+                return leases(limit.extend(state, now, Micros(lease)));
             }
-            (Asked::Release { lease }, Limit::Concurrency(limit), State::Leases(held)) => {
-                return leases(limit.release(held, now, Micros(lease)));
+            (Asked::Release { lease }, limit, state) => {
+                return leases(limit.release(state, now, Micros(lease)));
             }
             _ => unreachable!(),
         };
