@@ -10,12 +10,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 from statistics import median
-from typing import Any, Union
 from weakref import WeakKeyDictionary, proxy
 
-from postgres_rate_limit._calls import FIND, Call, Calls, HeaderStyle, request_of
+from postgres_rate_limit._calls import Call, Calls, HeaderStyle, request_of
 from postgres_rate_limit._databases import Database, Deadline, left
-from postgres_rate_limit._databases_async import shared_size
+from postgres_rate_limit._databases_async import answered_async, find_place_async
 from postgres_rate_limit._results import Result, chain, sqlstate
 
 # The most calls in a statement, and bytes of their requests.
@@ -36,17 +35,10 @@ class _Statement:
         self.watch: asyncio.TimerHandle | None = None
 
 
-class _Alone:
-    """The answer to a call that has to go alone, since its request has an error, its row was locked for too long, or
-    the statement failed, which took nothing."""
-
-
-_ALONE = _Alone()
-Answer = Union[Result, _Alone, _Statement]
-
-
 class _Waiting:
-    """A call that waits for the next statement. answer: its result, or the statement in which it is alone."""
+    """A call that waits for the next statement. answer: its result; the statement in which it is alone; or None, if it
+    has to go alone, since its request has an error, its row was locked for too long, or the statement failed, which
+    took nothing."""
 
     def __init__(
         self, request: str, headers: HeaderStyle | None, deadline: Deadline, loop: AbstractEventLoop
@@ -54,17 +46,11 @@ class _Waiting:
         self.request, self.deadline = request, deadline
         self.headers: HeaderStyle | None = headers
         self.size = len(request.encode())
-        self.answer: Future[Answer] = loop.create_future()
+        self.answer: Future[Result | _Statement | None] = loop.create_future()
 
     def late(self) -> None:
         if not self.answer.done():
             self.answer.set_exception(TimeoutError("the database did not answer in time"))
-
-
-def sharing(on: Database, db: object, calls: Calls) -> Database:
-    """The db of a limiter; calls of limit share statements on it if it is a pool."""
-    size = shared_size(db)
-    return on if size is None else on._replace(batch=Batch(calls, on, size))
 
 
 class Batch:
@@ -77,7 +63,7 @@ class Batch:
 
     def limit(self, call: Call[Result], place: str, deadline: Deadline) -> Awaitable[Result]:
         if time.monotonic() < self.refused_until or (size := self.size()) == 0:
-            return self.alone(call, place, deadline)
+            return answered_async(self.on, call, place, deadline)
         loop = asyncio.get_running_loop()
         line = self._lines.get(loop)
         if line is None:
@@ -86,18 +72,13 @@ class Batch:
             return line.run(line.begins(), call, place, deadline)
         return line.limit(call, place, deadline)
 
-    async def alone(self, call: Call[Result], place: str, deadline: Deadline) -> Result:
-        return call.read(await self.on.run(call.sql.replace("@", place), call.values, deadline))
-
     async def together(self, waiting: list[_Waiting]) -> list[Result | None]:
         # Gives up the connection when the last of them has.
         deadlines = [each.deadline for each in waiting]
         deadline = None if None in deadlines else max(each for each in deadlines if each is not None)
-        place = self.calls.place()
-        if place is None or self.calls.lock_wait is None:
-            place = self.calls.found(await self.on.run(FIND, (), deadline))
+        place = await find_place_async(self.on, self.calls, deadline, is_shared=True)
         call = self.calls.each([(each.request, each.headers) for each in waiting])
-        return call.read(await self.on.run(call.sql.replace("@", place), call.values, deadline))
+        return await answered_async(self.on, call, place, deadline)
 
     def is_sent_again(self, error: BaseException) -> bool:
         """Whether each call of a failed statement is to go alone: the statement has taken nothing, and its error may be
@@ -128,7 +109,7 @@ class _Line:
     async def limit(self, call: Call[Result], place: str, deadline: Deadline) -> Result:
         request = request_of(call)
         if request is None:
-            return await self._batch.alone(call, place, deadline)
+            return await answered_async(self._batch.on, call, place, deadline)
         waiting = _Waiting(request, call.headers, deadline, self._loop)
         self._waiting.append(waiting)
         self._watch()
@@ -145,14 +126,12 @@ class _Line:
                 end.cancel()
         if isinstance(answer, _Statement):
             return await self.run(answer, call, place, deadline)
-        if isinstance(answer, _Alone):
-            return await self._batch.alone(call, place, deadline)
-        return answer
+        return await answered_async(self._batch.on, call, place, deadline) if answer is None else answer
 
     async def run(self, statement: _Statement, call: Call[Result], place: str, deadline: Deadline) -> Result:
         """Runs a call alone, in this statement."""
         try:
-            return call.read(await self._batch.on.run(call.sql.replace("@", place), call.values, deadline))
+            return await answered_async(self._batch.on, call, place, deadline)
         finally:
             self._ended(statement)
 
@@ -211,12 +190,12 @@ class _Line:
 
     async def _shared(self, statement: _Statement, together: list[_Waiting]) -> None:
         try:
-            answers: list[Any] = await self._batch.together(together)
+            answers = await self._batch.together(together)
         except Exception as error:
             again = self._batch.is_sent_again(error)
             for waiting in together:
                 if not waiting.answer.done():
-                    waiting.answer.set_result(_ALONE) if again else waiting.answer.set_exception(error)
+                    waiting.answer.set_result(None) if again else waiting.answer.set_exception(error)
         except BaseException:  # the loop ends
             for waiting in together:
                 waiting.answer.cancel()
@@ -224,6 +203,6 @@ class _Line:
         else:
             for waiting, answer in zip(together, answers):
                 if not waiting.answer.done():
-                    waiting.answer.set_result(_ALONE if answer is None else answer)
+                    waiting.answer.set_result(answer)
         finally:
             self._ended(statement)

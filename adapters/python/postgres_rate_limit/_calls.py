@@ -220,16 +220,13 @@ class Calls:
         if schema is not None and not re.fullmatch(r"\w{1,63}", schema):
             raise ValueError(f"schema is {schema!r}; allowed: letters, digits and _")
         self.defined, self.schema = defined, schema
-        self._place = None if schema is None else f'"{schema}".'
+        self.place = None if schema is None else f'"{schema}".'
+        """The schema before the names of functions. None: it has to be found, by FIND."""
         self.lock_wait: float | None = None
         """Seconds for which a shared statement waits for rows; None: to be found, by FIND."""
         self.serializable = False
 
-    def place(self) -> str | None:
-        """Returns the schema before the names of functions. None: it has to be found, by FIND."""
-        return self._place
-
-    def found(self, rows: Rows) -> str:
+    def found(self, rows: Rows) -> None:
         """Takes the result of FIND."""
         ((name, self.lock_wait, isolation),) = rows
         self.serializable = isolation == "serializable"
@@ -239,8 +236,7 @@ class Calls:
                     "the database has no rate limits: run CREATE EXTENSION ratelimit or, where there is no extension, "
                     "python -m postgres_rate_limit install. If they are in a schema of another name, pass schema=…"
                 )
-            self._place = '"' + name.replace('"', '""') + '".'
-        return self._place or ""
+            self.place = '"' + name.replace('"', '""') + '".'
 
     def _make(
         self,
@@ -471,7 +467,7 @@ class Calls:
     def sql(self) -> str:
         self._needs_definitions("sql()")
         made = ((name.replace("'", "''"), config.replace("'", "''")) for name, config in self.configs.items())
-        place = self._place if self.schema is not None else ""
+        place = self.place if self.schema is not None else ""
         return "".join(f"SELECT {place}rl_define('{name}', '{config}');\n" for name, config in made)
 
     def _needs_definitions(self, call: str) -> None:
@@ -486,7 +482,7 @@ class Calls:
             state, text = sqlstate(each), str(each)
             if (state == "42883" and "rl_" in text) or state == "3F000":
                 if self.schema is None:
-                    self._place = None  # it may have moved
+                    self.place = None  # it may have moved
                 where = "the database" if self.schema is None else f'schema "{self.schema}"'
                 return SetupError(
                     f"{where} doesn't have what this call needs ({text.splitlines()[0]}): to upgrade, run ALTER "

@@ -11,12 +11,12 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 # begin async
-from postgres_rate_limit._batch import sharing
+from postgres_rate_limit._batch import Batch
+from postgres_rate_limit._databases_async import shared_size
 
 # end async
 from postgres_rate_limit._borrowed_async import AsyncBorrowed
 from postgres_rate_limit._calls import (
-    FIND,
     Call,
     Calls,
     HeaderStyle,
@@ -29,8 +29,8 @@ from postgres_rate_limit._calls import (
     seconds_of,
 )
 from postgres_rate_limit._configs import Config
-from postgres_rate_limit._databases import Database, Deadline
-from postgres_rate_limit._databases_async import database_async
+from postgres_rate_limit._databases import Database
+from postgres_rate_limit._databases_async import answered_async, database_async, find_place_async
 from postgres_rate_limit._denials import Denials, Remembering
 from postgres_rate_limit._failing import OnError, checked, not_now
 from postgres_rate_limit._leases_async import AsyncHold, AsyncHoldAll, AsyncLease
@@ -455,10 +455,8 @@ class AsyncRateLimiter(Generic[N]):
             return remembered
         deadline = sent + timeout if alone and timeout < math.inf else None
         try:
-            place = self._calls.place()
-            if place is None:
-                place = self._calls.found(await on.run(FIND, (), deadline))
-            result = await self._answer(call, on, place, deadline)
+            place = await find_place_async(on, self._calls, deadline)
+            result = await answered_async(on, call, place, deadline)
         except BaseException as error:
             if not (alone and opens and call.opened):
                 self._failed(call, error, began)
@@ -483,21 +481,13 @@ class AsyncRateLimiter(Generic[N]):
                 self._denials.add(call.id, call.count, sent, answer.retry_after, answer)
         return result
 
-    async def _answer(self, call: Call[T], on: Database, place: str, deadline: Deadline) -> T:
-        # begin async
-        if on.batch is not None:
-            shared: Any = await on.batch.limit(call, place, deadline)
-            answer: T = shared
-            return answer
-        # end async
-        return call.read(await on.run(call.sql.replace("@", place), call.values, deadline))
-
     def _on(self, db: object, call: Call[Any]) -> Database:
         # begin async
         if db is None and call.shares:  # on the limiter's own db, where calls share statements if it is a pool
             if self._own is None or self._own[0] is not self._db:
                 own = database_async(self._db)
-                self._own = self._db, sharing(own, self._db, self._calls) if self._batches else own
+                size = shared_size(self._db) if self._batches else None
+                self._own = self._db, own if size is None else own._replace(batch=Batch(self._calls, own, size))
             return self._own[1]
         # end async
         return database_async(self._where(db))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from postgres_rate_limit._borrowed_sync import Borrowed
 from postgres_rate_limit._calls import (
-    FIND,
     Call,
     Calls,
     HeaderStyle,
@@ -26,8 +25,8 @@ from postgres_rate_limit._calls import (
     seconds_of,
 )
 from postgres_rate_limit._configs import Config
-from postgres_rate_limit._databases import Database, Deadline
-from postgres_rate_limit._databases_sync import database
+from postgres_rate_limit._databases import Database
+from postgres_rate_limit._databases_sync import answered, database, find_place
 from postgres_rate_limit._denials import Denials, Remembering
 from postgres_rate_limit._failing import OnError, checked, not_now
 from postgres_rate_limit._leases_sync import Hold, HoldAll, Lease
@@ -439,10 +438,8 @@ class RateLimiter(Generic[N]):
             return remembered
         deadline = sent + timeout if alone and timeout < math.inf else None
         try:
-            place = self._calls.place()
-            if place is None:
-                place = self._calls.found(on.run(FIND, (), deadline))
-            result = self._answer(call, on, place, deadline)
+            place = find_place(on, self._calls, deadline)
+            result = answered(on, call, place, deadline)
         except BaseException as error:
             if not (alone and opens and call.opened):
                 self._failed(call, error, began)
@@ -466,9 +463,6 @@ class RateLimiter(Generic[N]):
             if not answer.ok:
                 self._denials.add(call.id, call.count, sent, answer.retry_after, answer)
         return result
-
-    def _answer(self, call: Call[T], on: Database, place: str, deadline: Deadline) -> T:
-        return call.read(on.run(call.sql.replace("@", place), call.values, deadline))
 
     def _on(self, db: object, call: Call[Any]) -> Database:
         return database(self._where(db))

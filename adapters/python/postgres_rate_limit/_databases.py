@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Union
 
 from postgres_rate_limit._calls import Rows
-from postgres_rate_limit._failing import Address, of_libpq
+from postgres_rate_limit._failing import Address
 
 # A time by the monotonic clock, at which a call without an answer fails, and its connection is closed.
 Deadline = Union[float, None]
@@ -26,6 +26,8 @@ class Database(NamedTuple):
     apart: bool
     """Whether each call has a connection of its own, so that none is in a transaction of the caller's."""
     in_transaction: Callable[[], bool] = lambda: False
+    is_over: Callable[[], bool] = lambda: True
+    """Whether the transaction of an earlier statement has been committed or rolled back; false if unknown."""
     address: Callable[[], Address] | None = None
     """The server's address, for a ping; of a pool, because its errors don't have it."""
     told: bool = True
@@ -35,17 +37,13 @@ class Database(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _percent(sql: str) -> str:
+def percent(sql: str) -> str:
     return re.sub(r"\$\d+", "%s", sql)
 
 
 @lru_cache(maxsize=256)
 def text(sql: str) -> Any:
     return sys.modules["sqlalchemy"].text(re.sub(r"\$(\d+)", r":p\1", sql))
-
-
-def named(values: Sequence[Any]) -> dict[str, Any]:
-    return {f"p{n}": value for n, value in enumerate(values, 1)}
 
 
 # Deadlines.
@@ -81,7 +79,7 @@ def bounded(connection: Any, deadline: Deadline) -> Iterator[None]:
     """Limits all waits on the connection, psycopg's or asyncpg's, to the deadline."""
     if deadline is None:
         yield
-    elif find(_PSYCOPG, connection):
+    elif hasattr(connection, "pgconn"):  # psycopg
         wait = type(connection).wait
         connection.wait = lambda steps, *arguments, **others: wait(
             connection, until(deadline, connection, steps), *arguments, **others
@@ -90,7 +88,7 @@ def bounded(connection: Any, deadline: Deadline) -> Iterator[None]:
             yield
         finally:
             connection.__dict__.pop("wait", None)
-    elif find(_ASYNCPG, connection):
+    elif hasattr(connection, "terminate"):  # asyncpg
         seconds = max(0, deadline - time.monotonic())
         end = asyncio.get_running_loop().call_later(seconds, connection.terminate)
         try:
@@ -100,31 +98,6 @@ def bounded(connection: Any, deadline: Deadline) -> Iterator[None]:
     else:
         driver = type(connection).__module__
         raise TypeError(f"timeout can't bound a call on {driver}; allowed: math.inf, and the time-outs of that driver")
-
-
-# psycopg.
-
-
-def of_cursor(cursor: Any, sql: str) -> str:
-    """The statement in the form of the cursor."""
-    psycopg: Any = sys.modules["psycopg"]
-    return sql if isinstance(cursor, (psycopg.RawCursor, psycopg.AsyncRawCursor)) else _percent(sql)
-
-
-def psycopg_busy(connection: Any) -> bool:
-    psycopg: Any = sys.modules["psycopg"]
-    return not connection.autocommit or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
-
-
-def tuples() -> Any:
-    return sys.modules["psycopg"].rows.tuple_row
-
-
-def address_of(pool: Any) -> Address:
-    """The address of the server of a psycopg pool, for a ping."""
-    if callable(pool.conninfo) or callable(pool.kwargs):
-        return None
-    return of_libpq(pool.kwargs or {}, pool.conninfo or "")
 
 
 def find(kinds: Kinds, db: object) -> Callable[[Any], Any] | None:
@@ -146,26 +119,16 @@ def _django(connection: Any) -> Database:
         driver = connection.connection
         try:
             with bounded(driver, deadline), connection.cursor() as cursor:
-                cursor.execute(_percent(sql), values)
+                cursor.execute(percent(sql), values)
                 rows: Rows = cursor.fetchall()
                 return rows
         finally:
             if deadline is not None and driver.closed:
                 connection.close()  # so that the next call makes another
 
-    return Database(run, False, busy)
+    return Database(run, False, busy, lambda: not busy())
 
 
-_PSYCOPG = (("psycopg", "Connection", bool), ("psycopg", "AsyncConnection", bool))
-_ASYNCPG = (("asyncpg", "Connection", bool), ("asyncpg.pool", "PoolConnectionProxy", bool))
-_SQLALCHEMY = (
-    ("sqlalchemy", "Connection", bool),
-    ("sqlalchemy.orm", "Session", bool),
-    ("sqlalchemy.orm", "scoped_session", bool),
-    ("sqlalchemy.ext.asyncio", "AsyncConnection", bool),
-    ("sqlalchemy.ext.asyncio", "AsyncSession", bool),
-    ("sqlalchemy.ext.asyncio", "async_scoped_session", bool),
-)
 _DRIVERS = ("psycopg", "psycopg_pool", "asyncpg", "sqlalchemy", "django")
 # Connections that only one of the clients has.
 others: Kinds = (
@@ -173,23 +136,6 @@ others: Kinds = (
     ("django.db.backends.base.base", "BaseDatabaseWrapper", _django),
 )
 others_async: Kinds = ()
-
-
-def is_over(db: Any) -> bool:
-    """Whether the transaction on it has been committed or rolled back; false if unknown."""
-    if find(_PSYCOPG, db):
-        idle = sys.modules["psycopg"].pq.TransactionStatus.IDLE
-        return bool(db.closed or db.info.transaction_status == idle)
-    if find(_ASYNCPG, db):
-        try:
-            return bool(db.is_closed() or not db.is_in_transaction())
-        except sys.modules["asyncpg"].InterfaceError:
-            return True  # it is its pool's again
-    if hasattr(db, "in_atomic_block"):
-        return not _django(db).in_transaction()
-    if find(_SQLALCHEMY, db):
-        return not db.in_transaction()
-    return not callable(db)  # a pool or an engine commits each call
 
 
 def made_of(kinds: Kinds, db: object, supported: str, other: str) -> Database:
@@ -203,5 +149,5 @@ def made_of(kinds: Kinds, db: object, supported: str, other: str) -> Database:
         raise TypeError("db is missing: pass one to the limiter, or to the call")
     if callable(db):
         query: Any = db
-        return Database(lambda sql, values, _: query(_percent(sql), values), False, told=False)
+        return Database(lambda sql, values, _: query(percent(sql), values), False, is_over=lambda: False, told=False)
     raise TypeError(f"db is of type {type(db).__name__}; allowed: {supported}")

@@ -6,38 +6,43 @@ from __future__ import annotations
 import asyncio
 
 # end async
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from postgres_rate_limit._calls import Rows
+from postgres_rate_limit._calls import FIND, Call, Calls, Rows
 from postgres_rate_limit._databases import (
     Database,
     Deadline,
     Kinds,
-    address_of,
     bounded,
     find,
     left,
     made_of,
-    named,
-    of_cursor,
     others_async,
-    psycopg_busy,
+    percent,
     text,
-    tuples,
 )
+from postgres_rate_limit._failing import Address, of_libpq
+
+T = TypeVar("T")
 
 
 def _psycopg(connection: Any) -> Database:
+    psycopg: Any = sys.modules["psycopg"]
+
     async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
         with bounded(connection, deadline):
             # Rows as tuples, whatever the row factory of the connection.
-            async with connection.cursor(row_factory=tuples()) as cursor:
-                await cursor.execute(of_cursor(cursor, sql), values)
+            async with connection.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
+                await cursor.execute(sql if isinstance(cursor, psycopg.AsyncRawCursor) else percent(sql), values)
                 rows: Rows = await cursor.fetchall()
                 return rows
 
-    return Database(run, False, lambda: psycopg_busy(connection))
+    def idle() -> bool:
+        return bool(connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE)
+
+    return Database(run, False, lambda: not (connection.autocommit and idle()), lambda: connection.closed or idle())
 
 
 def _psycopg_pool(pool: Any) -> Database:
@@ -51,7 +56,12 @@ def _psycopg_pool(pool: Any) -> Database:
         finally:
             await pool.putconn(connection)
 
-    return Database(run, True, address=lambda: address_of(pool))
+    def address() -> Address:
+        if callable(pool.conninfo) or callable(pool.kwargs):
+            return None
+        return of_libpq(pool.kwargs or {}, pool.conninfo or "")
+
+    return Database(run, True, address=address)
 
 
 # begin async
@@ -61,7 +71,16 @@ def _asyncpg(connection: Any) -> Database:
             rows: Rows = await connection.fetch(sql, *values)
             return rows
 
-    return Database(run, False, lambda: connection.is_closed() or connection.is_in_transaction())
+    def in_transaction() -> bool:
+        return bool(connection.is_closed() or connection.is_in_transaction())
+
+    def is_over() -> bool:
+        try:
+            return bool(connection.is_closed() or not connection.is_in_transaction())
+        except sys.modules["asyncpg"].InterfaceError:
+            return True  # it is its pool's again
+
+    return Database(run, False, in_transaction, is_over)
 
 
 def _asyncpg_pool(pool: Any) -> Database:
@@ -76,11 +95,12 @@ def _asyncpg_pool(pool: Any) -> Database:
 # end async
 def _sqlalchemy(executes: Any) -> Database:
     async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
-        rows: Rows = (await executes.execute(text(sql), named(values))).all()
+        named = {f"p{n}": value for n, value in enumerate(values, 1)}
+        rows: Rows = (await executes.execute(text(sql), named)).all()
         return rows
 
     # It begins a transaction with its first statement.
-    return Database(run, False, lambda: True)
+    return Database(run, False, lambda: True, lambda: not executes.in_transaction())
 
 
 def _sqlalchemy_engine(engine: Any) -> Database:
@@ -122,6 +142,22 @@ _SUPPORTED = (
 
 def database_async(db: object) -> Database:
     return made_of(_KINDS, db, _SUPPORTED, "RateLimiter")
+
+
+async def find_place_async(on: Database, calls: Calls, deadline: Deadline, is_shared: bool = False) -> str:
+    """The schema before the names of functions; found if it, or what a shared statement needs, is unknown."""
+    if calls.place is None or (is_shared and calls.lock_wait is None):
+        calls.found(await on.run(FIND, (), deadline))
+    return calls.place or ""
+
+
+async def answered_async(on: Database, call: Call[T], place: str, deadline: Deadline) -> T:
+    # begin async
+    if on.batch is not None:
+        shared: T = await on.batch.limit(call, place, deadline)
+        return shared
+    # end async
+    return call.read(await on.run(call.sql.replace("@", place), call.values, deadline))
 
 
 # begin async

@@ -3,37 +3,42 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from postgres_rate_limit._calls import Rows
+from postgres_rate_limit._calls import FIND, Call, Calls, Rows
 from postgres_rate_limit._databases import (
     Database,
     Deadline,
     Kinds,
-    address_of,
     bounded,
     left,
     made_of,
-    named,
-    of_cursor,
     others,
-    psycopg_busy,
+    percent,
     text,
-    tuples,
 )
+from postgres_rate_limit._failing import Address, of_libpq
+
+T = TypeVar("T")
 
 
 def _psycopg(connection: Any) -> Database:
+    psycopg: Any = sys.modules["psycopg"]
+
     def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
         with bounded(connection, deadline):
             # Rows as tuples, whatever the row factory of the connection.
-            with connection.cursor(row_factory=tuples()) as cursor:
-                cursor.execute(of_cursor(cursor, sql), values)
+            with connection.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
+                cursor.execute(sql if isinstance(cursor, psycopg.RawCursor) else percent(sql), values)
                 rows: Rows = cursor.fetchall()
                 return rows
 
-    return Database(run, False, lambda: psycopg_busy(connection))
+    def idle() -> bool:
+        return bool(connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE)
+
+    return Database(run, False, lambda: not (connection.autocommit and idle()), lambda: connection.closed or idle())
 
 
 def _psycopg_pool(pool: Any) -> Database:
@@ -47,16 +52,22 @@ def _psycopg_pool(pool: Any) -> Database:
         finally:
             pool.putconn(connection)
 
-    return Database(run, True, address=lambda: address_of(pool))
+    def address() -> Address:
+        if callable(pool.conninfo) or callable(pool.kwargs):
+            return None
+        return of_libpq(pool.kwargs or {}, pool.conninfo or "")
+
+    return Database(run, True, address=address)
 
 
 def _sqlalchemy(executes: Any) -> Database:
     def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
-        rows: Rows = (executes.execute(text(sql), named(values))).all()
+        named = {f"p{n}": value for n, value in enumerate(values, 1)}
+        rows: Rows = (executes.execute(text(sql), named)).all()
         return rows
 
     # It begins a transaction with its first statement.
-    return Database(run, False, lambda: True)
+    return Database(run, False, lambda: True, lambda: not executes.in_transaction())
 
 
 def _sqlalchemy_engine(engine: Any) -> Database:
@@ -90,5 +101,16 @@ _SUPPORTED = (
 
 def database(db: object) -> Database:
     return made_of(_KINDS, db, _SUPPORTED, "AsyncRateLimiter")
+
+
+def find_place(on: Database, calls: Calls, deadline: Deadline, is_shared: bool = False) -> str:
+    """The schema before the names of functions; found if it, or what a shared statement needs, is unknown."""
+    if calls.place is None or (is_shared and calls.lock_wait is None):
+        calls.found(on.run(FIND, (), deadline))
+    return calls.place or ""
+
+
+def answered(on: Database, call: Call[T], place: str, deadline: Deadline) -> T:
+    return call.read(on.run(call.sql.replace("@", place), call.values, deadline))
 
 

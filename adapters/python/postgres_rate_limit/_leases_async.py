@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from postgres_rate_limit._calls import Call, HeldAll, Lent, OnExpiry, Request, Used
 from postgres_rate_limit._configs import Config
-from postgres_rate_limit._databases import is_over
+from postgres_rate_limit._databases import Database
+from postgres_rate_limit._databases_async import database_async
 from postgres_rate_limit._failing import OnError
 from postgres_rate_limit._results import OfSeveral, Result, SettleResult, Unsettled, innermost, tell_unsettled, told
 from postgres_rate_limit._waits import finish_async, sleep_async
@@ -145,8 +146,8 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
     settled, and on_unsettled is called."""
     _said = False
     """Whether settle was called."""
-    _settled_in: object = None
-    """The caller's transaction in which it was called."""
+    _settled_in: Database | None = None
+    """The caller's connection on which it was called, in a transaction."""
     _hears: Callable[[Any, BaseException], object] | None = None
     """Called with the use that could not be settled, and the error, in place of on_unsettled; None: the end of a
     block raises."""
@@ -186,7 +187,8 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
         settled = await self._limiter._run(self._ending(False), self._db if db is None else db)
         # The end of the block settles again if a transaction of the caller's may roll the settlement back. It counts
         # once.
-        self._settled_in = None if db is None or is_over(db) else db
+        on = None if db is None else database_async(db)
+        self._settled_in = None if on is None or on.is_over() else on
         self._ended = self._settled_in is None
         return settled
 
@@ -259,7 +261,7 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
 
     def _is_ended(self) -> bool:
         # In a transaction that continues, its locks would make the end of the block wait forever.
-        return self._ended or (self._settled_in is not None and not is_over(self._settled_in))
+        return self._ended or (self._settled_in is not None and not self._settled_in.is_over())
 
     def _extension(self, more: M | None) -> Call[Any]:
         """on_decision is called if it asks for more."""

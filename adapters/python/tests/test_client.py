@@ -500,7 +500,7 @@ def test_the_schema_is_found_wherever_it_is(kind, name):
             RateLimiter({name: TWO}, db=connection, schema="elsewhere").limit(name)
     with ALONE[kind]() as db:
         found = RateLimiter({name: TWO}, db=db)
-        found._calls._place = '"elsewhere".'  # it moves
+        found._calls.place = '"elsewhere".'  # it moves
         with pytest.raises(SetupError, match="ALTER EXTENSION ratelimit UPDATE"):
             found.limit(name)
         assert found.limit(name)
