@@ -9,6 +9,7 @@ from asyncio import AbstractEventLoop, Future, Task
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import Context
+from dataclasses import dataclass
 from statistics import median
 from weakref import WeakKeyDictionary, proxy
 
@@ -25,14 +26,12 @@ _LATE, _TIMES = 0.02, 4
 _REFUSED = 600.0
 
 
+@dataclass(eq=False, slots=True)
 class _Statement:
     """A statement under way, of one call or several. began: by the monotonic clock."""
 
-    __slots__ = ("began", "watch")
-
-    def __init__(self, began: float) -> None:
-        self.began = began
-        self.watch: asyncio.TimerHandle | None = None
+    began: float
+    watch: asyncio.TimerHandle | None = None
 
 
 class _Waiting:

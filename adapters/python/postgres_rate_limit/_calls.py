@@ -42,11 +42,11 @@ Verdict = tuple[str, bool, Union[float, None], Union[LimitedBy, None]]
 """Name, ok, retry_after and limited_by of a limit."""
 
 
-class _Named(TypedDict):
+class Named(TypedDict):
     name: str
 
 
-class Request(_Named, total=False):
+class Request(Named, total=False):
     """One of the takes of limit_all and hold_all."""
 
     key: Key
@@ -82,20 +82,14 @@ class Call(Generic[T]):
 
 @dataclass(frozen=True)
 class Taken(Result):
-    """The result of rl_take."""
-
-    taken: float = 0
-    value: str = "null"
-    """The result of rl_value, after the take."""
-
-
-@dataclass(frozen=True)
-class Lent(Result):
-    """The result of rl_acquire or rl_hold."""
+    """The result of rl_acquire, rl_hold or rl_take."""
 
     id: str | None = None
     expires_at: datetime | None = None
     held: float | None = None
+    """The tokens held or taken."""
+    value: str | None = None
+    """The result of rl_value, after rl_take."""
 
 
 @dataclass(frozen=True)
@@ -160,32 +154,32 @@ def _headers(name: str, key: str, style: str, config: str) -> str:
     return f"CAST(@rl_headers({name}, r, key => {key}, style => {style}, config => {config}) AS text)"
 
 
-def _result(
-    ok: Any, after: Any, at: Any, remaining: Any, capacity: Any, reset: Any, by: Any, headers: Any = None
-) -> Result:
+def _limit(after: Any, at: Any, remaining: Any, capacity: Any, reset: Any, *by: Any) -> Any:
+    return after, time_of(at), remaining, capacity, time_of(reset), *by
+
+
+def _result(row: Sequence[Any], headers: str | None = None) -> Result:
+    ok, after, at, remaining, capacity, reset, by = row[:7]
     found = json.loads(headers) if headers else retry_header(None if ok else after)
     return Result(bool(ok), after, time_of(at), remaining, capacity, time_of(reset), by, found)
 
 
-def _limit(after: Any, at: Any, remaining: Any, capacity: Any, reset: Any) -> tuple[Any, Any, Any, Any, Any]:
-    return after, time_of(at), remaining, capacity, time_of(reset)
-
-
-def _request(name: str, key: str, ok: Any, *limit: Any) -> RequestResult:
-    return RequestResult(name, key, bool(ok), *_limit(*limit[:5]), limit[5])
+def _request(row: Sequence[Any]) -> RequestResult:
+    name, key, ok = row[:3]
+    return RequestResult(name, key, bool(ok), *_limit(*row[3:9]))
 
 
 def _read_result(rows: Rows) -> Result:
-    return _result(*rows[0])
+    return _result(rows[0], *rows[0][7:])
 
 
-def _read_lent(rows: Rows) -> Lent:
-    *result, id, expires, held = rows[0]
-    return Lent(**vars(_result(*result)), id=id, expires_at=time_of(expires), held=held)
+def _read_taken(rows: Rows) -> Taken:
+    id, expires, held, value = rows[0][7:]
+    return Taken(**vars(_result(rows[0])), id=id, expires_at=time_of(expires), held=held, value=value)
 
 
 def _read_all(rows: Rows) -> AllResult:
-    results = [_request(*row[:9]) for row in rows]
+    results = [_request(row) for row in rows]
     answer = AllResult(not results or results[0].ok, results)
     told = json.loads(rows[0][9]) if rows and len(rows[0]) > 9 else retry_header(answer.retry_after)
     return replace(answer, headers=told)
@@ -294,7 +288,7 @@ class Calls:
         request has an error, and has taken nothing."""
 
         def read(rows: Rows) -> list[Result | None]:
-            return [None if row[-1] else _result(*row[:-1]) for row in rows]
+            return [None if row[-1] else _result(row, *row[7:-1]) for row in rows]
 
         text = f"[{', '.join(request for request, _ in requests)}]"
         select, values = _RESULT, []
@@ -311,18 +305,13 @@ class Calls:
 
     def take(self, name: str, key: Key, at_least: float, at_most: float, config: Config | None) -> Call[Taken]:
         name, key, own = self._target(name, key, config)
-
-        def read(rows: Rows) -> Taken:
-            *result, taken, value = rows[0]
-            return Taken(**vars(_result(*result)), taken=taken, value=value)
-
         # The kind of the key, because an override may have another one, at a time after the take.
         value = f"CAST(@rl_value({_TEXT}, {_TEXT}, {_JSON}) AS text)"
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(at_most)), (_NUMBER, float(at_least))]
         arguments += [_UNTHROWN, (_JSON, own)]
         fields = _of_one(name, Taken) | {"id": ((name, key), "take", own), "count": float(at_least)}
-        select = f"{_RESULT}, r.taken, {value}"
-        return self._make(select, "rl_take", arguments, read, before=[name, key, own], **fields)
+        select = f"{_RESULT}, NULL, NULL, r.taken, {value}"
+        return self._make(select, "rl_take", arguments, _read_taken, before=[name, key, own], **fields)
 
     def kind(self, name: str, config: Config | None) -> str | None:
         """The kind of the limit; None: unknown here."""
@@ -385,12 +374,12 @@ class Calls:
         sql += f" SELECT {_REQUEST}, {of_headers} FROM r ORDER BY r.n"
         return Call(_number(sql), (text, text, headers), _read_all, **fields)
 
-    def acquire(self, name: str, key: Key, count: float, config: Config | None) -> Call[Lent]:
+    def acquire(self, name: str, key: Key, count: float, config: Config | None) -> Call[Taken]:
         name, key, own = self._target(name, key, config)
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), _UNTHROWN, (_JSON, own)]
-        select = f"{_RESULT}, r.lease, {_time('r.expires_at')}, NULL"
-        fields = _of_one(name, Lent)
-        return self._make(select, "rl_acquire", arguments, _read_lent, slots=frozenset((name,)), **fields)
+        select = f"{_RESULT}, r.lease, {_time('r.expires_at')}, NULL, NULL"
+        fields = _of_one(name, Taken)
+        return self._make(select, "rl_acquire", arguments, _read_taken, slots=frozenset((name,)), **fields)
 
     def extend(self, name: str, lease: str | None, config: Config | None) -> Call[datetime | None]:
         arguments = [(_TEXT, lease), (_JSON, self.config(name, config))]
@@ -411,13 +400,13 @@ class Calls:
         on_expiry: str,
         reserve: bool,
         config: Config | None,
-    ) -> Call[Lent]:
+    ) -> Call[Taken]:
         name, key, own = self._target(name, key, config)
         least = None if at_least is None else float(at_least)
         arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), (_SPAN, seconds_of(ttl)), (_TEXT, id)]
         arguments += [(_NUMBER, least), (_TEXT, on_expiry), (_FLAG, reserve), _UNTHROWN, (_JSON, own)]
-        select = f"{_RESULT}, r.hold, {_time('r.expires_at')}, r.held"
-        return self._make(select, "rl_hold", arguments, _read_lent, **_of_one(name, Lent, held=float(count)))
+        select = f"{_RESULT}, r.hold, {_time('r.expires_at')}, r.held, NULL"
+        return self._make(select, "rl_hold", arguments, _read_taken, **_of_one(name, Taken, held=float(count)))
 
     def settle(self, hold: str | None, used: float | None) -> Call[Result]:
         arguments = [(_TEXT, hold), (_NUMBER, None if used is None else float(used))]
@@ -433,7 +422,7 @@ class Calls:
         )
 
         def read(rows: Rows) -> HeldAll:
-            results = [_held(_request(*row[:9]), row[9]) for row in rows]
+            results = [_held(_request(row), row[9]) for row in rows]
             hold, expires = next((row[10:] for row in rows if row[10] is not None), (None, None))
             return HeldAll(results[0].ok, hold, time_of(expires), results)
 
@@ -478,6 +467,7 @@ class Calls:
 
     def explain(self, error: BaseException, name: str | None) -> SetupError | None:
         """An error with instructions, if the database shows that it isn't set up for the call."""
+        what = "a limit" if name is None else f'rate limit "{name}"'
         for each in chain(error):
             state, text = sqlstate(each), str(each)
             if (state == "42883" and "rl_" in text) or state == "3F000":
@@ -489,10 +479,8 @@ class Calls:
                     "EXTENSION ratelimit UPDATE or, where there is no extension, python -m postgres_rate_limit install"
                 )
             if state == "42704" and self.defined and "is not defined" in text:
-                what = "a limit" if name is None else f'rate limit "{name}"'
                 return SetupError(f"{what} is not defined in the database: call define(), or run sql() in a migration")
             if state == "42501" and "override rate limit" in text:
-                what = "a limit" if name is None else f'rate limit "{name}"'
                 return SetupError(f"{what} is defined in the database, and the call brings a config: pass defined=True")
         return None
 
@@ -512,7 +500,7 @@ def request_of(call: Call[Result]) -> str | None:
 
 
 def _unchecked(target: Target) -> RequestResult:
-    return RequestResult(target[0], target[1], True, None, None, None, None, None, None)
+    return RequestResult(target[0], target[1], True)
 
 
 def _held(result: RequestResult, held: float | None) -> HoldRequestResult:
@@ -528,7 +516,7 @@ def _of_one(name: str, made: type[Result], **unchecked: Any) -> dict[str, Any]:
     return {
         "names": (name,),
         "decides": lambda answer: [_verdict(name, answer)],
-        "opened": lambda error: made(True, None, None, None, None, None, error=error, **unchecked),
+        "opened": lambda error: made(True, error=error, **unchecked),
     }
 
 

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 # begin async
 from postgres_rate_limit._batch import Batch
@@ -22,9 +22,9 @@ from postgres_rate_limit._calls import (
     HeaderStyle,
     HeldAll,
     Key,
-    Lent,
     OnExpiry,
     Request,
+    Taken,
     Used,
     seconds_of,
 )
@@ -34,7 +34,6 @@ from postgres_rate_limit._databases_async import answered_async, database_async,
 from postgres_rate_limit._denials import Denials, Remembering
 from postgres_rate_limit._failing import OnError, checked, not_now
 from postgres_rate_limit._leases_async import AsyncHold, AsyncHoldAll, AsyncLease
-from postgres_rate_limit._lines import Lines
 from postgres_rate_limit._results import (
     AllResult,
     Decision,
@@ -49,6 +48,7 @@ from postgres_rate_limit._results import (
 )
 from postgres_rate_limit._waits import (
     AsyncEvent,
+    Lines,
     Patience,
     Pending,
     ask_async,
@@ -118,7 +118,7 @@ class AsyncRateLimiter(Generic[N]):
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout is {timeout!r}; allowed: seconds, more than 0")
         self._timeout = timeout
-        self._denials: Denials[Any] = Denials(remember_denials)
+        self._denials = Denials(remember_denials)
         self._lines = Lines(AsyncEvent)
         # begin async
         self._batches = batch
@@ -292,7 +292,7 @@ class AsyncRateLimiter(Generic[N]):
         """
         checked(on_exception, "on_exception", ("refund", "charge"))
 
-        def call(count: float, id: str | None, at_least: float | None) -> Call[Lent]:
+        def call(count: float, id: str | None, at_least: float | None) -> Call[Taken]:
             return self._calls.hold(name, key, count, ttl, id, at_least, on_expiry, reserve, config)
 
         first = call(count, id, at_least)
@@ -300,7 +300,7 @@ class AsyncRateLimiter(Generic[N]):
         async def start() -> AsyncHold:
             held = await self._run(first, db, on_error, wait)
 
-            def again(more: float | None, id: str) -> Call[Lent]:
+            def again(more: float | None, id: str) -> Call[Taken]:
                 # The tokens held if fewer than it asked for, or more.
                 most = count if held.held is None else min(count, held.held)
                 return call(most if more is None else more, id, None)
@@ -392,7 +392,7 @@ class AsyncRateLimiter(Generic[N]):
 
     async def _run_apart(self, call: Call[T], on_error: OnError | None) -> T:
         """In no transaction of the caller's."""
-        if not _is_alone(database_async(self._where(None))):
+        if not database_async(self._db).is_alone():
             raise TypeError(
                 "db is in a transaction, whose rollback would undo what is borrowed and returned; allowed: a pool"
             )
@@ -434,8 +434,7 @@ class AsyncRateLimiter(Generic[N]):
             looks = bool(call.slots) and all(each.name in call.slots for each in deny)
             pause = patience.pause(result.ok, result.retry_after, looks)
             if pause is None:
-                answer: T = result
-                return answer
+                return cast(T, result)
             await sleep_async(pause)
 
     async def _once(self, call: Call[T], on: Database, on_error: OnError | None) -> T:
@@ -445,7 +444,7 @@ class AsyncRateLimiter(Generic[N]):
         if opens or self._denials or timeout < math.inf:
             # Its error aborts no transaction of the caller's, and its denial is not due to that transaction's own
             # takes.
-            alone = _is_alone(on)
+            alone = on.is_alone()
         if on_error == "open" and not alone and (call.id or call.names):
             raise TypeError('on_error is "open" in a transaction, which the error aborts; allowed: a pool or an engine')
         began, sent = time.perf_counter(), time.monotonic()
@@ -515,11 +514,6 @@ class AsyncRateLimiter(Generic[N]):
 
     def _is_apart(self, db: object) -> bool:
         return database_async(self._where(db)).apart
-
-
-def _is_alone(on: Database) -> bool:
-    """Whether a statement is known to be in no transaction of the caller's."""
-    return on.apart or (on.told and not on.in_transaction())
 
 
 def _forget(failure: BaseException, error: BaseException | None) -> None:

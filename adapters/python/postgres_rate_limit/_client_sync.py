@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from postgres_rate_limit._borrowed_sync import Borrowed
 from postgres_rate_limit._calls import (
@@ -18,9 +18,9 @@ from postgres_rate_limit._calls import (
     HeaderStyle,
     HeldAll,
     Key,
-    Lent,
     OnExpiry,
     Request,
+    Taken,
     Used,
     seconds_of,
 )
@@ -30,7 +30,6 @@ from postgres_rate_limit._databases_sync import answered, database, find_place
 from postgres_rate_limit._denials import Denials, Remembering
 from postgres_rate_limit._failing import OnError, checked, not_now
 from postgres_rate_limit._leases_sync import Hold, HoldAll, Lease
-from postgres_rate_limit._lines import Lines
 from postgres_rate_limit._results import (
     AllResult,
     Decision,
@@ -45,6 +44,7 @@ from postgres_rate_limit._results import (
 )
 from postgres_rate_limit._waits import (
     Event,
+    Lines,
     Patience,
     ask,
     here,
@@ -107,7 +107,7 @@ class RateLimiter(Generic[N]):
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout is {timeout!r}; allowed: seconds, more than 0")
         self._timeout = timeout
-        self._denials: Denials[Any] = Denials(remember_denials)
+        self._denials = Denials(remember_denials)
         self._lines = Lines(Event)
 
     @property
@@ -275,7 +275,7 @@ class RateLimiter(Generic[N]):
         """
         checked(on_exception, "on_exception", ("refund", "charge"))
 
-        def call(count: float, id: str | None, at_least: float | None) -> Call[Lent]:
+        def call(count: float, id: str | None, at_least: float | None) -> Call[Taken]:
             return self._calls.hold(name, key, count, ttl, id, at_least, on_expiry, reserve, config)
 
         first = call(count, id, at_least)
@@ -283,7 +283,7 @@ class RateLimiter(Generic[N]):
         def start() -> Hold:
             held = self._run(first, db, on_error, wait)
 
-            def again(more: float | None, id: str) -> Call[Lent]:
+            def again(more: float | None, id: str) -> Call[Taken]:
                 # The tokens held if fewer than it asked for, or more.
                 most = count if held.held is None else min(count, held.held)
                 return call(most if more is None else more, id, None)
@@ -375,7 +375,7 @@ class RateLimiter(Generic[N]):
 
     def _run_apart(self, call: Call[T], on_error: OnError | None) -> T:
         """In no transaction of the caller's."""
-        if not _is_alone(database(self._where(None))):
+        if not database(self._db).is_alone():
             raise TypeError(
                 "db is in a transaction, whose rollback would undo what is borrowed and returned; allowed: a pool"
             )
@@ -417,8 +417,7 @@ class RateLimiter(Generic[N]):
             looks = bool(call.slots) and all(each.name in call.slots for each in deny)
             pause = patience.pause(result.ok, result.retry_after, looks)
             if pause is None:
-                answer: T = result
-                return answer
+                return cast(T, result)
             sleep(pause)
 
     def _once(self, call: Call[T], on: Database, on_error: OnError | None) -> T:
@@ -428,7 +427,7 @@ class RateLimiter(Generic[N]):
         if opens or self._denials or timeout < math.inf:
             # Its error aborts no transaction of the caller's, and its denial is not due to that transaction's own
             # takes.
-            alone = _is_alone(on)
+            alone = on.is_alone()
         if on_error == "open" and not alone and (call.id or call.names):
             raise TypeError('on_error is "open" in a transaction, which the error aborts; allowed: a pool or an engine')
         began, sent = time.perf_counter(), time.monotonic()
@@ -490,11 +489,6 @@ class RateLimiter(Generic[N]):
 
     def _is_apart(self, db: object) -> bool:
         return database(self._where(db)).apart
-
-
-def _is_alone(on: Database) -> bool:
-    """Whether a statement is known to be in no transaction of the caller's."""
-    return on.apart or (on.told and not on.in_transaction())
 
 
 def _forget(failure: BaseException, error: BaseException | None) -> None:

@@ -12,12 +12,10 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple, Union
 
-from postgres_rate_limit._calls import Rows
 from postgres_rate_limit._failing import Address
 
 # A time by the monotonic clock, at which a call without an answer fails, and its connection is closed.
 Deadline = Union[float, None]
-Kinds = tuple[tuple[str, str, Callable[[Any], Any]], ...]
 
 
 class Database(NamedTuple):
@@ -28,12 +26,19 @@ class Database(NamedTuple):
     in_transaction: Callable[[], bool] = lambda: False
     is_over: Callable[[], bool] = lambda: True
     """Whether the transaction of an earlier statement has been committed or rolled back; false if unknown."""
-    address: Callable[[], Address] | None = None
+    address: Callable[[], Address] = lambda: None
     """The server's address, for a ping; of a pool, because its errors don't have it."""
     told: bool = True
     """Whether in_transaction can be known."""
     batch: Any = None
     """The Batch of a limiter's own pool."""
+
+    def is_alone(self) -> bool:
+        """Whether a statement is known to be in no transaction of the caller's."""
+        return self.apart or (self.told and not self.in_transaction())
+
+
+Kinds = tuple[tuple[str, str, Callable[[Any], Database]], ...]
 
 
 @lru_cache(maxsize=256)
@@ -100,7 +105,7 @@ def bounded(connection: Any, deadline: Deadline) -> Iterator[None]:
         raise TypeError(f"timeout can't bound a call on {driver}; allowed: math.inf, and the time-outs of that driver")
 
 
-def find(kinds: Kinds, db: object) -> Callable[[Any], Any] | None:
+def find(kinds: Kinds, db: object) -> Callable[[Any], Database] | None:
     for module, name, make in kinds:
         loaded = sys.modules.get(module)
         if loaded is not None and isinstance(db, getattr(loaded, name)):
@@ -114,14 +119,13 @@ def _django(connection: Any) -> Database:
         autocommit = connection.autocommit if connection.connection else connection.settings_dict["AUTOCOMMIT"]
         return bool(connection.in_atomic_block or not autocommit)
 
-    def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+    def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Any:
         connection.ensure_connection()
         driver = connection.connection
         try:
             with bounded(driver, deadline), connection.cursor() as cursor:
                 cursor.execute(percent(sql), values)
-                rows: Rows = cursor.fetchall()
-                return rows
+                return cursor.fetchall()
         finally:
             if deadline is not None and driver.closed:
                 connection.close()  # so that the next call makes another
@@ -141,8 +145,7 @@ others_async: Kinds = ()
 def made_of(kinds: Kinds, db: object, supported: str, other: str) -> Database:
     """Raises TypeError for anything that can't run a statement here. other: the client of other connections."""
     if make := find(kinds, db):
-        found: Database = make(db)
-        return found
+        return make(db)
     if any(each.__module__.partition(".")[0] in _DRIVERS for each in type(db).__mro__):
         raise TypeError(f"db is a {type(db).__name__}: use {other}; allowed: {supported}")
     if db is None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from postgres_rate_limit._calls import FIND, Call, Calls, Rows
+from postgres_rate_limit._calls import FIND, Call, Calls
 from postgres_rate_limit._databases import (
     Database,
     Deadline,
@@ -31,13 +31,12 @@ T = TypeVar("T")
 def _psycopg(connection: Any) -> Database:
     psycopg: Any = sys.modules["psycopg"]
 
-    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Any:
         with bounded(connection, deadline):
             # Rows as tuples, whatever the row factory of the connection.
             async with connection.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
                 await cursor.execute(sql if isinstance(cursor, psycopg.AsyncRawCursor) else percent(sql), values)
-                rows: Rows = await cursor.fetchall()
-                return rows
+                return await cursor.fetchall()
 
     def idle() -> bool:
         return bool(connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE)
@@ -46,13 +45,12 @@ def _psycopg(connection: Any) -> Database:
 
 
 def _psycopg_pool(pool: Any) -> Database:
-    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Any:
         connection = await pool.getconn(left(deadline))
         try:
             with bounded(connection, deadline):
                 async with connection:  # which commits, and leaves it open
-                    rows: Rows = await _psycopg(connection).run(sql, values, None)
-                    return rows
+                    return await _psycopg(connection).run(sql, values, None)
         finally:
             await pool.putconn(connection)
 
@@ -66,10 +64,9 @@ def _psycopg_pool(pool: Any) -> Database:
 
 # begin async
 def _asyncpg(connection: Any) -> Database:
-    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Any:
         with bounded(connection, deadline):
-            rows: Rows = await connection.fetch(sql, *values)
-            return rows
+            return await connection.fetch(sql, *values)
 
     def in_transaction() -> bool:
         return bool(connection.is_closed() or connection.is_in_transaction())
@@ -84,34 +81,32 @@ def _asyncpg(connection: Any) -> Database:
 
 
 def _asyncpg_pool(pool: Any) -> Database:
-    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Any:
         async with pool.acquire(timeout=left(deadline)) as connection:
-            rows: Rows = await _asyncpg(connection).run(sql, values, deadline)
-            return rows
+            return await _asyncpg(connection).run(sql, values, deadline)
 
     return Database(run, True)
 
 
 # end async
 def _sqlalchemy(executes: Any) -> Database:
-    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Any:
         named = {f"p{n}": value for n, value in enumerate(values, 1)}
-        rows: Rows = (await executes.execute(text(sql), named)).all()
-        return rows
+        return (await executes.execute(text(sql), named)).all()
 
     # It begins a transaction with its first statement.
     return Database(run, False, lambda: True, lambda: not executes.in_transaction())
 
 
 def _sqlalchemy_engine(engine: Any) -> Database:
-    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+    async def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Any:
         connection = engine.connect()
         # begin async
         await asyncio.wait_for(connection.start(), left(deadline))
         # end async
         try:
             with bounded(connection.sync_connection.connection.driver_connection, deadline):
-                rows: Rows = await _sqlalchemy(connection).run(sql, values, None)
+                rows = await _sqlalchemy(connection).run(sql, values, None)
                 await connection.commit()
                 return rows
         finally:

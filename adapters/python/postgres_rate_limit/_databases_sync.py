@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from postgres_rate_limit._calls import FIND, Call, Calls, Rows
+from postgres_rate_limit._calls import FIND, Call, Calls
 from postgres_rate_limit._databases import (
     Database,
     Deadline,
@@ -27,13 +27,12 @@ T = TypeVar("T")
 def _psycopg(connection: Any) -> Database:
     psycopg: Any = sys.modules["psycopg"]
 
-    def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+    def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Any:
         with bounded(connection, deadline):
             # Rows as tuples, whatever the row factory of the connection.
             with connection.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
                 cursor.execute(sql if isinstance(cursor, psycopg.RawCursor) else percent(sql), values)
-                rows: Rows = cursor.fetchall()
-                return rows
+                return cursor.fetchall()
 
     def idle() -> bool:
         return bool(connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE)
@@ -42,13 +41,12 @@ def _psycopg(connection: Any) -> Database:
 
 
 def _psycopg_pool(pool: Any) -> Database:
-    def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+    def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Any:
         connection = pool.getconn(left(deadline))
         try:
             with bounded(connection, deadline):
                 with connection:  # which commits, and leaves it open
-                    rows: Rows = _psycopg(connection).run(sql, values, None)
-                    return rows
+                    return _psycopg(connection).run(sql, values, None)
         finally:
             pool.putconn(connection)
 
@@ -61,21 +59,20 @@ def _psycopg_pool(pool: Any) -> Database:
 
 
 def _sqlalchemy(executes: Any) -> Database:
-    def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+    def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Any:
         named = {f"p{n}": value for n, value in enumerate(values, 1)}
-        rows: Rows = (executes.execute(text(sql), named)).all()
-        return rows
+        return (executes.execute(text(sql), named)).all()
 
     # It begins a transaction with its first statement.
     return Database(run, False, lambda: True, lambda: not executes.in_transaction())
 
 
 def _sqlalchemy_engine(engine: Any) -> Database:
-    def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Rows:
+    def run(sql: str, values: Sequence[Any], deadline: Deadline) -> Any:
         connection = engine.connect()
         try:
             with bounded(connection.connection.driver_connection, deadline):
-                rows: Rows = _sqlalchemy(connection).run(sql, values, None)
+                rows = _sqlalchemy(connection).run(sql, values, None)
                 connection.commit()
                 return rows
         finally:

@@ -8,9 +8,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from math import inf
 from threading import Lock
-from typing import Any, Generic, TypedDict, TypeVar, Union
-
-T = TypeVar("T")
+from typing import Any, TypedDict, Union
 
 
 class Remembering(TypedDict, total=False):
@@ -21,12 +19,12 @@ class Remembering(TypedDict, total=False):
 
 
 @dataclass
-class Denial(Generic[T]):
+class Denial:
     count: float
     began: float
     """The time when the call was sent, by the monotonic clock."""
     ends: float
-    answer: T
+    answer: Any
     read: Any = None
     """The state that a store has read of the key since, with the time."""
 
@@ -35,7 +33,7 @@ class Denial(Generic[T]):
         return time.monotonic() - self.began
 
 
-class Denials(Generic[T]):
+class Denials:
     """Threads may share it. The id of a call begins with the identity that it counts for; None: several."""
 
     def __init__(self, given: Union[bool, Mapping[str, Any], None]) -> None:
@@ -47,7 +45,7 @@ class Denials(Generic[T]):
         if not (self._max >= 1 and self._at_most > 0):
             raise ValueError(f"remember_denials is {given!r}; allowed: max of at least 1, at_most above 0, in seconds")
         self._on = bool(given)
-        self._denials: OrderedDict[tuple[Any, ...], Denial[T]] = OrderedDict()
+        self._denials: OrderedDict[tuple[Any, ...], Denial] = OrderedDict()
         # By the monotonic clock: the times when ids were forgotten, the latest at the end; all of the others; any of
         # them.
         self._forgotten: OrderedDict[Hashable, float] = OrderedDict()
@@ -57,7 +55,7 @@ class Denials(Generic[T]):
     def __bool__(self) -> bool:
         return self._on
 
-    def find(self, id: tuple[Any, ...] | None, count: float) -> Denial[T] | None:
+    def find(self, id: tuple[Any, ...] | None, count: float) -> Denial | None:
         """The denial that applies to this count, too."""
         if not self._on or id is None:
             return None
@@ -65,7 +63,10 @@ class Denials(Generic[T]):
             denial = self._denials.get(id)
             if denial is None:
                 return None
-            if denial.ends <= time.monotonic() or denial.began <= self._forgotten_at(id[0]):
+            # Several identities may include any, so they are forgotten with each.
+            all_or_own = max(self._all_forgotten, self._forgotten.get(id[0], -inf))
+            forgotten = self._last_forgotten if id[0] is None else all_or_own
+            if denial.ends <= time.monotonic() or denial.began <= forgotten:
                 del self._denials[id]
                 return None
             if count < denial.count:
@@ -73,7 +74,7 @@ class Denials(Generic[T]):
             self._denials.move_to_end(id)
             return denial
 
-    def add(self, id: tuple[Any, ...] | None, count: float, began: float, retry_after: float | None, answer: T) -> None:
+    def add(self, id: tuple[Any, ...] | None, count: float, began: float, retry_after: float | None, answer: Any) -> None:
         """began: before the call was sent, so that the denial ends here no later than in the database."""
         if not self._on or id is None:
             return
@@ -83,12 +84,6 @@ class Denials(Generic[T]):
             self._denials.move_to_end(id)
             if len(self._denials) > self._max:
                 self._denials.popitem(last=False)
-
-    def _forgotten_at(self, whom: Hashable | None) -> float:
-        """Several may include any, so they are forgotten with each."""
-        if whom is None:
-            return self._last_forgotten
-        return max(self._all_forgotten, self._forgotten.get(whom, -inf))
 
     def forget(self, whom: Hashable | None) -> None:
         """Forgets denials of calls sent until now, including calls not answered yet. None: all."""

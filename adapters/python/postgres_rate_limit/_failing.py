@@ -17,16 +17,15 @@ from postgres_rate_limit._results import chain, sqlstate
 
 T = TypeVar("T")
 OnError = Literal["closed", "open"]
-# A ping, with a deadline by the monotonic clock, or without one.
-Question = Callable[[Union[float, None]], bool]
 Address = Union[tuple[Server, ...], None]
+"""The servers of a connection; None: unknown."""
 
 _NOT_NOW = FACTS["not now"]
 # The maximum seconds of a ping, and the seconds that it has even after the call's deadline: with less, a slow answer
 # would count as none.
 _PING, _LATE_PING = 2.0, 1.0
 # Servers that didn't answer a ping, and the times until which they aren't asked again.
-_gone: dict[Address, float] = {}
+_gone: dict[tuple[Server, ...], float] = {}
 # The form in which psycopg lists the servers that it has tried, if there are several.
 _SHARED = (b"service", b"user", b"sslnegotiation")
 _ATTEMPT = re.compile(r"^- host: (.*?), port: (.*?), hostaddr: (None|'[^']*'|b'[^']*'): ", re.MULTILINE)
@@ -39,9 +38,9 @@ def checked(given: T, option: str = "on_error", allowed: tuple[str, str] = ("clo
     return given
 
 
-def not_now(error: BaseException, address: Callable[[], Address] | None = None) -> Union[bool, Question]:
-    """Whether the error says so; a question if only a ping distinguishes an outage from a refused login. address:
-    the server's, if the error doesn't have it; None if unknown."""
+def not_now(error: BaseException, address: Callable[[], Address] = lambda: None) -> Union[bool, tuple[Server, ...]]:
+    """Whether the error says so; the servers to ask if only a ping distinguishes an outage from a refused login.
+    address: theirs, if the error doesn't have it."""
     errors = list(chain(error))
     states = [state for state in map(sqlstate, errors) if state is not None]
     if states:
@@ -49,16 +48,23 @@ def not_now(error: BaseException, address: Callable[[], Address] | None = None) 
             state in _NOT_NOW["sqlstates"] or (state[:2] == _NOT_NOW["class"] and state not in _NOT_NOW["except"])
             for state in states
         )
-    found: Union[bool, Question] = False
-    for each in errors:
-        answer = _without_state(each, address)
-        if answer is True:
-            return True
-        found = found or answer
-    return found
+    answers = [_without_state(each, address) for each in errors]
+    return True in answers or next((each for each in answers if each), False)
 
 
-def _without_state(error: BaseException, address: Callable[[], Address] | None) -> Union[bool, Question]:
+def is_gone(servers: tuple[Server, ...], deadline: float | None) -> bool:
+    """Whether no server answers, or those that do are starting or stopping. A server that answers has refused the
+    login. deadline: by the monotonic clock."""
+    now = time.monotonic()
+    if now < _gone.get(servers, 0):
+        return True
+    if one_answers(servers, _PING if deadline is None else min(_PING, max(_LATE_PING, deadline - now))):
+        return False
+    _gone[servers] = time.monotonic() + _PING
+    return True
+
+
+def _without_state(error: BaseException, address: Callable[[], Address]) -> Union[bool, Address]:
     if isinstance(error, OSError):
         return _of_system(error)
     if isinstance(error, (asyncio.TimeoutError, _class("sqlalchemy.exc", "TimeoutError"))):
@@ -70,15 +76,15 @@ def _without_state(error: BaseException, address: Callable[[], Address] | None) 
     ):
         return False
     if isinstance(error, (_class("psycopg_pool", "PoolTimeout"), _class("psycopg_pool", "TooManyRequests"))):
-        return _asks(address()) if address is not None else False
+        return address()
     attempt: Any = getattr(error, "pgconn", None)
     if "Multiple connection attempts failed" in str(error):
-        return _asks(_of_attempts(str(error), attempt))
+        return _of_attempts(str(error), attempt)
     if isinstance(error, _class("psycopg.errors", "ConnectionTimeout")):
         return True  # the server never answered
     if attempt is None:
         return not str(error).startswith("could not match")  # hosts and ports; the connection was lost
-    return _asks(_of_options(attempt.info))
+    return _of_options(attempt.info)
 
 
 def _of_system(error: OSError) -> bool:
@@ -160,21 +166,3 @@ def _of_attempts(text: str, attempt: Any) -> Address:
     if not servers:
         return None
     return tuple(dict.fromkeys(servers))
-
-
-def _asks(address: Address) -> Union[bool, Question]:
-    """Whether no server answers, or those that do are starting or stopping. A server that answers has refused the
-    login."""
-
-    def gone(deadline: float | None) -> bool:
-        now = time.monotonic()
-        if now < _gone.get(address, 0):
-            return True
-        if address is None or one_answers(
-            address, _PING if deadline is None else min(_PING, max(_LATE_PING, deadline - now))
-        ):
-            return False
-        _gone[address] = time.monotonic() + _PING
-        return True
-
-    return gone if address is not None else False

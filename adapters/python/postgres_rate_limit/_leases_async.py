@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from postgres_rate_limit._calls import Call, HeldAll, Lent, OnExpiry, Request, Used
+from postgres_rate_limit._calls import Call, HeldAll, OnExpiry, Request, Taken, Used
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._databases import Database
 from postgres_rate_limit._databases_async import database_async
@@ -30,15 +30,24 @@ log = logging.getLogger("postgres_rate_limit")
 class _AsyncTaken:
     """Taken for a while, and given back at the end of the block."""
 
+    _settled_in: Database | None = None
+    """The caller's connection on which settle was called, in a transaction."""
+    _hears: Callable[[Any, BaseException], object] | None = None
+    """Called with the use that could not be settled, and the error, in place of on_unsettled; None: the end of a
+    block raises."""
+
     def __init__(
-        self, limiter: Any, name: str | None, taken: Lent | HeldAll, on_error: OnError | None, db: object
+        self, limiter: Any, name: str | None, taken: Taken | HeldAll, on_error: OnError | None, db: object
     ) -> None:
         """name: of the limit; None: of several."""
         self._limiter, self._name, self._on_error, self._db = limiter, name, on_error, db
         self.ok, self.id, self.expires_at, self.error = taken.ok, taken.id, taken.expires_at, taken.error
         # There is no id, and nothing to end, if the call was denied or went unchecked, or the key is exempt.
         self._ended = taken.id is None
-        if isinstance(self, _OfOne) and isinstance(taken, Lent):
+        waits = [each.retry_after or 0 for each in getattr(taken, "results", [taken])]
+        # When reserved work may begin.
+        self._begins = time.monotonic() + max(waits, default=0)
+        if isinstance(self, _OfOne) and isinstance(taken, Taken):
             self._has(taken)
 
     def __bool__(self) -> bool:
@@ -47,7 +56,7 @@ class _AsyncTaken:
     async def __aenter__(self) -> Self:
         told(self, True, self._name)
         try:
-            if (seconds := self._begins_in()) > 0:
+            if (seconds := self._begins - time.monotonic()) > 0:
                 await sleep_async(seconds)
         except BaseException as error:
             self._give_up()
@@ -58,7 +67,8 @@ class _AsyncTaken:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._is_ended():
+        # In a transaction that continues, its locks would make the end of the block wait forever.
+        if not self._ended and (self._settled_in is None or self._settled_in.is_over()):
             await finish_async(lambda: self._end(error), self._limiter._is_apart(self._db))
 
     async def _end(self, error: BaseException | None) -> None:
@@ -68,36 +78,29 @@ class _AsyncTaken:
             call = replace(self._ending(error is not None), opened=self._end_opened)
             await self._limiter._run(call, self._db, self._on_error)
         except Exception as other:
-            self._end_failed(other, error)
-
-    def _begins_in(self) -> float:
-        """Seconds until reserved work may begin."""
-        return 0
+            # After an exception in the block, that exception goes on.
+            if self._hears is None and error is None:
+                raise
+            self._end_failed(innermost(other))
 
     def _give_up(self) -> None:
         """Notes that reserved work will not begin."""
 
-    def _is_ended(self) -> bool:
-        return self._ended
-
-    def _ending(self, failed: bool) -> Call[Any]:
+    def _ending(self, failed: bool) -> Any:
         """The call at the end of a block."""
         raise NotImplementedError
 
     def _end_opened(self, error: BaseException) -> None:
         """The end went unchecked."""
 
-    def _end_failed(self, other: Exception, error: BaseException | None) -> None:
-        """other: the reason why the end of a block failed. After an exception in the block, that exception goes on."""
-        if error is None:
-            raise other
-        log.warning("the end of a block failed, after an exception in it: %r", innermost(other))
+    def _end_failed(self, error: BaseException) -> None:
+        log.warning("the end of a block failed, after an exception in it: %r", error)
 
 
 class _OfOne:
     """The part of a lease or a hold that is the result of its limit."""
 
-    def _has(self, lent: Lent) -> None:
+    def _has(self, lent: Taken) -> None:
         self.retry_after, self.retry_at = lent.retry_after, lent.retry_at
         self.remaining, self.capacity = lent.remaining, lent.capacity
         self.reset_at, self.limited_by = lent.reset_at, lent.limited_by
@@ -108,7 +111,7 @@ class AsyncLease(_AsyncTaken, _OfOne):
     them."""
 
     def __init__(
-        self, limiter: Any, name: str, lent: Lent, config: Config | None, on_error: OnError | None, db: object
+        self, limiter: Any, name: str, lent: Taken, config: Config | None, on_error: OnError | None, db: object
     ) -> None:
         super().__init__(limiter, name, lent, on_error, db)
         self._config = config
@@ -131,9 +134,8 @@ class AsyncLease(_AsyncTaken, _OfOne):
         self._ended = True
         return released
 
-    def _ending(self, failed: bool) -> Call[Any]:
-        made: Call[Any] = self._limiter._calls.release(self._name, self.id, self._config)
-        return made
+    def _ending(self, failed: bool) -> Any:
+        return self._limiter._calls.release(self._name, self.id, self._config)
 
 
 class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
@@ -146,11 +148,6 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
     settled, and on_unsettled is called."""
     _said = False
     """Whether settle was called."""
-    _settled_in: Database | None = None
-    """The caller's connection on which it was called, in a transaction."""
-    _hears: Callable[[Any, BaseException], object] | None = None
-    """Called with the use that could not be settled, and the error, in place of on_unsettled; None: the end of a
-    block raises."""
 
     def __init__(
         self,
@@ -163,9 +160,6 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
         db: object,
     ) -> None:
         super().__init__(limiter, name, held, on_error, db)
-        waits = [each.retry_after or 0 for each in getattr(held, "results", [held])]
-        # When reserved work may begin.
-        self._begins = time.monotonic() + max(waits, default=0)
         self._again, self._on_exception = again, on_exception
         self._holds(held)
 
@@ -180,7 +174,7 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
             end settles again.
         """
         if self.id is None:
-            nothing: Any = [] if self._name is None else Result(self.ok, None, None, None, None, None)
+            nothing: Any = [] if self._name is None else Result(self.ok)
             settled: A = nothing
             return settled
         self.used, self._said = self.used if used is None else used, True
@@ -212,9 +206,6 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
         except Exception as error:
             log.warning("a hold was not extended: %r", innermost(error))
 
-    def _begins_in(self) -> float:
-        return max(0.0, self._begins - time.monotonic())
-
     def _give_up(self) -> None:
         nothing: Any = 0
         self.used = nothing
@@ -222,12 +213,11 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
     def _holds(self, held: Any) -> None:
         raise NotImplementedError
 
-    def _ending(self, failed: bool) -> Call[Any]:
+    def _ending(self, failed: bool) -> Any:
         if self.used is None and failed and self._on_exception == "refund" and not self._said:
             self._give_up()
         calls = self._limiter._calls
-        made: Call[Any] = (calls.settle_all if self._name is None else calls.settle)(self.id, self._counted(self.used))
-        return made
+        return (calls.settle_all if self._name is None else calls.settle)(self.id, self._counted(self.used))
 
     def _unsettled(self, used: U | None, error: BaseException) -> None:
         if self.id is not None:
@@ -251,17 +241,10 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
             self._unsettled(self.used, TypeError(f"used is {used!r}; allowed: a number from 0 on"))
         return self.used
 
-    def _end_opened(self, error: BaseException) -> None:
+    def _end_failed(self, error: BaseException) -> None:
         self._unsettled(self.used, error)
 
-    def _end_failed(self, other: Exception, error: BaseException | None) -> None:
-        if self._hears is None and error is None:
-            raise other
-        self._unsettled(self.used, innermost(other))
-
-    def _is_ended(self) -> bool:
-        # In a transaction that continues, its locks would make the end of the block wait forever.
-        return self._ended or (self._settled_in is not None and not self._settled_in.is_over())
+    _end_opened = _end_failed
 
     def _extension(self, more: M | None) -> Call[Any]:
         """on_decision is called if it asks for more."""
@@ -275,7 +258,7 @@ class AsyncHold(_AsyncHolding[float, Result, float], _OfOne):
     settles at its end if settle hasn't been called: .used, or else everything held; after an exception nothing,
     unless .used or on_exception says otherwise."""
 
-    def _holds(self, held: Lent) -> None:
+    def _holds(self, held: Taken) -> None:
         self.held = held.held
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import time
 from typing import Any
@@ -16,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from postgres_rate_limit._databases import until
 from postgres_rate_limit._results import Value
+from postgres_rate_limit._waits import after_fork
 
 # The strategies have limits of their own, so that a key may be used with several of them.
 FIXED, MOVING, SLIDING = STRATEGIES = "fixed-window", "moving-window", "sliding-window-counter"
@@ -140,11 +140,9 @@ all_storages: WeakSet[Any] = WeakSet()
 _of_parents: list[Any] = []
 
 
-def _leave_pools() -> None:
-    for each in list(all_storages):
-        _of_parents.append(each.pool)
-        each.pool = each._make_pool()
+def _leave_pool(storage: Any) -> None:
+    _of_parents.append(storage.pool)
+    storage.pool = storage._make_pool()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_pools)
+after_fork(all_storages, _leave_pool)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from types import TracebackType
 from typing import Any
 
 from openai.resources.chat.completions import Completions
@@ -88,7 +87,5 @@ class _Stream:
     def __enter__(self) -> _Stream:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -31,13 +31,13 @@ class Result:
 
     ok: bool
     """Whether the tokens were taken; for check, whether they would be."""
-    retry_after: float | None
+    retry_after: float | None = None
     """Denied: seconds until the same call succeeds, or None if it never can. Reserved: until the work should start."""
-    retry_at: datetime | None
-    remaining: float | None
+    retry_at: datetime | None = None
+    remaining: float | None = None
     """Tokens left; negative in debt. None if the key is exempt, and so are capacity and reset_at."""
-    capacity: float | None
-    reset_at: datetime | None
+    capacity: float | None = None
+    reset_at: datetime | None = None
     limited_by: LimitedBy | None = None
     """The reason of the denial; None: none. If ok is true, only a dry run admitted it."""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -57,12 +57,12 @@ class RequestResult:
     key: str
     ok: bool
     """Whether all were admitted."""
-    retry_after: float | None
-    retry_at: datetime | None
-    remaining: float | None
-    capacity: float | None
-    reset_at: datetime | None
-    limited_by: LimitedBy | None
+    retry_after: float | None = None
+    retry_at: datetime | None = None
+    remaining: float | None = None
+    capacity: float | None = None
+    reset_at: datetime | None = None
+    limited_by: LimitedBy | None = None
     """As in Result; also None if only other requests deny."""
 
 
@@ -70,7 +70,7 @@ class RequestResult:
 class HoldRequestResult(RequestResult):
     """The result of one request of a hold of several limits."""
 
-    held: float | None
+    held: float | None = None
     """The tokens or slots held."""
 
 

@@ -4,19 +4,22 @@ begin with Async."""
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable
+from contextlib import AbstractAsyncContextManager, suppress
 from datetime import timedelta
 from random import uniform
-from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 from postgres_rate_limit._calls import seconds_of
-from postgres_rate_limit._failing import Question
+from postgres_rate_limit._failing import is_gone
+from postgres_rate_limit._ping import Server
 
-E = TypeVar("E", bound="_Enters")
+E = TypeVar("E", bound=AbstractAsyncContextManager[Any])
+T = TypeVar("T")
 
 Event = threading.Event
 AsyncEvent = asyncio.Event
@@ -67,12 +70,12 @@ async def join_async(task: asyncio.Task[None]) -> None:
     await asyncio.wait([task])
 
 
-def ask(question: Question, deadline: float | None) -> bool:
-    return question(deadline)
+def ask(servers: tuple[Server, ...], deadline: float | None) -> bool:
+    return is_gone(servers, deadline)
 
 
-async def ask_async(question: Question, deadline: float | None) -> bool:
-    return await asyncio.to_thread(question, deadline)
+async def ask_async(servers: tuple[Server, ...], deadline: float | None) -> bool:
+    return await asyncio.to_thread(is_gone, servers, deadline)
 
 
 def finish(run: Callable[[], None], apart: bool) -> None:
@@ -104,6 +107,45 @@ def here_async() -> int:
     return id(asyncio.get_running_loop())
 
 
+def after_fork(of: WeakSet[T], run: Callable[[T], None]) -> None:
+    """Runs it in each forked child, for each of them."""
+
+    def run_each() -> None:
+        for each in list(of):
+            run(each)
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=run_each)
+
+
+class Lines:
+    """Lines of a process's calls that wait for the same slots: the first of each asks for all. Threads may share it.
+    make: an event, of threads or of the tasks of a loop."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._lines: dict[Hashable, list[Any]] = {}
+        self._lock = Lock()
+
+    def join(self, id: Hashable) -> Any:
+        """Returns a place in the line: an event, set when those before it have left."""
+        place = self._make()
+        with self._lock:
+            line = self._lines.setdefault(id, [])
+            line.append(place)
+            line[0].set()
+        return place
+
+    def leave(self, id: Hashable, place: Any) -> None:
+        with self._lock:
+            line = self._lines[id]
+            line.remove(place)
+            if line:
+                line[0].set()
+            else:
+                del self._lines[id]
+
+
 # The seconds after which a caller that waits for slots checks again.
 _LOOK = 0.25
 
@@ -129,16 +171,6 @@ class Patience:
         return retry_after + uniform(0, min(retry_after / 10 + 0.01, left - retry_after))
 
 
-class _Enters(Protocol):
-    """A context manager for `async with`."""
-
-    async def __aenter__(self) -> object: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
 class Pending(Generic[E]):
     """A call to await, or to enter by `async with`."""
 
@@ -157,7 +189,5 @@ class Pending(Generic[E]):
         await self._entered[-1].__aenter__()
         return self._entered[-1]
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._entered.pop().__aexit__(kind, error, trace)
+    async def __aexit__(self, *ended: Any) -> None:
+        await self._entered.pop().__aexit__(*ended)

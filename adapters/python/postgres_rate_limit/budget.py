@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from math import ceil, inf
-from typing import Any, Generic, Literal, TypedDict, TypeVar, Union
+from typing import Any, Generic, Literal, TypeVar, Union
 
-from postgres_rate_limit._calls import Key, OnExpiry, Request, seconds_of
+from postgres_rate_limit._calls import Key, Named, OnExpiry, Request, seconds_of
 from postgres_rate_limit._client_async import AsyncRateLimiter
 from postgres_rate_limit._client_sync import RateLimiter
 from postgres_rate_limit._configs import Config
@@ -30,6 +30,7 @@ from postgres_rate_limit._waits import Pending
 __all__ = ["Budget", "Limit", "ModelCall", "Unreported", "Unsettled", "Usage", "estimate_input"]
 
 L = TypeVar("L", RateLimiter[Any], AsyncRateLimiter[Any])
+H = TypeVar("H", HoldAll, AsyncHoldAll)
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,7 @@ class Unreported:
 Count = Union[float, Literal["tokens", "input_tokens", "output_tokens"], Callable[[Usage], float]]
 
 
-class _Named(TypedDict):
-    name: str
-
-
-class Limit(_Named, total=False):
+class Limit(Named, total=False):
     """A limit that a call takes from. count: 1, the default, for requests and slots; "tokens" or one of the other
     texts; or a price, from a function, which is called twice: with the estimate and with the usage."""
 
@@ -205,6 +202,8 @@ class Budget(Generic[L]):
         self._output_tokens, self._estimate = output_tokens, estimate
         self._on_expiry: OnExpiry = on_expiry
         self._ttl, self._wait = ttl, wait
+        self._interval = seconds_of(ttl) / 2
+        """Seconds after which the hold of a stream is extended."""
 
     def call(self, request: Mapping[str, Any]) -> ModelCall:
         """The hold for a request to the model, in the fields of OpenAI."""
@@ -215,14 +214,14 @@ class Budget(Generic[L]):
         if isinstance(thoughts, int) and thoughts > most:  # otherwise they are among them
             most += thoughts
         estimate = Usage(self._estimate(request), most * (request.get("n") or 1), str(request.get("model") or ""))
-        return ModelCall(list(given), estimate, seconds_of(self._ttl) / 2, self._unreported, self._on_unsettled)
+        return ModelCall(self, list(given), estimate)
 
     def hold(self, call: ModelCall, id: str | None = None) -> HoldAll:
         """Takes the estimate; entering it raises RateLimitExceeded with the wait."""
         if not isinstance(self.limiter, RateLimiter):
             raise TypeError("the budget has an AsyncRateLimiter; allowed here: a RateLimiter")
-        held: HoldAll = self._held(call, self._hold_all(call, id))
-        return held
+        held: HoldAll = self._hold_all(call, id)
+        return call.has(held)
 
     def hold_async(self, call: ModelCall, id: str | None = None) -> Pending[AsyncHoldAll]:
         """As hold."""
@@ -231,8 +230,8 @@ class Budget(Generic[L]):
         pending = self._hold_all(call, id)
 
         async def start() -> AsyncHoldAll:
-            held: AsyncHoldAll = self._held(call, await pending)
-            return held
+            held: AsyncHoldAll = await pending
+            return call.has(held)
 
         return Pending(start)
 
@@ -240,10 +239,6 @@ class Budget(Generic[L]):
         return self.limiter.hold_all(
             call.requests, ttl=self._ttl, id=id, on_expiry=self._on_expiry, on_exception="charge", wait=self._wait
         )
-
-    def _held(self, call: ModelCall, held: Any) -> Any:
-        call.id, held._hears = held.id, call.unsettled
-        return held
 
 
 def read_usage(reports: Iterable[Any], model: str = "") -> Usage | None:
@@ -284,14 +279,7 @@ _MOST = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 class ModelCall:
     """One call of a model."""
 
-    def __init__(
-        self,
-        limits: list[Limit],
-        estimate: Usage,
-        interval: float,
-        unreported: Callable[[Unreported], Usage | None] | None,
-        on_unsettled: Callable[[Unsettled], object] | None,
-    ) -> None:
+    def __init__(self, budget: Budget[Any], limits: list[Limit], estimate: Usage) -> None:
         counts: dict[str, Count] = {}
         for limit in limits:
             count = limit.get("count", 1)
@@ -300,25 +288,26 @@ class ModelCall:
                     f'the limit "{limit["name"]}" comes twice, with the counts {counts[limit["name"]]!r} and {count!r}; '
                     "allowed: the same one, since what was used is settled by names"
                 )
-        self._limits, self.estimate = limits, estimate
-        self._unreported, self._on_unsettled = unreported, on_unsettled
+        self._budget, self._limits, self.estimate = budget, limits, estimate
         self._usage: Usage | None = None
         self._came = 0
         """The bytes of the answer's text so far."""
         self.id: str | None = None
         """The id of the hold."""
-        self.interval, self._next = interval, time.monotonic() + interval
+        self._next = time.monotonic() + budget._interval
         self.has_begun = False
         """Whether some of the answer has come: the model has worked."""
 
     @property
     def requests(self) -> list[Request]:
         """The requests to hold."""
-        made: list[Request] = []
-        for limit in self._limits:
-            request: Any = {**limit, "count": _count(limit, self.estimate)}
-            made.append(request)
-        return made
+        made: Any = [{**limit, "count": _count(limit, self.estimate)} for limit in self._limits]
+        return list(made)
+
+    def has(self, hold: H) -> H:
+        """Notes the hold of the call."""
+        self.id, hold._hears = hold.id, self.unsettled
+        return hold
 
     def heard(self, answer: Any, reports: bool = True) -> None:
         """Takes an answer, a chunk or an event in the fields of OpenAI: some text, a report of the usage, or both.
@@ -354,15 +343,12 @@ class ModelCall:
                 return self._counts(Usage(0, 0, self.estimate.model))
             if type(each).__name__ in ("ConnectError", "ConnectTimeout") or isinstance(each, ConnectionRefusedError):
                 return 0
-        return self._without_report(error)
-
-    def _without_report(self, error: BaseException | None) -> dict[str, float] | None:
-        if self._unreported is None:
+        if self._budget._unreported is None:
             return None
         held = self.estimate
         streamed = Usage(held.input_tokens, ceil(self._came / 3), held.model)
         try:
-            usage = self._unreported(Unreported(held, streamed, error))
+            usage = self._budget._unreported(Unreported(held, streamed, error))
         except Exception as failure:
             self.unsettled(None, failure)
             return None
@@ -381,22 +367,19 @@ class ModelCall:
 
     def unsettled(self, used: Any, error: BaseException) -> None:
         """Reports that the hold could not be settled by the actual use; raises nothing."""
-        tell_unsettled(self._on_unsettled, Unsettled(self.id, used, error))
+        tell_unsettled(self._budget._on_unsettled, Unsettled(self.id, used, error))
 
     def is_due(self) -> bool:
         """Whether the hold of a stream has to be extended: halfway to its expiry."""
         now = time.monotonic()
         if now < self._next:
             return False
-        self._next = now + self.interval
+        self._next = now + self._budget._interval
         return True
 
     def is_left(self) -> bool:
         """Whether the hold expired so long ago that no end of the call will be reported."""
-        return time.monotonic() > self._next + self.interval + _DAY
-
-
-_DAY = 86_400
+        return time.monotonic() > self._next + self._budget._interval + 86_400
 
 
 def _count(limit: Limit, usage: Usage) -> float:

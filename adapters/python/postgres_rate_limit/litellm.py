@@ -95,7 +95,7 @@ class BudgetLogger(CustomLogger):
 
     async def _settle(self, id: str, call: ModelCall, hold: AsyncHoldAll, ended: Future[BaseException | None]) -> None:
         """Extends the hold until the call ends, because LiteLLM reports no chunks; then settles it."""
-        while not (await asyncio.wait([ended], timeout=call.interval))[0]:
+        while not (await asyncio.wait([ended], timeout=self._budget._interval))[0]:
             await hold._keep()
         del self._calls[id]
         error = ended.result()
