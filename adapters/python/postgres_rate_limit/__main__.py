@@ -25,26 +25,28 @@ def main() -> int:
         try:
             sys.stdout.write(install_sql(given.schema))
         except ValueError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
+            return _fails(str(error))
         return 0
     try:
         import psycopg
     except ImportError:
-        print("error: psycopg is missing", file=sys.stderr)
-        print("hint: pip install 'postgres-rate-limit[binary]', or run what --print writes", file=sys.stderr)
-        return 1
+        return _fails("psycopg is missing", "pip install 'postgres-rate-limit[binary]', or run what --print writes")
     try:
         with psycopg.connect(given.url, autocommit=True) as connection:
             install(connection, given.schema)
             print(f'ratelimit is installed in schema "{given.schema}" of database "{connection.info.dbname}"')
-    except (ValueError, psycopg.Error) as error:
-        message = error.diag.message_primary if isinstance(error, psycopg.Error) else None
-        print(f"error: {message or str(error).strip()}", file=sys.stderr)
-        if isinstance(error, psycopg.Error) and error.diag.message_hint:
-            print(f"hint: {error.diag.message_hint}", file=sys.stderr)
-        return 1
+    except ValueError as error:
+        return _fails(str(error))
+    except psycopg.Error as error:
+        return _fails(error.diag.message_primary or str(error).strip(), error.diag.message_hint)
     return 0
+
+
+def _fails(error: str, hint: str | None = None) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

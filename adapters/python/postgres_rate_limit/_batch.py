@@ -34,18 +34,16 @@ class _Statement:
     watch: asyncio.TimerHandle | None = None
 
 
+@dataclass(eq=False, slots=True)
 class _Waiting:
     """A call that waits for the next statement. answer: its result; the statement in which it is alone; or None, if it
     has to go alone, since its request has an error, its row was locked for too long, or the statement failed, which
     took nothing."""
 
-    def __init__(
-        self, request: str, headers: HeaderStyle | None, deadline: Deadline, loop: AbstractEventLoop
-    ) -> None:
-        self.request, self.deadline = request, deadline
-        self.headers: HeaderStyle | None = headers
-        self.size = len(request.encode())
-        self.answer: Future[Result | _Statement | None] = loop.create_future()
+    request: str
+    headers: HeaderStyle | None
+    deadline: Deadline
+    answer: Future[Result | _Statement | None]
 
     def late(self) -> None:
         if not self.answer.done():
@@ -109,7 +107,7 @@ class _Line:
         request = request_of(call)
         if request is None:
             return await answered_async(self._batch.on, call, place, deadline)
-        waiting = _Waiting(request, call.headers, deadline, self._loop)
+        waiting = _Waiting(request, call.headers, deadline, self._loop.create_future())
         self._waiting.append(waiting)
         self._watch()
         end = None if deadline is None else self._loop.call_later(left(deadline) or 0, waiting.late)
@@ -170,7 +168,7 @@ class _Line:
         while self._waiting and len(together) < _CALLS:
             waiting = self._waiting[0]
             if not waiting.answer.done():  # otherwise given up
-                size += waiting.size
+                size += len(waiting.request.encode())
                 if together and size > _BYTES:
                     break
                 together.append(waiting)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import time
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from postgres_rate_limit._calls import Key, Taken, key_of, seconds_of
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._facts import FACTS
 from postgres_rate_limit._failing import OnError, checked
-from postgres_rate_limit._results import BorrowResult, Result, innermost, told
+from postgres_rate_limit._results import BorrowResult, Result, innermost, log, told
 from postgres_rate_limit._waits import (
     AsyncEvent,
     AsyncLock,
@@ -32,7 +31,6 @@ from postgres_rate_limit._waits import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-log = logging.getLogger("postgres_rate_limit")
 # The kinds that can be borrowed: tokens can be given back to them.
 _LENDS = FACTS["lends"]
 Left = tuple[str, float, datetime]

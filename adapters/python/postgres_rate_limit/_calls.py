@@ -120,38 +120,69 @@ def seconds_of(span: timedelta | float) -> float:
     return span.total_seconds() if isinstance(span, timedelta) else float(span)
 
 
-def _time(column: str) -> str:
-    return f"CAST(extract(epoch FROM {column}) * 1000000 AS int8)"
+_TIME = "CAST(extract(epoch FROM {}) * 1000000 AS int8)"
+_LIMIT = f"r.retry_after, {_TIME.format('r.retry_at')}, r.remaining, r.capacity, {_TIME.format('r.reset_at')}"
+_FORMS = {
+    "text": "CAST(? AS text)",
+    "number": "CAST(? AS float8)",
+    "flag": "CAST(? AS boolean)",
+    # Sent as text, because drivers encode jsonb in different ways.
+    "json": "CAST(CAST(? AS text) AS jsonb)",
+    "when": "CAST(CAST(? AS text) AS timestamptz)",
+    "span": "make_interval(secs => CAST(? AS float8))",
+    "style": "(string_to_array(CAST(? AS text), ','))[r.n]",
+    "limit": _LIMIT,
+    "result": f"r.ok, {_LIMIT}, r.limited_by",
+    "request": f"r.name, r.key, r.ok, {_LIMIT}, r.limited_by",
+    "expires": _TIME.format("r.expires_at"),
+}
 
 
-def _number(sql: str) -> str:
-    """The statement with $1, $2, … in place of each ?."""
-    first, *others = sql.split("?")
+@lru_cache
+def _sql(text: str, function: str = "") -> str:
+    """The statement with its forms, and with $1, $2, … for its values."""
+    first, *others = text.format(function=function, **_FORMS).split("?")
     return first + "".join(f"${n}{part}" for n, part in enumerate(others, 1))
 
 
-@lru_cache(maxsize=256)
-def _statement(select: str, function: str, arguments: tuple[str, ...], rest: str) -> str:
-    return _number(f"SELECT {select} FROM @{function}({', '.join(arguments)}) AS r{rest}")
-
-
-_TEXT = "CAST(? AS text)"
-_NUMBER = "CAST(? AS float8)"
-_FLAG = "CAST(? AS boolean)"
-# Sent as text, because drivers encode jsonb in different ways.
-_JSON = "CAST(CAST(? AS text) AS jsonb)"
-_WHEN = "CAST(CAST(? AS text) AS timestamptz)"
-# The client throws, because a denial thrown by the database aborts the transaction.
-_UNTHROWN = ("false", None)
-_SPAN = "make_interval(secs => CAST(? AS float8))"
-_LIMIT = f"r.retry_after, {_time('r.retry_at')}, r.remaining, r.capacity, {_time('r.reset_at')}"
-_RESULT = f"r.ok, {_LIMIT}, r.limited_by"
-_REQUEST = f"r.name, r.key, {_RESULT}"
+# The statements. The client throws, because a denial thrown by the database aborts the transaction: throws is false.
+_ONE = "SELECT {result} FROM @{function}({text}, {text}, {number}, {flag}, false, {json}) AS r"
+_ONE_WITH_HEADERS = """
+    SELECT {result}, CAST(@rl_headers({text}, r, key => {text}, style => {text}, config => {json}) AS text)
+    FROM @{function}({text}, {text}, {number}, {flag}, false, {json}) AS r"""
+_EACH = "SELECT {result}, r.error IS NOT NULL FROM @rl_limit_each({json}, {span}) AS r ORDER BY r.n"
+# In a SELECT of its own the list is parsed once, not for each row.
+_EACH_WITH_HEADERS = """
+    SELECT {result}, CASE WHEN r.error IS NULL AND {style} <> '' THEN CAST(@rl_headers(r.name, r, key => r.key,
+        style => {style}, config => (SELECT {json}) -> (r.n - 1) -> 'config') AS text) END, r.error IS NOT NULL
+    FROM @rl_limit_each({json}, {span}) AS r ORDER BY r.n"""
+_ALL = "SELECT {request} FROM @{function}({json}) AS r ORDER BY r.n"
+# The rows with their configs, which rl_headers_all needs for limits that aren't defined.
+_ALL_WITH_HEADERS = """
+    WITH r AS MATERIALIZED (SELECT * FROM @{function}({json}))
+    SELECT {request}, (SELECT CAST(@rl_headers_all((SELECT jsonb_agg(to_jsonb(r) || ({json} -> (r.n - 1)) ORDER BY r.n)
+        FROM r), {text}) AS text)) FROM r ORDER BY r.n"""
+# The kind of the key, because an override may have another one, at a time after the take.
+_TAKE = """
+    SELECT {result}, NULL, NULL, r.taken, CAST(@rl_value({text}, {text}, {json}) AS text)
+    FROM @rl_take({text}, {text}, {number}, {number}, false, {json}) AS r"""
+_CREDIT = "SELECT {result} FROM @rl_credit({text}, {text}, {number}, {when}, {json}) AS r"
+_RESET = "SELECT r FROM @rl_reset({text}, {text}) AS r"
+_PRUNE = "SELECT r FROM @rl_prune(CAST(? AS int), {span}) AS r"
+_VALUE = "SELECT CAST(r AS text) FROM @rl_value({text}, {text}, {json}) AS r"
+_ACQUIRE = """
+    SELECT {result}, r.lease, {expires}, NULL, NULL FROM @rl_acquire({text}, {text}, {number}, false, {json}) AS r"""
+_EXTEND = f"SELECT {_TIME.format('r')} FROM @rl_extend({{text}}, {{json}}) AS r"
+_RELEASE = "SELECT r FROM @rl_release({text}, {json}) AS r"
+_HOLD = """
+    SELECT {result}, r.hold, {expires}, r.held, NULL
+    FROM @rl_hold({text}, {text}, {number}, {span}, {text}, {number}, {text}, {flag}, false, {json}) AS r"""
+_SETTLE = "SELECT {result} FROM @rl_settle({text}, {number}) AS r"
+_HOLD_ALL = """
+    SELECT {request}, r.held, r.hold, {expires} FROM @rl_hold_all({json}, {span}, {text}, {text}) AS r ORDER BY r.n"""
+_SETTLE_ALL = "SELECT r.name, r.key, {limit} FROM @rl_settle_all({text}, {json}) AS r"
+_DEFINE = "SELECT r.key, @rl_define(r.key, r.value) FROM jsonb_each({json}) AS r"
 _STYLES = ("ietf", "github")
-
-
-def _headers(name: str, key: str, style: str, config: str) -> str:
-    return f"CAST(@rl_headers({name}, r, key => {key}, style => {style}, config => {config}) AS text)"
 
 
 def _limit(after: Any, at: Any, remaining: Any, capacity: Any, reset: Any, *by: Any) -> Any:
@@ -171,6 +202,10 @@ def _request(row: Sequence[Any]) -> RequestResult:
 
 def _read_result(rows: Rows) -> Result:
     return _result(rows[0], *rows[0][7:])
+
+
+def _read_flag(rows: Rows) -> bool:
+    return bool(rows[0][0])
 
 
 def _read_taken(rows: Rows) -> Taken:
@@ -232,21 +267,6 @@ class Calls:
                 )
             self.place = '"' + name.replace('"', '""') + '".'
 
-    def _make(
-        self,
-        select: str,
-        function: str,
-        arguments: Sequence[tuple[str, Any]],
-        read: Callable[[Rows], T],
-        rest: str = "",
-        before: Sequence[Any] = (),
-        **fields: Any,
-    ) -> Call[T]:
-        """SELECT … FROM function(arguments) AS r; ? stands for a value, @ for the schema. before: the values in
-        select. fields: those of the call."""
-        sql = _statement(select, function, tuple([form for form, _ in arguments]), rest)
-        return Call(sql, (*before, *[value for form, value in arguments if "?" in form]), read, **fields)
-
     def config(self, name: str, config: Config | None) -> str | None:
         """The config that a call passes."""
         if config is not None:
@@ -270,18 +290,15 @@ class Calls:
         config: Config | None,
     ) -> Call[Result]:
         name, key, own = self._target(name, key, config)
-        arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), (_FLAG, reserve), _UNTHROWN, (_JSON, own)]
-        select, values = _RESULT, []
-        if headers is not None:
-            select += f", {_headers(_TEXT, _TEXT, _TEXT, _JSON)}"
-            values = [name, key, headers, own]
+        before = () if headers is None else (name, key, headers, own)
+        values = *before, name, key, float(count), reserve, own
         fields = _of_one(name, Result)
         if function == "rl_limit":
             fields |= {"shares": headers is None or headers in _STYLES, "headers": headers}
         else:
             fields |= {"decides": None, "names": ()}
         fields |= {"id": ((name, key), "limit", own, reserve, headers), "count": float(count)}
-        return self._make(select, function, arguments, _read_result, before=values, **fields)
+        return Call(_sql(_ONE if headers is None else _ONE_WITH_HEADERS, function), values, _read_result, **fields)
 
     def each(self, requests: Sequence[tuple[str, HeaderStyle | None]]) -> Call[list[Result | None]]:
         """Requests as request_of makes them, each on its own, and the style of the headers that it asks for. None: the
@@ -291,27 +308,16 @@ class Calls:
             return [None if row[-1] else _result(row, *row[7:-1]) for row in rows]
 
         text = f"[{', '.join(request for request, _ in requests)}]"
-        select, values = _RESULT, []
-        if any(style for _, style in requests):
-            style = f"(string_to_array({_TEXT}, ','))[r.n]"
-            # In a SELECT of its own the list is parsed once, not for each row.
-            headers = _headers("r.name", "r.key", style, f"(SELECT {_JSON}) -> (r.n - 1) -> 'config'")
-            select += f", CASE WHEN r.error IS NULL AND {style} <> '' THEN {headers} END"
-            styles = ",".join(style or "" for _, style in requests)
-            values = [styles, styles, text]
-        arguments = [(_JSON, text), (_SPAN, self.lock_wait)]
-        select += ", r.error IS NOT NULL"
-        return self._make(select, "rl_limit_each", arguments, read, " ORDER BY r.n", before=values)
+        if not any(style for _, style in requests):
+            return Call(_sql(_EACH), (text, self.lock_wait), read)
+        styles = ",".join(style or "" for _, style in requests)
+        return Call(_sql(_EACH_WITH_HEADERS), (styles, styles, text, text, self.lock_wait), read)
 
     def take(self, name: str, key: Key, at_least: float, at_most: float, config: Config | None) -> Call[Taken]:
         name, key, own = self._target(name, key, config)
-        # The kind of the key, because an override may have another one, at a time after the take.
-        value = f"CAST(@rl_value({_TEXT}, {_TEXT}, {_JSON}) AS text)"
-        arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(at_most)), (_NUMBER, float(at_least))]
-        arguments += [_UNTHROWN, (_JSON, own)]
-        fields = _of_one(name, Taken) | {"id": ((name, key), "take", own), "count": float(at_least)}
-        select = f"{_RESULT}, NULL, NULL, r.taken, {value}"
-        return self._make(select, "rl_take", arguments, _read_taken, before=[name, key, own], **fields)
+        values = name, key, own, name, key, float(at_most), float(at_least), own
+        id = (name, key), "take", own
+        return Call(_sql(_TAKE), values, _read_taken, id=id, count=float(at_least), **_of_one(name, Taken))
 
     def kind(self, name: str, config: Config | None) -> str | None:
         """The kind of the limit; None: unknown here."""
@@ -325,23 +331,18 @@ class Calls:
         if taken_at is not None and taken_at.tzinfo is None:
             raise ValueError(f"taken_at is {taken_at}; allowed: a time with an offset, such as timezone.utc")
         at = None if taken_at is None else taken_at.isoformat()
-        arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), (_WHEN, at), (_JSON, own)]
-        return self._make(_RESULT, "rl_credit", arguments, _read_result, forgets=((name, key),))
+        return Call(_sql(_CREDIT), (name, key, float(count), at, own), _read_result, forgets=((name, key),))
 
     def reset(self, name: str, key: Key, config: Config | None) -> Call[bool]:
         name, key, _ = self._target(name, key, config)
-        arguments = [(_TEXT, name), (_TEXT, key)]
-        return self._make("r", "rl_reset", arguments, lambda rows: bool(rows[0][0]), forgets=((name, key),))
+        return Call(_sql(_RESET), (name, key), _read_flag, forgets=((name, key),))
 
     def prune(self, max_rows: int, undefined_idle: timedelta | float | None) -> Call[int]:
         idle = None if undefined_idle is None else seconds_of(undefined_idle)
-        arguments = [("CAST(? AS int)", max_rows), (_SPAN, idle)]
-        return self._make("r", "rl_prune", arguments, lambda rows: int(rows[0][0]))
+        return Call(_sql(_PRUNE), (max_rows, idle), lambda rows: int(rows[0][0]))
 
     def value(self, name: str, key: Key, config: Config | None) -> Call[Value]:
-        name, key, own = self._target(name, key, config)
-        arguments = [(_TEXT, name), (_TEXT, key), (_JSON, own)]
-        return self._make("CAST(r AS text)", "rl_value", arguments, lambda rows: cast(Value, json.loads(rows[0][0])))
+        return Call(_sql(_VALUE), self._target(name, key, config), lambda rows: cast(Value, json.loads(rows[0][0])))
 
     def _requests(self, requests: Iterable[Request]) -> tuple[str, list[Target]]:
         """The text of the requests, each with the config that it needs, and their targets."""
@@ -366,28 +367,19 @@ class Calls:
         fields["id"] = None, "all", text, headers
         fields["opened"] = lambda error: AllResult(True, [_unchecked(each) for each in targets], error=error)
         if headers is None:
-            return self._make(_REQUEST, function, [(_JSON, text)], _read_all, " ORDER BY r.n", **fields)
-        # The rows with their configs, which rl_headers_all needs for limits that aren't defined.
-        rows = f"SELECT jsonb_agg(to_jsonb(r) || ({_JSON} -> (r.n - 1)) ORDER BY r.n) FROM r"
-        of_headers = f"(SELECT CAST(@rl_headers_all(({rows}), {_TEXT}) AS text))"
-        sql = f"WITH r AS MATERIALIZED (SELECT * FROM @{function}({_JSON}))"
-        sql += f" SELECT {_REQUEST}, {of_headers} FROM r ORDER BY r.n"
-        return Call(_number(sql), (text, text, headers), _read_all, **fields)
+            return Call(_sql(_ALL, function), (text,), _read_all, **fields)
+        return Call(_sql(_ALL_WITH_HEADERS, function), (text, text, headers), _read_all, **fields)
 
     def acquire(self, name: str, key: Key, count: float, config: Config | None) -> Call[Taken]:
         name, key, own = self._target(name, key, config)
-        arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), _UNTHROWN, (_JSON, own)]
-        select = f"{_RESULT}, r.lease, {_time('r.expires_at')}, NULL, NULL"
-        fields = _of_one(name, Taken)
-        return self._make(select, "rl_acquire", arguments, _read_taken, slots=frozenset((name,)), **fields)
+        values = name, key, float(count), own
+        return Call(_sql(_ACQUIRE), values, _read_taken, slots=frozenset((name,)), **_of_one(name, Taken))
 
     def extend(self, name: str, lease: str | None, config: Config | None) -> Call[datetime | None]:
-        arguments = [(_TEXT, lease), (_JSON, self.config(name, config))]
-        return self._make(_time("r"), "rl_extend", arguments, lambda rows: time_of(rows[0][0]))
+        return Call(_sql(_EXTEND), (lease, self.config(name, config)), lambda rows: time_of(rows[0][0]))
 
     def release(self, name: str, lease: str | None, config: Config | None) -> Call[bool]:
-        arguments = [(_TEXT, lease), (_JSON, self.config(name, config))]
-        return self._make("r", "rl_release", arguments, lambda rows: bool(rows[0][0]))
+        return Call(_sql(_RELEASE), (lease, self.config(name, config)), _read_flag)
 
     def hold(
         self,
@@ -403,14 +395,11 @@ class Calls:
     ) -> Call[Taken]:
         name, key, own = self._target(name, key, config)
         least = None if at_least is None else float(at_least)
-        arguments = [(_TEXT, name), (_TEXT, key), (_NUMBER, float(count)), (_SPAN, seconds_of(ttl)), (_TEXT, id)]
-        arguments += [(_NUMBER, least), (_TEXT, on_expiry), (_FLAG, reserve), _UNTHROWN, (_JSON, own)]
-        select = f"{_RESULT}, r.hold, {_time('r.expires_at')}, r.held, NULL"
-        return self._make(select, "rl_hold", arguments, _read_taken, **_of_one(name, Taken, held=float(count)))
+        values = name, key, float(count), seconds_of(ttl), id, least, on_expiry, reserve, own
+        return Call(_sql(_HOLD), values, _read_taken, **_of_one(name, Taken, held=float(count)))
 
     def settle(self, hold: str | None, used: float | None) -> Call[Result]:
-        arguments = [(_TEXT, hold), (_NUMBER, None if used is None else float(used))]
-        return self._make(_RESULT, "rl_settle", arguments, _read_result)
+        return Call(_sql(_SETTLE), (hold, None if used is None else float(used)), _read_result)
 
     def hold_all(
         self, requests: Iterable[Request], ttl: timedelta | float, id: str | None, on_expiry: str
@@ -426,32 +415,28 @@ class Calls:
             hold, expires = next((row[10:] for row in rows if row[10] is not None), (None, None))
             return HeldAll(results[0].ok, hold, time_of(expires), results)
 
-        select = f"{_REQUEST}, r.held, r.hold, {_time('r.expires_at')}"
-        arguments = [(_JSON, text), (_SPAN, seconds_of(ttl)), (_TEXT, id), (_TEXT, on_expiry)]
-
         def opened(error: BaseException) -> HeldAll:
             return HeldAll(True, None, None, [_held(_unchecked(each), each[2]) for each in targets], error)
 
-        fields = _of_several(targets) | {"opened": opened, "slots": slots}
-        return self._make(select, "rl_hold_all", arguments, read, " ORDER BY r.n", **fields)
+        values = text, seconds_of(ttl), id, on_expiry
+        return Call(_sql(_HOLD_ALL), values, read, opened=opened, slots=slots, **_of_several(targets))
 
     def settle_all(self, hold: str | None, used: float | Mapping[str, float] | None) -> Call[list[SettleResult]]:
         def read(rows: Rows) -> list[SettleResult]:
             return [SettleResult(name, key, *_limit(*limit)) for name, key, *limit in rows]
 
         text = None if used is None else json.dumps(dict(used) if isinstance(used, Mapping) else used, allow_nan=False)
-        return self._make(f"r.name, r.key, {_LIMIT}", "rl_settle_all", [(_TEXT, hold), (_JSON, text)], read)
+        return Call(_sql(_SETTLE_ALL), (hold, text), read)
 
     def define(self) -> Call[list[str]]:
         self._needs_definitions("define()")
         configs = ", ".join(f"{json.dumps(name)}: {config}" for name, config in self.configs.items())
-        sql = f"SELECT r.key, @rl_define(r.key, r.value) FROM jsonb_each({_JSON}) AS r"
 
         def read(rows: Rows) -> list[str]:
             changed = {row[0] for row in rows if row[1]}
             return [name for name in self.names if name in changed]
 
-        return Call(_number(sql), (f"{{{configs}}}",), read, forgets=())
+        return Call(_sql(_DEFINE), (f"{{{configs}}}",), read, forgets=())
 
     def sql(self) -> str:
         self._needs_definitions("sql()")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import time
@@ -44,6 +43,7 @@ from postgres_rate_limit._results import (
     aged,
     denying,
     innermost,
+    log,
     told,
 )
 from postgres_rate_limit._waits import (
@@ -67,7 +67,6 @@ else:
 T = TypeVar("T")
 TEN_MINUTES = timedelta(minutes=10)
 _NOTHING_HELD = HeldAll(True, None, None, [])
-log = logging.getLogger("postgres_rate_limit")
 
 
 class AsyncRateLimiter(Generic[N]):
@@ -392,7 +391,7 @@ class AsyncRateLimiter(Generic[N]):
 
     async def _run_apart(self, call: Call[T], on_error: OnError | None) -> T:
         """In no transaction of the caller's."""
-        if not database_async(self._db).is_alone():
+        if database_async(self._db).in_transaction() is not False:
             raise TypeError(
                 "db is in a transaction, whose rollback would undo what is borrowed and returned; allowed: a pool"
             )
@@ -417,14 +416,10 @@ class AsyncRateLimiter(Generic[N]):
         if not call.slots or patience.left <= 0:
             return await self._patiently(call, on, on_error, patience)
         # Calls that wait for the same slots form a line.
-        line = os.getpid(), here_async(), id(self._where(db)), call.sql, call.values
-        place = self._lines.join(line)
-        try:
+        with self._lines.place((os.getpid(), here_async(), id(self._where(db)), call.sql, call.values)) as place:
             if not place.is_set():
                 await wait_for_async(place, patience.left)
             return await self._patiently(call, on, on_error, patience)
-        finally:
-            self._lines.leave(line, place)
 
     async def _patiently(self, call: Call[T], on: Database, on_error: OnError | None, patience: Patience) -> T:
         while True:
@@ -444,7 +439,7 @@ class AsyncRateLimiter(Generic[N]):
         if opens or self._denials or timeout < math.inf:
             # Its error aborts no transaction of the caller's, and its denial is not due to that transaction's own
             # takes.
-            alone = on.is_alone()
+            alone = on.in_transaction() is False
         if on_error == "open" and not alone and (call.id or call.names):
             raise TypeError('on_error is "open" in a transaction, which the error aborts; allowed: a pool or an engine')
         began, sent = time.perf_counter(), time.monotonic()
@@ -457,16 +452,15 @@ class AsyncRateLimiter(Generic[N]):
             place = await find_place_async(on, self._calls, deadline)
             result = await answered_async(on, call, place, deadline)
         except BaseException as error:
-            if not (alone and opens and call.opened):
-                self._failed(call, error, began)
-                raise
-            verdict = not_now(error, on.address)
-            if not (verdict if isinstance(verdict, bool) else await ask_async(verdict, deadline)):
+            opened = call.opened if alone and opens else None
+            verdict = opened is not None and not_now(error, on.address)
+            is_later = verdict if isinstance(verdict, bool) else await ask_async(verdict, deadline)
+            if opened is None or not is_later:
                 self._failed(call, error, began)
                 raise
             if self._on_decision is None or call.decides is None:
                 log.warning("a call went unchecked: %r", innermost(error))
-            result = call.opened(innermost(error))
+            result = opened(innermost(error))
             self._tell(call, result, began, error)
             return result
         finally:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import time
@@ -40,6 +39,7 @@ from postgres_rate_limit._results import (
     aged,
     denying,
     innermost,
+    log,
     told,
 )
 from postgres_rate_limit._waits import (
@@ -62,7 +62,6 @@ else:
 T = TypeVar("T")
 TEN_MINUTES = timedelta(minutes=10)
 _NOTHING_HELD = HeldAll(True, None, None, [])
-log = logging.getLogger("postgres_rate_limit")
 
 
 class RateLimiter(Generic[N]):
@@ -375,7 +374,7 @@ class RateLimiter(Generic[N]):
 
     def _run_apart(self, call: Call[T], on_error: OnError | None) -> T:
         """In no transaction of the caller's."""
-        if not database(self._db).is_alone():
+        if database(self._db).in_transaction() is not False:
             raise TypeError(
                 "db is in a transaction, whose rollback would undo what is borrowed and returned; allowed: a pool"
             )
@@ -400,14 +399,10 @@ class RateLimiter(Generic[N]):
         if not call.slots or patience.left <= 0:
             return self._patiently(call, on, on_error, patience)
         # Calls that wait for the same slots form a line.
-        line = os.getpid(), here(), id(self._where(db)), call.sql, call.values
-        place = self._lines.join(line)
-        try:
+        with self._lines.place((os.getpid(), here(), id(self._where(db)), call.sql, call.values)) as place:
             if not place.is_set():
                 wait_for(place, patience.left)
             return self._patiently(call, on, on_error, patience)
-        finally:
-            self._lines.leave(line, place)
 
     def _patiently(self, call: Call[T], on: Database, on_error: OnError | None, patience: Patience) -> T:
         while True:
@@ -427,7 +422,7 @@ class RateLimiter(Generic[N]):
         if opens or self._denials or timeout < math.inf:
             # Its error aborts no transaction of the caller's, and its denial is not due to that transaction's own
             # takes.
-            alone = on.is_alone()
+            alone = on.in_transaction() is False
         if on_error == "open" and not alone and (call.id or call.names):
             raise TypeError('on_error is "open" in a transaction, which the error aborts; allowed: a pool or an engine')
         began, sent = time.perf_counter(), time.monotonic()
@@ -440,16 +435,15 @@ class RateLimiter(Generic[N]):
             place = find_place(on, self._calls, deadline)
             result = answered(on, call, place, deadline)
         except BaseException as error:
-            if not (alone and opens and call.opened):
-                self._failed(call, error, began)
-                raise
-            verdict = not_now(error, on.address)
-            if not (verdict if isinstance(verdict, bool) else ask(verdict, deadline)):
+            opened = call.opened if alone and opens else None
+            verdict = opened is not None and not_now(error, on.address)
+            is_later = verdict if isinstance(verdict, bool) else ask(verdict, deadline)
+            if opened is None or not is_later:
                 self._failed(call, error, began)
                 raise
             if self._on_decision is None or call.decides is None:
                 log.warning("a call went unchecked: %r", innermost(error))
-            result = call.opened(innermost(error))
+            result = opened(innermost(error))
             self._tell(call, result, began, error)
             return result
         finally:

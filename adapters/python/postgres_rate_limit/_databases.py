@@ -23,19 +23,14 @@ class Database(NamedTuple):
     """Runs a statement, with $1, $2, … for its values, and returns its rows; asynchronous ones are awaited."""
     apart: bool
     """Whether each call has a connection of its own, so that none is in a transaction of the caller's."""
-    in_transaction: Callable[[], bool] = lambda: False
+    in_transaction: Callable[[], bool | None] = lambda: False
+    """Whether a statement is in a transaction of the caller's; None: unknown."""
     is_over: Callable[[], bool] = lambda: True
     """Whether the transaction of an earlier statement has been committed or rolled back; false if unknown."""
     address: Callable[[], Address] = lambda: None
     """The server's address, for a ping; of a pool, because its errors don't have it."""
-    told: bool = True
-    """Whether in_transaction can be known."""
     batch: Any = None
     """The Batch of a limiter's own pool."""
-
-    def is_alone(self) -> bool:
-        """Whether a statement is known to be in no transaction of the caller's."""
-        return self.apart or (self.told and not self.in_transaction())
 
 
 Kinds = tuple[tuple[str, str, Callable[[Any], Database]], ...]
@@ -152,5 +147,5 @@ def made_of(kinds: Kinds, db: object, supported: str, other: str) -> Database:
         raise TypeError("db is missing: pass one to the limiter, or to the call")
     if callable(db):
         query: Any = db
-        return Database(lambda sql, values, _: query(percent(sql), values), False, is_over=lambda: False, told=False)
+        return Database(lambda sql, values, _: query(percent(sql), values), False, lambda: None, lambda: False)
     raise TypeError(f"db is of type {type(db).__name__}; allowed: {supported}")

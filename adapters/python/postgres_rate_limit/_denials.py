@@ -74,9 +74,9 @@ class Denials:
             self._denials.move_to_end(id)
             return denial
 
-    def add(self, id: tuple[Any, ...] | None, count: float, began: float, retry_after: float | None, answer: Any) -> None:
+    def add(self, id: tuple[Any, ...], count: float, began: float, retry_after: float | None, answer: Any) -> None:
         """began: before the call was sent, so that the denial ends here no later than in the database."""
-        if not self._on or id is None:
+        if not self._on:
             return
         seconds = self._at_most if retry_after is None else min(retry_after, self._at_most)
         with self._lock:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 
 # end async
-from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 from uuid import UUID
@@ -41,7 +40,7 @@ class AsyncBudgetHandler(AsyncCallbackHandler):
             return None
         hold, call = run
         try:
-            hold.used = 0 if error is None and response and _is_cached(response) else _ended(call, response, error)
+            hold.used = _used(call, response, error)
         except Exception as failure:  # an answer of an unknown shape
             call.unsettled(None, failure)
         return hold
@@ -105,22 +104,18 @@ class AsyncBudgetHandler(AsyncCallbackHandler):
             await hold.__aexit__(type(error), error, None)
 
 
-def _ended(call: ModelCall, response: LLMResult | None, error: BaseException | None) -> Any:
+def _used(call: ModelCall, response: LLMResult | None, error: BaseException | None) -> Any:
     """The use to settle, by the model's report."""
     if response is not None:
-        usages = [_metadata(each) for each in _flat(response.generations)]
+        answers: list[Any] = [each for several in response.generations for each in several]
+        usages = [_metadata(each) for each in answers]
+        if error is None and usages and all(usage.get("total_cost") == 0 for usage in usages):
+            return 0  # the answer came from a cache
         reported: list[Any] = [usage for usage in usages if "input_tokens" in usage and "output_tokens" in usage]
         call.reported(*(reported or [(response.llm_output or {}).get("token_usage")]))
         if error is None and not call.has_begun:
-            call.came(
-                [_sent(each.message) if hasattr(each, "message") else each.text for each in _flat(response.generations)]
-            )
+            call.came([_sent(each.message) if hasattr(each, "message") else each.text for each in answers])
     return call.ended(error)
-
-
-def _is_cached(response: LLMResult) -> bool:
-    usages = [_metadata(each) for each in _flat(response.generations)]
-    return bool(usages) and all(usage.get("total_cost") == 0 for usage in usages)
 
 
 def _sent(message: BaseMessage) -> dict[str, Any]:
@@ -136,10 +131,6 @@ def _sent(message: BaseMessage) -> dict[str, Any]:
     elif called := message.additional_kwargs.get("function_call"):
         sent["function_call"] = called
     return sent
-
-
-def _flat(generations: Sequence[Sequence[Any]]) -> list[Any]:
-    return [each for several in generations for each in several]
 
 
 def _metadata(generation: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -15,7 +14,7 @@ from postgres_rate_limit._configs import Config
 from postgres_rate_limit._databases import Database
 from postgres_rate_limit._databases_sync import database
 from postgres_rate_limit._failing import OnError
-from postgres_rate_limit._results import OfSeveral, Result, SettleResult, Unsettled, innermost, tell_unsettled, told
+from postgres_rate_limit._results import OfSeveral, Result, SettleResult, innermost, log, tell_unsettled, told
 from postgres_rate_limit._waits import finish, sleep
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 U = TypeVar("U")
 A = TypeVar("A")
 M = TypeVar("M")
-log = logging.getLogger("postgres_rate_limit")
 
 
 class _Taken:
@@ -225,7 +223,7 @@ class _Holding(_Taken, Generic[U, A, M]):
             if self._hears is not None:
                 self._hears(used, error)
             else:
-                tell_unsettled(self._limiter._on_unsettled, Unsettled(self.id, used, error))
+                tell_unsettled(self._limiter._on_unsettled, self.id, used, error)
 
     def _counted(self, used: U | None) -> U | None:
         """The use, or everything held (None) if it is not a number from 0 on: the work is done, and is paid."""

@@ -240,13 +240,15 @@ def told(answer: T, throws: bool, name: str | None = None) -> T:
     return answer
 
 
-def tell_unsettled(hears: Callable[[Unsettled], object] | None, unsettled: Unsettled) -> None:
+def tell_unsettled(
+    hears: Callable[[Unsettled], object] | None, hold: str | None, used: Any, error: BaseException
+) -> None:
     """Calls on_unsettled; None: logs a warning. Raises nothing."""
     if hears is None:
-        log.warning("the hold %s was not settled by what was used: %r", unsettled.hold, unsettled.error)
+        log.warning("the hold %s was not settled by what was used: %r", hold, error)
         return
     try:
-        hears(unsettled)
+        hears(Unsettled(hold, used, error))
     except Exception:
         log.exception("on_unsettled failed")
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any, TypeVar
 
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._facts import FACTS
-from postgres_rate_limit._results import Decision
+from postgres_rate_limit._results import Decision, log
 
 C = TypeVar("C")
 OnUnchecked = Callable[[BaseException], object]
-log = logging.getLogger("postgres_rate_limit")
 
 
 def stored_key(key: str) -> str:

@@ -7,8 +7,8 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from datetime import timedelta
 from random import uniform
 from typing import Any, Generic, TypeVar
@@ -127,23 +127,23 @@ class Lines:
         self._lines: dict[Hashable, list[Any]] = {}
         self._lock = Lock()
 
-    def join(self, id: Hashable) -> Any:
-        """Returns a place in the line: an event, set when those before it have left."""
+    @contextmanager
+    def place(self, id: Hashable) -> Iterator[Any]:
+        """A place in the line: an event, set when those before it have left."""
         place = self._make()
         with self._lock:
             line = self._lines.setdefault(id, [])
             line.append(place)
             line[0].set()
-        return place
-
-    def leave(self, id: Hashable, place: Any) -> None:
-        with self._lock:
-            line = self._lines[id]
-            line.remove(place)
-            if line:
-                line[0].set()
-            else:
-                del self._lines[id]
+        try:
+            yield place
+        finally:
+            with self._lock:
+                line.remove(place)
+                if line:
+                    line[0].set()
+                else:
+                    del self._lines[id]
 
 
 # The seconds after which a caller that waits for slots checks again.

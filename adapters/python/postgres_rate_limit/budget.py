@@ -367,7 +367,7 @@ class ModelCall:
 
     def unsettled(self, used: Any, error: BaseException) -> None:
         """Reports that the hold could not be settled by the actual use; raises nothing."""
-        tell_unsettled(self._budget._on_unsettled, Unsettled(self.id, used, error))
+        tell_unsettled(self._budget._on_unsettled, self.id, used, error)
 
     def is_due(self) -> bool:
         """Whether the hold of a stream has to be extended: halfway to its expiry."""

@@ -43,29 +43,23 @@ class RequestLimiter(BaseRateLimiter):
         count: float = 1,
         config: Config | None = None,
     ) -> None:
-        self._limiter, self._name, self._key = limiter, name, key
-        self._count, self._config = count, config
+        self._limiter, self._name = limiter, name
+        self._asked: dict[str, Any] = {"name": name, "key": key, "count": count, "config": config}
 
     def acquire(self, *, blocking: bool = True) -> bool:
         if isinstance(self._limiter, AsyncRateLimiter):
             raise TypeError("the limiter is an AsyncRateLimiter; allowed for synchronous calls: a RateLimiter")
-        wait = math.inf if blocking else None
-        return self._limiter.limit(
-            self._name, self._key, count=self._count, wait=wait, throws=blocking, config=self._config
-        ).ok
+        return self._limiter.limit(**self._asked, wait=math.inf if blocking else None, throws=blocking).ok
 
     async def aacquire(self, *, blocking: bool = True) -> bool:
         if isinstance(self._limiter, RateLimiter):
             patience = Patience(math.inf)
             while True:
                 # No thread waits: it would continue, and take a token, after the task was cancelled.
-                asked = await asyncio.to_thread(
-                    self._limiter.limit, self._name, self._key, count=self._count, config=self._config
-                )
+                asked = await asyncio.to_thread(self._limiter.limit, **self._asked)
                 pause = patience.pause(asked.ok, asked.retry_after) if blocking else None
                 if pause is None:
                     return told(asked, blocking, self._name).ok
                 await asyncio.sleep(pause)
-        wait = math.inf if blocking else None
-        taken = await self._limiter.limit(self._name, self._key, count=self._count, wait=wait, config=self._config)
+        taken = await self._limiter.limit(**self._asked, wait=math.inf if blocking else None)
         return told(taken, blocking, self._name).ok

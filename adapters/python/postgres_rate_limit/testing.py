@@ -25,6 +25,8 @@ import pytest
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
+from postgres_rate_limit._results import innermost, sqlstate
+
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -65,6 +67,18 @@ def _failed(message: str) -> BaseException:
     return pytest.fail.Exception(message, pytrace=False)
 
 
+@contextmanager
+def _clock_of(user: str) -> Iterator[None]:
+    """Fails if the role may not set the clock."""
+    try:
+        yield
+    except Exception as error:
+        driver = innermost(error)
+        if sqlstate(driver) != "42501" or "ratelimit.clock" not in str(driver):
+            raise
+        raise _failed(NO_RIGHT.format(user=user)) from None
+
+
 def _must_be_set(time: datetime) -> None:
     if time != START:
         raise _failed(f"the limiter's clock shows {time} after it was set to {START}")
@@ -74,20 +88,16 @@ class Clock:
     """The limiter's clock: 2027-01-01 12:00:00 UTC when a test begins."""
 
     def __init__(self, connection: "Connection") -> None:
-        self._connection, self._now = connection, START
-
-    @property
-    def now(self) -> datetime:
-        return self._now
+        self._connection, self.now = connection, START
 
     def set(self, time: datetime) -> None:
         """Sets it to a time with an offset; without one ValueError."""
-        self._now = _with_offset(time)
+        self.now = _with_offset(time)
         self._connection.show_clock()
 
     def advance(self, **span: float) -> None:
         """Moves it on by a span, in the arguments of timedelta: advance(minutes=1)."""
-        self.set(self._now + timedelta(**span))
+        self.set(self.now + timedelta(**span))
 
 
 class Connection(psycopg.Connection[Any]):
@@ -138,13 +148,9 @@ class Connection(psycopg.Connection[Any]):
         """Begins the test, alone on the database: sets the clock, fills the limits. Fails if the clock can't be set."""
         cursor = super().cursor(row_factory=tuple_row)
         ((user, _),) = cursor.execute(LOCK)
-        try:
+        with _clock_of(user):
             self.show_clock()
             ((time,),) = cursor.execute(SHOW)
-        except psycopg.errors.InsufficientPrivilege as error:
-            if "ratelimit.clock" not in str(error):
-                raise
-            raise _failed(NO_RIGHT.format(user=user)) from None
         _must_be_set(time)
         cursor.execute(FILL, [list(names)])
         cursor.execute("SAVEPOINT application")
@@ -184,16 +190,10 @@ async def _run(connection: "AsyncConnection", sql: str, *values: Any) -> Any:
 
 async def _begin(connection: "AsyncConnection", names: tuple[str, ...]) -> None:
     """Begins the test as Connection.begin."""
-    from sqlalchemy.exc import DBAPIError
-
     user, _ = await _run(connection, LOCK)
-    try:
+    with _clock_of(user):
         await AsyncClock(connection).set(START)
         (time,) = await _run(connection, SHOW)
-    except DBAPIError as error:
-        if getattr(error.orig, "sqlstate", None) != "42501" or "ratelimit.clock" not in str(error.orig):
-            raise
-        raise _failed(NO_RIGHT.format(user=user)) from None
     _must_be_set(time)
     await _run(connection, FILL, list(names))
 

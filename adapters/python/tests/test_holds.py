@@ -290,7 +290,7 @@ class Slots:
         self.running -= 1
         ok = self.free > 0
         self.free -= ok
-        return [[ok, None if ok else 0.05, None, 0, 1, None, None if ok else "slots", "a" if ok else None, None, None]]
+        return [[ok, None if ok else 0.05, None, 0, 1, None, None if ok else "slots", "a" if ok else None] + [None] * 3]
 
 
 def test_of_those_that_wait_for_the_slots_of_a_key_the_first_asks_for_all(name):
