@@ -204,7 +204,8 @@ class Borrowed:
         self._give_back(left)  # the call may need it
         answer: Taken | BaseException
         try:
-            call = self._limiter._calls.take(self._name, key, least, most, self._config)
+            calls = self._limiter._calls
+            call = calls.take(calls.of(self._name, key, self._config), least, most)
             answer = self._limiter._run_apart(call, self._on_error)
         except BaseException as error:
             answer = error
@@ -271,7 +272,8 @@ class Borrowed:
         while left:
             try:
                 key, count, taken_at = left.pop()
-                call = self._limiter._calls.credit(self._name, key, count, taken_at, self._config)
+                calls = self._limiter._calls
+                call = calls.credit(calls.of(self._name, key, self._config), count, taken_at)
                 self._limiter._run_apart(call, None)
             except Exception as error:
                 log.warning("borrowed tokens were not returned: %r", innermost(error))

@@ -18,7 +18,6 @@ from postgres_rate_limit._results import (
     AllResult,
     HoldRequestResult,
     LimitedBy,
-    OfSeveral,
     RequestResult,
     Result,
     SettleResult,
@@ -38,6 +37,9 @@ HeaderStyle = Literal["ietf", "github"]
 OnExpiry = Literal["refund", "charge"]
 Used = Union[float, Mapping[str, float]]
 Rows = Sequence[Sequence[Any]]
+Limit = tuple[str, str, Union[str, None]]
+"""Its name, the key, and the config that a call passes."""
+Span = Union[timedelta, float]
 Verdict = tuple[str, bool, Union[float, None], Union[LimitedBy, None]]
 """Name, ok, retry_after and limited_by of a limit."""
 
@@ -93,14 +95,12 @@ class Taken(Result):
 
 
 @dataclass(frozen=True)
-class HeldAll(OfSeveral):
+class HeldAll(AllResult):
     """The result of rl_hold_all."""
 
-    ok: bool
-    id: str | None
-    expires_at: datetime | None
     results: Sequence[HoldRequestResult]
-    error: BaseException | None = None
+    id: str | None = None
+    expires_at: datetime | None = None
 
 
 def key_of(key: Key) -> str:
@@ -116,7 +116,7 @@ def key_of(key: Key) -> str:
     )
 
 
-def seconds_of(span: timedelta | float) -> float:
+def seconds_of(span: Span) -> float:
     return span.total_seconds() if isinstance(span, timedelta) else float(span)
 
 
@@ -276,20 +276,14 @@ class Calls:
             raise UnknownLimit(f'there is no limit "{name}"; there are: {known}. Or pass its config')
         return None if self.defined else self.configs[name]
 
-    def _target(self, name: str, key: Key, config: Config | None) -> tuple[str, str, str | None]:
+    def of(self, name: str, key: Key, config: Config | None) -> Limit:
         return name, key_of(key), self.config(name, config)
 
     def limit(
-        self,
-        function: Literal["rl_limit", "rl_check"],
-        name: str,
-        key: Key,
-        count: float,
-        reserve: bool,
-        headers: HeaderStyle | None,
-        config: Config | None,
+        self, function: str, limit: Limit, count: float, reserve: bool = False, headers: HeaderStyle | None = None
     ) -> Call[Result]:
-        name, key, own = self._target(name, key, config)
+        """A call of rl_limit or rl_check."""
+        name, key, own = limit
         before = () if headers is None else (name, key, headers, own)
         values = *before, name, key, float(count), reserve, own
         fields = _of_one(name, Result)
@@ -313,9 +307,9 @@ class Calls:
         styles = ",".join(style or "" for _, style in requests)
         return Call(_sql(_EACH_WITH_HEADERS), (styles, styles, text, text, self.lock_wait), read)
 
-    def take(self, name: str, key: Key, at_least: float, at_most: float, config: Config | None) -> Call[Taken]:
-        name, key, own = self._target(name, key, config)
-        values = name, key, own, name, key, float(at_most), float(at_least), own
+    def take(self, limit: Limit, at_least: float, at_most: float) -> Call[Taken]:
+        name, key, own = limit
+        values = *limit, name, key, float(at_most), float(at_least), own
         id = (name, key), "take", own
         return Call(_sql(_TAKE), values, _read_taken, id=id, count=float(at_least), **_of_one(name, Taken))
 
@@ -324,25 +318,22 @@ class Calls:
         own = self.config(name, config) or self.configs.get(name)
         return None if own is None else str(json.loads(own).get("kind"))
 
-    def credit(
-        self, name: str, key: Key, count: float, taken_at: datetime | None, config: Config | None
-    ) -> Call[Result]:
-        name, key, own = self._target(name, key, config)
+    def credit(self, limit: Limit, count: float, taken_at: datetime | None) -> Call[Result]:
+        name, key, own = limit
         if taken_at is not None and taken_at.tzinfo is None:
             raise ValueError(f"taken_at is {taken_at}; allowed: a time with an offset, such as timezone.utc")
         at = None if taken_at is None else taken_at.isoformat()
         return Call(_sql(_CREDIT), (name, key, float(count), at, own), _read_result, forgets=((name, key),))
 
-    def reset(self, name: str, key: Key, config: Config | None) -> Call[bool]:
-        name, key, _ = self._target(name, key, config)
-        return Call(_sql(_RESET), (name, key), _read_flag, forgets=((name, key),))
+    def reset(self, limit: Limit) -> Call[bool]:
+        return Call(_sql(_RESET), limit[:2], _read_flag, forgets=(limit[:2],))
 
-    def prune(self, max_rows: int, undefined_idle: timedelta | float | None) -> Call[int]:
+    def prune(self, max_rows: int, undefined_idle: Span | None) -> Call[int]:
         idle = None if undefined_idle is None else seconds_of(undefined_idle)
         return Call(_sql(_PRUNE), (max_rows, idle), lambda rows: int(rows[0][0]))
 
-    def value(self, name: str, key: Key, config: Config | None) -> Call[Value]:
-        return Call(_sql(_VALUE), self._target(name, key, config), lambda rows: cast(Value, json.loads(rows[0][0])))
+    def value(self, limit: Limit) -> Call[Value]:
+        return Call(_sql(_VALUE), limit, lambda rows: cast(Value, json.loads(rows[0][0])))
 
     def _requests(self, requests: Iterable[Request]) -> tuple[str, list[Target]]:
         """The text of the requests, each with the config that it needs, and their targets."""
@@ -356,22 +347,22 @@ class Calls:
             targets.append((name, str(fields["key"]), float(fields.get("count", 1))))
         return f"[{', '.join(texts)}]", targets
 
-    def limit_all(
-        self,
-        function: Literal["rl_limit_all", "rl_check_all"],
-        requests: Iterable[Request],
-        headers: HeaderStyle | None,
-    ) -> Call[AllResult]:
+    def limit_all(self, function: str, requests: Iterable[Request], headers: HeaderStyle | None) -> Call[AllResult]:
+        """A call of rl_limit_all or rl_check_all."""
         text, targets = self._requests(requests)
-        fields = _of_several(targets) if function == "rl_limit_all" else {}
-        fields["id"] = None, "all", text, headers
-        fields["opened"] = lambda error: AllResult(True, [_unchecked(each) for each in targets], error=error)
+
+        def opened(error: BaseException) -> AllResult:
+            return AllResult(True, [RequestResult(name, key, True) for name, key, _ in targets], error=error)
+
+        fields: dict[str, Any] = {"id": (None, "all", text, headers), "opened": opened}
+        if function == "rl_limit_all":
+            fields |= _of_several(targets)
         if headers is None:
             return Call(_sql(_ALL, function), (text,), _read_all, **fields)
         return Call(_sql(_ALL_WITH_HEADERS, function), (text, text, headers), _read_all, **fields)
 
-    def acquire(self, name: str, key: Key, count: float, config: Config | None) -> Call[Taken]:
-        name, key, own = self._target(name, key, config)
+    def acquire(self, limit: Limit, count: float) -> Call[Taken]:
+        name, key, own = limit
         values = name, key, float(count), own
         return Call(_sql(_ACQUIRE), values, _read_taken, slots=frozenset((name,)), **_of_one(name, Taken))
 
@@ -382,27 +373,18 @@ class Calls:
         return Call(_sql(_RELEASE), (lease, self.config(name, config)), _read_flag)
 
     def hold(
-        self,
-        name: str,
-        key: Key,
-        count: float,
-        ttl: timedelta | float,
-        id: str | None,
-        at_least: float | None,
-        on_expiry: str,
-        reserve: bool,
-        config: Config | None,
+        self, limit: Limit, count: float, ttl: Span, id: str | None, least: float | None, on_expiry: str, reserve: bool
     ) -> Call[Taken]:
-        name, key, own = self._target(name, key, config)
-        least = None if at_least is None else float(at_least)
-        values = name, key, float(count), seconds_of(ttl), id, least, on_expiry, reserve, own
+        name, key, own = limit
+        at_least = None if least is None else float(least)
+        values = name, key, float(count), seconds_of(ttl), id, at_least, on_expiry, reserve, own
         return Call(_sql(_HOLD), values, _read_taken, **_of_one(name, Taken, held=float(count)))
 
     def settle(self, hold: str | None, used: float | None) -> Call[Result]:
         return Call(_sql(_SETTLE), (hold, None if used is None else float(used)), _read_result)
 
     def hold_all(
-        self, requests: Iterable[Request], ttl: timedelta | float, id: str | None, on_expiry: str
+        self, requests: Iterable[Request], ttl: Span, id: str | None, on_expiry: str
     ) -> Call[HeldAll]:
         requests = list(requests)
         text, targets = self._requests(requests)
@@ -411,12 +393,12 @@ class Calls:
         )
 
         def read(rows: Rows) -> HeldAll:
-            results = [_held(_request(row), row[9]) for row in rows]
+            results = [HoldRequestResult(**vars(_request(row)), held=row[9]) for row in rows]
             hold, expires = next((row[10:] for row in rows if row[10] is not None), (None, None))
-            return HeldAll(results[0].ok, hold, time_of(expires), results)
+            return HeldAll(results[0].ok, results, id=hold, expires_at=time_of(expires))
 
         def opened(error: BaseException) -> HeldAll:
-            return HeldAll(True, None, None, [_held(_unchecked(each), each[2]) for each in targets], error)
+            return HeldAll(True, [HoldRequestResult(*each[:2], True, held=each[2]) for each in targets], error=error)
 
         values = text, seconds_of(ttl), id, on_expiry
         return Call(_sql(_HOLD_ALL), values, read, opened=opened, slots=slots, **_of_several(targets))
@@ -484,14 +466,6 @@ def request_of(call: Call[Result]) -> str | None:
     return None if "\\u0000" in text else text
 
 
-def _unchecked(target: Target) -> RequestResult:
-    return RequestResult(target[0], target[1], True)
-
-
-def _held(result: RequestResult, held: float | None) -> HoldRequestResult:
-    return HoldRequestResult(**vars(result), held=held)
-
-
 def _verdict(name: str, answer: Result | RequestResult) -> Verdict:
     return name, answer.ok, answer.retry_after, answer.limited_by
 
@@ -508,7 +482,7 @@ def _of_one(name: str, made: type[Result], **unchecked: Any) -> dict[str, Any]:
 def _of_several(targets: Iterable[Target]) -> dict[str, Any]:
     """The fields of a call that takes from several limits. Denied: it was by the denying requests."""
 
-    def decides(answer: AllResult | HeldAll) -> Iterable[Verdict]:
+    def decides(answer: AllResult) -> Iterable[Verdict]:
         return [_verdict(each.name, each) for each in (answer.results if answer.ok else denying(answer.results))]
 
     return {"names": tuple(name for name, _, _ in targets), "decides": decides}

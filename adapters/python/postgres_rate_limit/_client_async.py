@@ -66,7 +66,7 @@ else:
     N = TypeVar("N", bound=str)
 T = TypeVar("T")
 TEN_MINUTES = timedelta(minutes=10)
-_NOTHING_HELD = HeldAll(True, None, None, [])
+_NOTHING_HELD = HeldAll(True, [])
 
 
 class AsyncRateLimiter(Generic[N]):
@@ -159,7 +159,7 @@ class AsyncRateLimiter(Generic[N]):
         config: for a limit that the limiter doesn't have.
         on_error, db: used instead of the limiter's.
         """
-        call = self._calls.limit("rl_limit", name, key, count, reserve, headers, config)
+        call = self._calls.limit("rl_limit", self._calls.of(name, key, config), count, reserve, headers)
         return told(await self._run(call, db, on_error, wait), throws, name)
 
     async def check(
@@ -176,12 +176,12 @@ class AsyncRateLimiter(Generic[N]):
         db: object = None,
     ) -> Result:
         """Returns the result that limit would return, and takes nothing."""
-        call = self._calls.limit("rl_check", name, key, count, reserve, headers, config)
+        call = self._calls.limit("rl_check", self._calls.of(name, key, config), count, reserve, headers)
         return told(await self._run(call, db, on_error), throws, name)
 
     async def reset(self, name: N, key: Key = "", *, config: Config | None = None, db: object = None) -> bool:
         """Fills the limit up again; returns False if it was full."""
-        return await self._run(self._calls.reset(name, key, config), db)
+        return await self._run(self._calls.reset(self._calls.of(name, key, config)), db)
 
     async def credit(
         self,
@@ -194,11 +194,11 @@ class AsyncRateLimiter(Generic[N]):
         db: object = None,
     ) -> Result:
         """Gives back tokens that weren't used; a negative count takes tokens, however many are left."""
-        return await self._run(self._calls.credit(name, key, count, taken_at, config), db)
+        return await self._run(self._calls.credit(self._calls.of(name, key, config), count, taken_at), db)
 
     async def value(self, name: N, key: Key = "", *, config: Config | None = None, db: object = None) -> Value:
         """Returns the limit in the form that a browser computes with: return it from a route as JSON."""
-        return await self._run(self._calls.value(name, key, config), db)
+        return await self._run(self._calls.value(self._calls.of(name, key, config)), db)
 
     async def limit_all(
         self,
@@ -244,7 +244,7 @@ class AsyncRateLimiter(Generic[N]):
 
         wait: seconds for which to wait; as slots may be released at any time, it checks again four times a second.
         """
-        call = self._calls.acquire(name, key, count, config)
+        call = self._calls.acquire(self._calls.of(name, key, config), count)
 
         async def start() -> AsyncLease:
             lent = await self._run(call, db, on_error, wait)
@@ -290,9 +290,10 @@ class AsyncRateLimiter(Generic[N]):
         on_exception: what to do with them if the block ends with an exception.
         """
         checked(on_exception, "on_exception", ("refund", "charge"))
+        limit = self._calls.of(name, key, config)
 
         def call(count: float, id: str | None, at_least: float | None) -> Call[Taken]:
-            return self._calls.hold(name, key, count, ttl, id, at_least, on_expiry, reserve, config)
+            return self._calls.hold(limit, count, ttl, id, at_least, on_expiry, reserve)
 
         first = call(count, id, at_least)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from math import ceil, inf
 from typing import Any, Literal, TypedDict, Union
 
@@ -68,22 +68,19 @@ def _last(denials: Iterable[Denial]) -> Denial:
     return max(denials, key=lambda each: inf if each[0] is None else each[0])
 
 
-def _found(denial: Any) -> Iterator[Denial]:
-    if isinstance(denial, BaseException):
-        several = getattr(denial, "exceptions", None)
-        if isinstance(several, tuple):  # an ExceptionGroup, which Python has from 3.11
-            try:
-                found = [each for one in several for each in _found(one)]
-            except BaseException:
-                raise denial from None
-            yield from found
-            return
-        error = RateLimitExceeded.from_error(denial)
-        if error is None:
-            raise denial
-        yield error.retry_after, error.headers
-        return
-    if denial.ok:
-        raise ValueError(f"a call that was allowed is no denial: {denial!r}; allowed: denials")
-    limit = getattr(denial, "denied_by", denial)
-    yield limit.retry_after, getattr(denial, "headers", {})
+def _found(denial: Any) -> list[Denial]:
+    if not isinstance(denial, BaseException):
+        if denial.ok:
+            raise ValueError(f"a call that was allowed is no denial: {denial!r}; allowed: denials")
+        limit = getattr(denial, "denied_by", denial)
+        return [(limit.retry_after, getattr(denial, "headers", {}))]
+    several = getattr(denial, "exceptions", None)
+    if isinstance(several, tuple):  # an ExceptionGroup, which Python has from 3.11
+        try:
+            return [each for one in several for each in _found(one)]
+        except BaseException:
+            raise denial from None
+    error = RateLimitExceeded.from_error(denial)
+    if error is None:
+        raise denial
+    return [(error.retry_after, error.headers)]

@@ -32,19 +32,6 @@ class AsyncBudgetHandler(AsyncCallbackHandler):
         self._runs: dict[UUID, tuple[AsyncHoldAll, ModelCall]] = {}
         self._lock = Lock()
 
-    def _ended(self, run_id: UUID, response: LLMResult | None, error: BaseException | None) -> AsyncHoldAll | None:
-        """The hold, and the use to settle."""
-        with self._lock:
-            run = self._runs.pop(run_id, None)
-        if run is None:
-            return None
-        hold, call = run
-        try:
-            hold.used = _used(call, response, error)
-        except Exception as failure:  # an answer of an unknown shape
-            call.unsettled(None, failure)
-        return hold
-
     # begin async
     @property
     def ignore_llm(self) -> bool:
@@ -96,12 +83,22 @@ class AsyncBudgetHandler(AsyncCallbackHandler):
                 await hold._keep()
 
     async def on_llm_end(self, response: LLMResult, *, run_id: UUID, **others: Any) -> None:
-        if hold := self._ended(run_id, response, None):
-            await hold.__aexit__(None, None, None)
+        await self._end(run_id, response, None)
 
     async def on_llm_error(self, error: BaseException, *, run_id: UUID, **others: Any) -> None:
-        if hold := self._ended(run_id, others.get("response"), error):
-            await hold.__aexit__(type(error), error, None)
+        await self._end(run_id, others.get("response"), error)
+
+    async def _end(self, run_id: UUID, response: LLMResult | None, error: BaseException | None) -> None:
+        with self._lock:
+            run = self._runs.pop(run_id, None)
+        if run is None:
+            return
+        hold, call = run
+        try:
+            hold.used = _used(call, response, error)
+        except Exception as failure:  # an answer of an unknown shape
+            call.unsettled(None, failure)
+        await hold.__aexit__(None if error is None else type(error), error, None)
 
 
 def _used(call: ModelCall, response: LLMResult | None, error: BaseException | None) -> Any:

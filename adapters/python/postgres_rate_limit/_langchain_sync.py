@@ -29,19 +29,6 @@ class BudgetHandler(BaseCallbackHandler):
         self._runs: dict[UUID, tuple[HoldAll, ModelCall]] = {}
         self._lock = Lock()
 
-    def _ended(self, run_id: UUID, response: LLMResult | None, error: BaseException | None) -> HoldAll | None:
-        """The hold, and the use to settle."""
-        with self._lock:
-            run = self._runs.pop(run_id, None)
-        if run is None:
-            return None
-        hold, call = run
-        try:
-            hold.used = _used(call, response, error)
-        except Exception as failure:  # an answer of an unknown shape
-            call.unsettled(None, failure)
-        return hold
-
     def _start(self, run_id: UUID, messages: Any, others: dict[str, Any]) -> None:
         request = {**others.get("invocation_params", {}), "metadata": others.get("metadata") or {}}
         call = self._budget.call({**request, "messages": messages})
@@ -70,12 +57,22 @@ class BudgetHandler(BaseCallbackHandler):
                 hold._keep()
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **others: Any) -> None:
-        if hold := self._ended(run_id, response, None):
-            hold.__exit__(None, None, None)
+        self._end(run_id, response, None)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **others: Any) -> None:
-        if hold := self._ended(run_id, others.get("response"), error):
-            hold.__exit__(type(error), error, None)
+        self._end(run_id, others.get("response"), error)
+
+    def _end(self, run_id: UUID, response: LLMResult | None, error: BaseException | None) -> None:
+        with self._lock:
+            run = self._runs.pop(run_id, None)
+        if run is None:
+            return
+        hold, call = run
+        try:
+            hold.used = _used(call, response, error)
+        except Exception as failure:  # an answer of an unknown shape
+            call.unsettled(None, failure)
+        hold.__exit__(None if error is None else type(error), error, None)
 
 
 def _used(call: ModelCall, response: LLMResult | None, error: BaseException | None) -> Any:

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool
 
 from postgres_rate_limit import _limits as windows
-from postgres_rate_limit._calls import Call
+from postgres_rate_limit._calls import Call, Limit
 from postgres_rate_limit._client_sync import RateLimiter
 from postgres_rate_limit._denials import Remembering
 from postgres_rate_limit._failing import OnError
@@ -119,24 +119,24 @@ class RateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport
             self.pool.open()
         return self._limiter._run(call, None)
 
-    def _target(self, strategy: str, key: str, rate: float, expiry: int) -> tuple[str, str, dict[str, Any]]:
+    def _limit(self, strategy: str, key: str, rate: float, expiry: int) -> Limit:
         config = {**KINDS[strategy], "rate": rate, "period": expiry * 1000, "store": self.store}
-        return f"{self.name}:{strategy}", stored_key(key), config
+        return self._limiter._calls.of(f"{self.name}:{strategy}", stored_key(key), config)
 
     def _take(self, strategy: str, key: str, rate: float, expiry: int, amount: int) -> Result:
-        name, key, config = self._target(strategy, key, rate, expiry)
-        return self._run(self._limiter._calls.limit("rl_limit", name, key, amount, False, None, config))
+        limit = self._limit(strategy, key, rate, expiry)
+        return self._run(self._limiter._calls.limit("rl_limit", limit, amount))
 
     def _state(self, strategy: str, key: str, rate: float, expiry: int) -> Value | None:
         """The state from which limits calculates a window; None: it can't be known now. It is remembered with a
         denial."""
-        name, key, config = self._target(strategy, key, rate, expiry)
+        limit = self._limit(strategy, key, rate, expiry)
         calls, sent = self._limiter._calls, time.monotonic()
-        denial = self._limiter._denials.find(calls.limit("rl_check", name, key, 1, False, None, config).id, inf)
+        denial = self._limiter._denials.find(calls.limit("rl_check", limit, 1).id, inf)
         if denial and denial.read:
             known: Value = denial.read[0]
             return {**known, "now": known["now"] + (sent - denial.read[1]) * 1000}
-        call: Call[Any] = calls.value(name, key, config)
+        call: Call[Any] = calls.value(limit)
         value: Value | None = self._run(replace(call, opened=lambda error: None, decides=lambda value: ()))
         if denial and value:
             denial.read = value, sent
@@ -170,8 +170,7 @@ class RateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport
 
     def check(self) -> bool:
         """Whether the database answers, and lets the role limit."""
-        name, key, config = self._target(FIXED, "", 1, 1)
-        call = self._limiter._calls.limit("rl_check", name, key, 1, False, None, config)
+        call = self._limiter._calls.limit("rl_check", self._limit(FIXED, "", 1, 1), 1)
         try:
             self._run(replace(call, opened=None, id=None))
         except self.base_exceptions:

@@ -220,7 +220,10 @@ class RateLimitExceeded(Exception):
             return None
         # An error that wraps another may have the SQLSTATE and no DETAIL.
         denial = max(found, key=len)
-        return cls(denial.get("name", ""), *_wait(denial.get("retryAfter")))
+        name, wait = denial.get("name", ""), denial.get("retryAfter")
+        if wait is None:
+            return cls(name)
+        return cls(name, wait / 1000, datetime.now(timezone.utc) + timedelta(milliseconds=wait))
 
 
 class UnknownLimit(LookupError):
@@ -332,9 +335,3 @@ def _object(text: Any) -> dict[str, Any]:
     except (TypeError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _wait(milliseconds: float | None) -> tuple[float | None, datetime | None]:
-    if milliseconds is None:
-        return None, None
-    return milliseconds / 1000, datetime.now(timezone.utc) + timedelta(milliseconds=milliseconds)
