@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -16,17 +17,7 @@ from postgres_rate_limit._configs import Config
 from postgres_rate_limit._facts import FACTS
 from postgres_rate_limit._failing import OnError, checked
 from postgres_rate_limit._results import BorrowResult, Result, innermost, log, told
-from postgres_rate_limit._waits import (
-    AsyncEvent,
-    AsyncLock,
-    AsyncThread,
-    Patience,
-    after_fork,
-    join_async,
-    sleep_async,
-    spawn_async,
-    wait_for_async,
-)
+from postgres_rate_limit._waits import Patience, after_fork, join_async, spawn_async, wait_for_async
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -55,7 +46,7 @@ class _Batch:
 class _Account:
     """The tokens of a key."""
 
-    asking: AsyncLock
+    asking: asyncio.Lock
     """By it the account's database calls take turns."""
     batch: _Batch | None = None
     size: int = 0
@@ -107,11 +98,11 @@ class AsyncBorrowed:
 
     def _begin(self) -> None:
         # Held only for the moments in which accounts change.
-        self._lock = Lock()
+        self._lock = threading.Lock()
         self._accounts: dict[str, _Account] = {}
         self._sweeps = False
-        self._ends = AsyncEvent()
-        self._sweeper: AsyncThread | None = None
+        self._ends = asyncio.Event()
+        self._sweeper: asyncio.Task[None] | None = None
 
     def take(self, key: Key = "", *, count: float = 1) -> bool:
         """Spends borrowed tokens, without a database call; returns False if there are too few: then call limit."""
@@ -133,7 +124,7 @@ class AsyncBorrowed:
                 return BorrowResult(
                     result.ok, result.retry_after, result.retry_at, result.limited_by, result.headers, result.error
                 )
-            await sleep_async(pause)
+            await asyncio.sleep(pause)
 
     async def _once(self, key: str, count: float) -> Result:
         if not 0 <= count < math.inf:
@@ -143,7 +134,7 @@ class AsyncBorrowed:
             self._check_open()
             account = self._accounts.get(key)
             if account is None:
-                account = self._accounts[key] = _Account(AsyncLock())
+                account = self._accounts[key] = _Account(asyncio.Lock())
             if account.spends(count):
                 return Result(True)
             seen = account.asked

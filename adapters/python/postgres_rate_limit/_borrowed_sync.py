@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -17,17 +17,7 @@ from postgres_rate_limit._configs import Config
 from postgres_rate_limit._facts import FACTS
 from postgres_rate_limit._failing import OnError, checked
 from postgres_rate_limit._results import BorrowResult, Result, innermost, log, told
-from postgres_rate_limit._waits import (
-    Event,
-    Lock,
-    Thread,
-    Patience,
-    after_fork,
-    join,
-    sleep,
-    spawn,
-    wait_for,
-)
+from postgres_rate_limit._waits import Patience, after_fork, join, spawn, wait_for
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -56,7 +46,7 @@ class _Batch:
 class _Account:
     """The tokens of a key."""
 
-    asking: Lock
+    asking: threading.Lock
     """By it the account's database calls take turns."""
     batch: _Batch | None = None
     size: int = 0
@@ -108,11 +98,11 @@ class Borrowed:
 
     def _begin(self) -> None:
         # Held only for the moments in which accounts change.
-        self._lock = Lock()
+        self._lock = threading.Lock()
         self._accounts: dict[str, _Account] = {}
         self._sweeps = False
-        self._ends = Event()
-        self._sweeper: Thread | None = None
+        self._ends = threading.Event()
+        self._sweeper: threading.Thread | None = None
 
     def take(self, key: Key = "", *, count: float = 1) -> bool:
         """Spends borrowed tokens, without a database call; returns False if there are too few: then call limit."""
@@ -134,7 +124,7 @@ class Borrowed:
                 return BorrowResult(
                     result.ok, result.retry_after, result.retry_at, result.limited_by, result.headers, result.error
                 )
-            sleep(pause)
+            time.sleep(pause)
 
     def _once(self, key: str, count: float) -> Result:
         if not 0 <= count < math.inf:
@@ -144,7 +134,7 @@ class Borrowed:
             self._check_open()
             account = self._accounts.get(key)
             if account is None:
-                account = self._accounts[key] = _Account(Lock())
+                account = self._accounts[key] = _Account(threading.Lock())
             if account.spends(count):
                 return Result(True)
             seen = account.asked

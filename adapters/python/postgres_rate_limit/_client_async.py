@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import time
@@ -31,7 +32,7 @@ from postgres_rate_limit._configs import Config
 from postgres_rate_limit._databases import Database
 from postgres_rate_limit._databases_async import answered_async, database_async, find_place_async
 from postgres_rate_limit._denials import Denials, Remembering
-from postgres_rate_limit._failing import OnError, checked, not_now
+from postgres_rate_limit._failing import OnError, checked, is_gone, not_now
 from postgres_rate_limit._leases_async import AsyncHold, AsyncHoldAll, AsyncLease
 from postgres_rate_limit._results import (
     AllResult,
@@ -46,16 +47,7 @@ from postgres_rate_limit._results import (
     log,
     told,
 )
-from postgres_rate_limit._waits import (
-    AsyncEvent,
-    Lines,
-    Patience,
-    Pending,
-    ask_async,
-    here_async,
-    sleep_async,
-    wait_for_async,
-)
+from postgres_rate_limit._waits import AsyncEvent, Lines, Patience, Pending, wait_for_async
 
 if TYPE_CHECKING:
     # Type checkers have it; Python has it from 3.13 on.
@@ -384,7 +376,7 @@ class AsyncRateLimiter(Generic[N]):
     ) -> None:
         """Prunes after each period, in seconds or as a timedelta, and never returns. An error is logged."""
         while True:
-            await sleep_async(seconds_of(period))
+            await asyncio.sleep(seconds_of(period))
             try:
                 await self.prune(undefined_idle=undefined_idle, db=db)
             except Exception:
@@ -417,7 +409,8 @@ class AsyncRateLimiter(Generic[N]):
         if not call.slots or patience.left <= 0:
             return await self._patiently(call, on, on_error, patience)
         # Calls that wait for the same slots form a line.
-        with self._lines.place((os.getpid(), here_async(), id(self._where(db)), call.sql, call.values)) as place:
+        line = os.getpid(), id(asyncio.get_running_loop()), id(self._where(db)), call.sql, call.values
+        with self._lines.place(line) as place:
             if not place.is_set():
                 await wait_for_async(place, patience.left)
             return await self._patiently(call, on, on_error, patience)
@@ -431,7 +424,7 @@ class AsyncRateLimiter(Generic[N]):
             pause = patience.pause(result.ok, result.retry_after, looks)
             if pause is None:
                 return cast(T, result)
-            await sleep_async(pause)
+            await asyncio.sleep(pause)
 
     async def _once(self, call: Call[T], on: Database, on_error: OnError | None) -> T:
         opens = (self._on_error if on_error is None else checked(on_error)) == "open"
@@ -455,7 +448,7 @@ class AsyncRateLimiter(Generic[N]):
         except BaseException as error:
             opened = call.opened if alone and opens else None
             verdict = opened is not None and not_now(error, on.address)
-            is_later = verdict if isinstance(verdict, bool) else await ask_async(verdict, deadline)
+            is_later = verdict if isinstance(verdict, bool) else await asyncio.to_thread(is_gone, verdict, deadline)
             if opened is None or not is_later:
                 self._failed(call, error, began)
                 raise

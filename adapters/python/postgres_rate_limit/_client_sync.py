@@ -27,7 +27,7 @@ from postgres_rate_limit._configs import Config
 from postgres_rate_limit._databases import Database
 from postgres_rate_limit._databases_sync import answered, database, find_place
 from postgres_rate_limit._denials import Denials, Remembering
-from postgres_rate_limit._failing import OnError, checked, not_now
+from postgres_rate_limit._failing import OnError, checked, is_gone, not_now
 from postgres_rate_limit._leases_sync import Hold, HoldAll, Lease
 from postgres_rate_limit._results import (
     AllResult,
@@ -42,15 +42,7 @@ from postgres_rate_limit._results import (
     log,
     told,
 )
-from postgres_rate_limit._waits import (
-    Event,
-    Lines,
-    Patience,
-    ask,
-    here,
-    sleep,
-    wait_for,
-)
+from postgres_rate_limit._waits import Event, Lines, Patience, wait_for
 
 if TYPE_CHECKING:
     # Type checkers have it; Python has it from 3.13 on.
@@ -367,7 +359,7 @@ class RateLimiter(Generic[N]):
     ) -> None:
         """Prunes after each period, in seconds or as a timedelta, and never returns. An error is logged."""
         while True:
-            sleep(seconds_of(period))
+            time.sleep(seconds_of(period))
             try:
                 self.prune(undefined_idle=undefined_idle, db=db)
             except Exception:
@@ -400,7 +392,8 @@ class RateLimiter(Generic[N]):
         if not call.slots or patience.left <= 0:
             return self._patiently(call, on, on_error, patience)
         # Calls that wait for the same slots form a line.
-        with self._lines.place((os.getpid(), here(), id(self._where(db)), call.sql, call.values)) as place:
+        line = os.getpid(), id(self._where(db)), call.sql, call.values
+        with self._lines.place(line) as place:
             if not place.is_set():
                 wait_for(place, patience.left)
             return self._patiently(call, on, on_error, patience)
@@ -414,7 +407,7 @@ class RateLimiter(Generic[N]):
             pause = patience.pause(result.ok, result.retry_after, looks)
             if pause is None:
                 return cast(T, result)
-            sleep(pause)
+            time.sleep(pause)
 
     def _once(self, call: Call[T], on: Database, on_error: OnError | None) -> T:
         opens = (self._on_error if on_error is None else checked(on_error)) == "open"
@@ -438,7 +431,7 @@ class RateLimiter(Generic[N]):
         except BaseException as error:
             opened = call.opened if alone and opens else None
             verdict = opened is not None and not_now(error, on.address)
-            is_later = verdict if isinstance(verdict, bool) else ask(verdict, deadline)
+            is_later = verdict if isinstance(verdict, bool) else is_gone(verdict, deadline)
             if opened is None or not is_later:
                 self._failed(call, error, began)
                 raise

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-# begin async
 import asyncio
-
-# end async
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-# begin async
 import asyncio
-
-# end async
 from threading import Lock
 from typing import Any
 from uuid import UUID

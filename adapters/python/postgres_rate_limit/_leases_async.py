@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -14,7 +15,7 @@ from postgres_rate_limit._databases import Database
 from postgres_rate_limit._databases_async import database_async
 from postgres_rate_limit._failing import OnError
 from postgres_rate_limit._results import OfSeveral, Result, SettleResult, innermost, log, tell_unsettled, told
-from postgres_rate_limit._waits import finish_async, sleep_async
+from postgres_rate_limit._waits import finish_async
 
 if TYPE_CHECKING:
     # Type checkers have it; Python has it from 3.11 on.
@@ -55,7 +56,7 @@ class _AsyncTaken:
         told(self, True, self._name)
         try:
             if (seconds := self._begins - time.monotonic()) > 0:
-                await sleep_async(seconds)
+                await asyncio.sleep(seconds)
         except BaseException as error:
             self._give_up()
             await self.__aexit__(type(error), error, None)

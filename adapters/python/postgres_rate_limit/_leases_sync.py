@@ -15,7 +15,7 @@ from postgres_rate_limit._databases import Database
 from postgres_rate_limit._databases_sync import database
 from postgres_rate_limit._failing import OnError
 from postgres_rate_limit._results import OfSeveral, Result, SettleResult, innermost, log, tell_unsettled, told
-from postgres_rate_limit._waits import finish, sleep
+from postgres_rate_limit._waits import finish
 
 if TYPE_CHECKING:
     # Type checkers have it; Python has it from 3.11 on.
@@ -56,7 +56,7 @@ class _Taken:
         told(self, True, self._name)
         try:
             if (seconds := self._begins - time.monotonic()) > 0:
-                sleep(seconds)
+                time.sleep(seconds)
         except BaseException as error:
             self._give_up()
             self.__exit__(type(error), error, None)

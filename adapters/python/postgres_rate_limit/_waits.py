@@ -15,26 +15,12 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 from postgres_rate_limit._calls import seconds_of
-from postgres_rate_limit._failing import is_gone
-from postgres_rate_limit._ping import Server
 
 E = TypeVar("E", bound=AbstractAsyncContextManager[Any])
 T = TypeVar("T")
 
 Event = threading.Event
 AsyncEvent = asyncio.Event
-Lock = threading.Lock
-AsyncLock = asyncio.Lock
-Thread = threading.Thread
-AsyncThread = asyncio.Task[None]
-
-
-def sleep(seconds: float) -> None:
-    time.sleep(seconds)
-
-
-async def sleep_async(seconds: float) -> None:
-    await asyncio.sleep(seconds)
 
 
 def wait_for(event: threading.Event, seconds: float) -> bool:
@@ -70,14 +56,6 @@ async def join_async(task: asyncio.Task[None]) -> None:
     await asyncio.wait([task])
 
 
-def ask(servers: tuple[Server, ...], deadline: float | None) -> bool:
-    return is_gone(servers, deadline)
-
-
-async def ask_async(servers: tuple[Server, ...], deadline: float | None) -> bool:
-    return await asyncio.to_thread(is_gone, servers, deadline)
-
-
 def finish(run: Callable[[], None], apart: bool) -> None:
     """Runs the end of a block. apart: on a connection of its own it continues if the task is cancelled; on the caller's
     it must not."""
@@ -98,15 +76,6 @@ async def finish_async(run: Callable[[], Coroutine[Any, Any, None]], apart: bool
 _ending: set[asyncio.Future[None]] = set()
 
 
-def here() -> int:
-    """Calls with the same value can wait for each other."""
-    return 0
-
-
-def here_async() -> int:
-    return id(asyncio.get_running_loop())
-
-
 def after_fork(of: WeakSet[T], run: Callable[[T], None]) -> None:
     """Runs it in each forked child, for each of them."""
 
@@ -125,7 +94,7 @@ class Lines:
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._lines: dict[Hashable, list[Any]] = {}
-        self._lock = Lock()
+        self._lock = threading.Lock()
 
     @contextmanager
     def place(self, id: Hashable) -> Iterator[Any]:

@@ -450,7 +450,7 @@ def test_idle_rows_are_pruned_in_a_thread(name, connection, monkeypatch):
         if len(slept) > 1:
             raise GaveUp
 
-    monkeypatch.setattr("postgres_rate_limit._client_sync.sleep", sleep)
+    monkeypatch.setattr(time, "sleep", sleep)
     with pytest.raises(GaveUp):
         RateLimiter({}, db=connection).prune_every(timedelta(minutes=1))
     assert slept == [60, 60] and count() == 0
