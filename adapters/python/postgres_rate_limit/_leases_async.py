@@ -29,6 +29,8 @@ M = TypeVar("M")
 class _AsyncTaken:
     """Taken for a while, and given back at the end of the block."""
 
+    _begins = 0.0
+    """The time from which reserved work may begin, by the monotonic clock."""
     _settled_in: Database | None = None
     """The caller's connection on which settle was called, in a transaction."""
     _hears: Callable[[Any, BaseException], object] | None = None
@@ -43,9 +45,6 @@ class _AsyncTaken:
         self.ok, self.id, self.expires_at, self.error = taken.ok, taken.id, taken.expires_at, taken.error
         # There is no id, and nothing to end, if the call was denied or went unchecked, or the key is exempt.
         self._ended = taken.id is None
-        waits = [each.retry_after or 0 for each in getattr(taken, "results", [taken])]
-        # When reserved work may begin.
-        self._begins = time.monotonic() + max(waits, default=0)
         if isinstance(self, _OfOne) and isinstance(taken, Taken):
             self._has(taken)
 
@@ -159,6 +158,8 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
         db: object,
     ) -> None:
         super().__init__(limiter, name, held, on_error, db)
+        waits = [each.retry_after or 0 for each in getattr(held, "results", [held])]
+        self._begins = time.monotonic() + max(waits, default=0)
         self._again, self._on_exception = again, on_exception
         self._holds(held)
 
