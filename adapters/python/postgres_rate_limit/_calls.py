@@ -255,7 +255,7 @@ class Calls:
         """Seconds for which a shared statement waits for rows; None: to be found, by FIND."""
         self.serializable = False
 
-    def found(self, rows: Rows) -> None:
+    def found(self, rows: Rows) -> str:
         """Takes the result of FIND."""
         ((name, self.lock_wait, isolation),) = rows
         self.serializable = isolation == "serializable"
@@ -266,6 +266,7 @@ class Calls:
                     "python -m postgres_rate_limit install. If they are in a schema of another name, pass schema=…"
                 )
             self.place = '"' + name.replace('"', '""') + '".'
+        return self.place or ""
 
     def config(self, name: str, config: Config | None) -> str | None:
         """The config that a call passes."""

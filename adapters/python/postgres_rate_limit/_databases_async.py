@@ -138,9 +138,10 @@ def database_async(db: object) -> Database:
 
 async def find_place_async(on: Database, calls: Calls, deadline: Deadline, is_shared: bool = False) -> str:
     """The schema before the names of functions; found if it, or what a shared statement needs, is unknown."""
-    if calls.place is None or (is_shared and calls.lock_wait is None):
-        calls.found(await on.run(FIND, (), deadline))
-    return calls.place or ""
+    place = calls.place
+    if place is None or (is_shared and calls.lock_wait is None):
+        place = calls.found(await on.run(FIND, (), deadline))
+    return place
 
 
 async def answered_async(on: Database, call: Call[T], place: str, deadline: Deadline) -> T:

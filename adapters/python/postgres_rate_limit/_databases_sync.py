@@ -102,9 +102,10 @@ def database(db: object) -> Database:
 
 def find_place(on: Database, calls: Calls, deadline: Deadline, is_shared: bool = False) -> str:
     """The schema before the names of functions; found if it, or what a shared statement needs, is unknown."""
-    if calls.place is None or (is_shared and calls.lock_wait is None):
-        calls.found(on.run(FIND, (), deadline))
-    return calls.place or ""
+    place = calls.place
+    if place is None or (is_shared and calls.lock_wait is None):
+        place = calls.found(on.run(FIND, (), deadline))
+    return place
 
 
 def answered(on: Database, call: Call[T], place: str, deadline: Deadline) -> T:
