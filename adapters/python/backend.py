@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from flit_core import buildapi
+from flit_core.buildapi import get_requires_for_build_editable, get_requires_for_build_sdist, get_requires_for_build_wheel
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE / "postgres_rate_limit"
@@ -32,6 +33,3 @@ def _with_files(build):
 build_wheel = _with_files(buildapi.build_wheel)
 build_sdist = _with_files(buildapi.build_sdist)
 build_editable = _with_files(buildapi.build_editable)
-get_requires_for_build_wheel = buildapi.get_requires_for_build_wheel
-get_requires_for_build_sdist = buildapi.get_requires_for_build_sdist
-get_requires_for_build_editable = buildapi.get_requires_for_build_editable

@@ -433,7 +433,9 @@ class RateLimiter(Generic[N]):
             verdict = opened is not None and not_now(error, on.address)
             is_later = verdict if isinstance(verdict, bool) else is_gone(verdict, deadline)
             if opened is None or not is_later:
-                self._failed(call, error, began)
+                self._tell(call, None, began, error)
+                if explained := self._calls.explain(error, call.names[0] if len(call.names) == 1 else None):
+                    raise explained from error
                 raise
             if self._on_decision is None or call.decides is None:
                 log.warning("a call went unchecked: %r", innermost(error))
@@ -467,16 +469,6 @@ class RateLimiter(Generic[N]):
             except Exception as failure:
                 _forget(failure, error)
                 log.exception("on_decision failed", exc_info=failure)
-
-    def _failed(self, call: Call[Any], error: BaseException, began: float) -> None:
-        """Raises the error in the words of the client, if it has any."""
-        self._tell(call, None, began, error)
-        explained = self._calls.explain(error, call.names[0] if len(call.names) == 1 else None)
-        if explained:
-            raise explained from error
-
-    def _is_apart(self, db: object) -> bool:
-        return database(self._where(db)).apart
 
 
 def _forget(failure: BaseException, error: BaseException | None) -> None:

@@ -67,7 +67,8 @@ class _Taken:
     ) -> None:
         # In a transaction that continues, its locks would make the end of the block wait forever.
         if not self._ended and (self._settled_in is None or self._settled_in.is_over()):
-            finish(lambda: self._end(error), self._limiter._is_apart(self._db))
+            on = database(self._limiter._where(self._db))
+            finish(lambda: self._end(error), on.apart)
 
     def _end(self, error: BaseException | None) -> None:
         """If it fails open, finished work doesn't fail."""
