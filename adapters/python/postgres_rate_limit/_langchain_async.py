@@ -32,13 +32,6 @@ class AsyncBudgetHandler(AsyncCallbackHandler):
     # begin async
     @property
     def ignore_llm(self) -> bool:
-        return self._is_awaited()
-
-    @property
-    def ignore_chat_model(self) -> bool:
-        return self._is_awaited()
-
-    def _is_awaited(self) -> bool:
         """In synchronous calls LangChain would log a denial, and continue. It asks this before each event, and then
         not inside a loop."""
         try:
@@ -48,6 +41,8 @@ class AsyncBudgetHandler(AsyncCallbackHandler):
                 "the handler is an AsyncBudgetHandler; allowed for synchronous calls: a BudgetHandler"
             ) from None
         return False
+
+    ignore_chat_model = ignore_llm
 
     # end async
     async def _start(self, run_id: UUID, messages: Any, others: dict[str, Any]) -> None:
