@@ -42,7 +42,9 @@ class AsyncBudgetHandler(AsyncCallbackHandler):
             ) from None
         return False
 
-    ignore_chat_model = ignore_llm
+    @property
+    def ignore_chat_model(self) -> bool:
+        return self.ignore_llm
 
     # end async
     async def _start(self, run_id: UUID, messages: Any, others: dict[str, Any]) -> None:
