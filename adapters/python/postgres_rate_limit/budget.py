@@ -379,7 +379,10 @@ class ModelCall:
 
     def is_left(self) -> bool:
         """Whether the hold expired so long ago that no end of the call will be reported."""
-        return time.monotonic() > self._next + self._budget._interval + 86_400
+        return time.monotonic() > self._next + self._budget._interval + _DAY
+
+
+_DAY = 86_400
 
 
 def _count(limit: Limit, usage: Usage) -> float:
