@@ -197,7 +197,7 @@ def test_sqlalchemy(ratelimit_connection, ratelimit_clock):
 COMMITS = "test_commits_and_rollbacks"
 BROKEN = {
     "the clock isn't set": ("set_config('ratelimit.clock', %s, true)", "set_config('ratelimit.watch', %s, true)", "test_rows[1]"),
-    "the clock stands": ("        self._now = _with_offset(time)\n", "        _with_offset(time)\n", COMMITS),
+    "the clock stands": ("self.now = _with_offset(time)\n        self._connection", "_with_offset(time)\n        self._connection", COMMITS),
     "a rollback turns the clock back": ("self._begun = False\n        self.show_clock()", "self._begun = False", COMMITS),
     "a savepoint's rollback turns the clock back": ("= not begins\n            self.show_clock()", "= not begins", COMMITS),
     "a block doesn't commit": ("            if begins:\n                self.commit()\n", "", "test_transaction_commits_if_it_begins"),
