@@ -36,7 +36,6 @@ const LONGEST = 2 ** 62;
 
 const micros = (milliseconds: number) => Math.trunc(milliseconds) * 1000 + Math.round((milliseconds % 1) * 1000);
 const millis = (microseconds: number) => Math.trunc(microseconds / 1000) + (microseconds % 1000) / 1000;
-const above = (number: number, divisor: number) => ((number % divisor) + divisor) % divisor;
 const tolerance = (capacity: number) => 1e-9 * Math.max(capacity, 1);
 
 /** Rounds a number that differs from a whole one only by float error. */
@@ -56,13 +55,8 @@ function windowsOf({ period, timezone, start }: Value['config']): Windows {
     if (timezone) return calendarOf(timezone, period, start);
     const length = micros(period);
     return {
-        start: (at, phase) => at - above(at - (start === undefined ? phase : micros(start)), length),
-        turns(ts, at) {
-            const since = Math.max(at - ts, 0);
-            const begun = since - (since % length);
-            return [begun / length, ts + begun];
-        },
-        after: (ts, windows) => (windows * length < LONGEST ? ts + windows * length : Infinity),
+        of: (at, phase) => Math.floor((at - phase) / length),
+        begins: (window, phase) => (window * length < LONGEST ? phase + window * length : Infinity),
     };
 }
 
@@ -73,9 +67,18 @@ function refill(config: Value['config'], state: Value['state'], now: number, cou
     const windows = config.kind === 'fixed window' ? windowsOf(config) : undefined;
     const period = micros(config.period);
 
+    /** The number of windows that have begun after ts and by a time, and the start of the last of them. */
+    const turned = (ts: number, at: number): [windows: number, begun: number] => {
+        const window = windows!.of(at, ts);
+        const turns = window - windows!.of(ts, ts);
+        return turns > 0 ? [turns, windows!.begins(window, ts)] : [0, ts];
+    };
+    /** The start of the window that begins this number of windows after ts. */
+    const after = (ts: number, turns: number) =>
+        turns < 1 ? ts : windows!.begins(windows!.of(ts, ts) + turns, ts);
     /** The time when tokens have come in, counted from ts. */
     const due = (ts: number, tokens: number) => {
-        if (windows) return windows.after(ts, Math.max(Math.ceil((tokens - slack / 2) / rate), 0));
+        if (windows) return after(ts, Math.ceil((tokens - slack / 2) / rate));
         const span = Math.ceil((Math.max(tokens, 0) * period) / rate);
         return span < LONGEST ? ts + span : Infinity;
     };
@@ -84,25 +87,25 @@ function refill(config: Value['config'], state: Value['state'], now: number, cou
         if (value >= 0 || overage) return value;
         let most = (TEN_YEARS * rate) / period;
         if (windows) {
-            const [turns] = windows.turns(ts, windows.after(ts, 1) - 1 + TEN_YEARS);
+            const [turns] = turned(ts, after(ts, 1) - 1 + TEN_YEARS);
             most = (turns * rate + slack / 2) * (1 - 4 * Number.EPSILON);
         }
         return Math.max(value, -Math.max(most, slack));
     };
-    const initial = (phase: number) => (windows && config.start !== 'first request' ? windows.start(now, phase) : now);
+    const initial = (ts: number) => {
+        if (!windows || config.start === 'first request') return now;
+        const phase = config.start === undefined ? ts : micros(config.start);
+        return windows.begins(windows.of(now, phase), phase);
+    };
 
-    /**
-     * The tokens at ts, and the tokens left when its window ends, a different number if the config has changed since.
-     */
+    /** The tokens at ts, and those left when its window ends, a different number if the config has changed since. */
     let [value, rest, ts] = [capacity, capacity, initial(now)];
     if (state) {
         const stored = micros(state.ts);
         const more = windows && state.added !== undefined ? Math.min(rate, capacity) - state.added : 0;
         const known = more < -Math.max(state.value, 0) ? Math.min(state.value, 0) : state.value + more;
-        const [here, rolled] = [
-            bounded(known, stored),
-            overage ? Math.max(state.value, 0) : bounded(state.value, stored),
-        ];
+        const here = bounded(known, stored);
+        const rolled = overage ? Math.max(state.value, 0) : bounded(state.value, stored);
         const missing = capacity - Math.min(overage ? Math.max(here, 0) : here, rolled);
         // A state further ahead comes from a wrong clock.
         if (stored <= now + HOUR || stored <= due(now, Math.max(missing, capacity, windows ? rate : 0)))
@@ -111,7 +114,7 @@ function refill(config: Value['config'], state: Value['state'], now: number, cou
     }
     const at = (time: number): [ts: number, tokens: number] => {
         if (!windows) return [Math.max(ts, time), Math.min(value + (Math.max(time - ts, 0) * rate) / period, capacity)];
-        const [turns, begun] = windows.turns(ts, time);
+        const [turns, begun] = turned(ts, time);
         return [begun, Math.min((turns > 0 ? rest : value) + turns * rate, capacity)];
     };
     const passes = (tokens: number) => overage || count - tokens <= slack;
@@ -119,7 +122,7 @@ function refill(config: Value['config'], state: Value['state'], now: number, cou
     const [since, tokens] = at(now);
     if (passes(tokens)) return [0, rounded(subtract(tokens, count), capacity)];
     // Until then, a different number of tokens is left.
-    const from = since === ts && value !== rest ? Math.max(windows!.after(ts, 1), now) : now;
+    const from = since === ts && value !== rest ? Math.max(after(ts, 1), now) : now;
     const [begun, left] = at(from);
     const first = count > capacity + slack ? Infinity : passes(left) ? from : due(begun, count - left);
     return [Math.max(first, from), rounded(tokens, capacity)];
@@ -130,7 +133,7 @@ function slidingWindow(config: Value['config'], state: Value['state'], now: numb
     const { rate } = config;
     const period = micros(config.period);
     const most = rate + tolerance(rate);
-    const floor = (time: number) => time - above(time, period);
+    const floor = (time: number) => Math.floor(time / period) * period;
     let [value, prior, ts] = state ? [state.value, state.prior, micros(state.ts)] : [0, 0, 0];
     // A state further ahead comes from a wrong clock.
     if (ts > now + Math.max(HOUR, 2 * period)) value = prior = ts = 0;
@@ -166,17 +169,12 @@ function places(most: number, until: number[], now: number, count: number): Answ
 
 function slidingLog(config: Value['config'], state: Value['state'], now: number, count: number): Answer {
     const period = micros(config.period);
-    let log: number[] = (state?.log ?? []).map(micros);
+    const until: number[] = (state?.log ?? []).map((taken: number) => micros(taken) + period);
+    const newest = (until.at(-1) ?? 0) - period;
     // A state further ahead comes from a wrong clock.
-    if (log.at(-1)! > now + Math.max(HOUR, period)) log = [];
+    if (newest > now + Math.max(HOUR, period)) return places(config.rate, [], now, count);
     // A clock behind the newest entry stands still until it has caught up.
-    const present = Math.max(log.at(-1) ?? now, now);
-    return places(
-        config.rate,
-        log.map((taken) => taken + period),
-        present,
-        count,
-    );
+    return places(config.rate, until, Math.max(newest, now), count);
 }
 
 function concurrency(config: Value['config'], state: Value['state'], now: number, count: number): Answer {

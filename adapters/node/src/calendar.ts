@@ -1,13 +1,12 @@
 // The times when windows begin, as in crates/core/src/kinds/fixed_window.rs and calendar.rs, in microseconds. Windows
 // of local dates use the time zones of the browser.
 
+/** Numbered windows. One of those with a fixed length begins at a phase. */
 export interface Windows {
-    /** The start of the window that contains a time; windows of a fixed length may begin at a phase. */
-    start(at: number, phase: number): number;
-    /** The number of windows that have begun after ts and by a time, and the start of the last of them. */
-    turns(ts: number, at: number): [windows: number, begun: number];
-    /** The start of the window that begins this number of windows after ts; infinite: none does. */
-    after(ts: number, windows: number): number;
+    /** The window that contains a time. */
+    of(at: number, phase: number): number;
+    /** The time when a window begins; infinite: it never does. */
+    begins(window: number, phase: number): number;
 }
 
 const DAY = 86_400_000;
@@ -37,7 +36,7 @@ export function calendarOf(timeZone: string, period: string, start?: string): Wi
         return last.setUTCDate(Math.min(day, last.getUTCDate()));
     };
     /** The first instant at which the clocks show that time, or a later one if they skip it. */
-    const boundary = (window: number) => {
+    const begins = (window: number) => {
         const local = midnight(window);
         if (!(local < END)) return Infinity;
         const times = [local - DAY, local + DAY].map((at) => local - shown(at) + at);
@@ -52,20 +51,12 @@ export function calendarOf(timeZone: string, period: string, start?: string): Wi
         return late * 1000;
     };
     /** The last window that begins at or before a time: an estimate, corrected. */
-    const windowOf = (at: number) => {
+    const of = (at: number) => {
         let window = Math.floor((at / 1000 - midnight(0)) / DAY / (inMonths ? 30.4 : 1) / every);
-        while (boundary(window) > at) window -= 1;
-        while (boundary(window + 1) <= at) window += 1;
+        while (begins(window) > at) window -= 1;
+        while (begins(window + 1) <= at) window += 1;
         return window;
     };
 
-    return {
-        start: (at) => boundary(windowOf(at)),
-        turns(ts, at) {
-            const window = windowOf(at);
-            const begun = boundary(window);
-            return begun > ts ? [window - windowOf(ts), begun] : [0, ts];
-        },
-        after: (ts, windows) => (windows < 1 ? ts : boundary(windowOf(ts) + windows)),
-    };
+    return { of, begins };
 }
