@@ -7,11 +7,11 @@ import { APICallError, type LanguageModelMiddleware } from 'ai';
 // By the package's name: of its own file the class would be bundled here, and exist twice.
 import { RateLimitError } from 'postgres-rate-limit';
 import type { Definitions, HoldAll, RateLimiter, Unsettled, Used } from 'postgres-rate-limit';
-import type { HoldKind } from './config';
 import { allow } from './errors';
 import { ignore, quietly } from './failing';
 import { isCount, warnUnsettled } from './held';
 import type { LimitRequest } from './limiter';
+import type { HoldKind } from './names';
 
 type Generate = Parameters<NonNullable<LanguageModelMiddleware['wrapGenerate']>>[0];
 type Stream = Awaited<ReturnType<Generate['doStream']>>['stream'];

@@ -1,7 +1,8 @@
 // Tokens that a process has borrowed: it takes a batch of them in one database call, and spends it in memory.
 import { allow } from './errors';
 import { ignore } from './failing';
-import type { Rest, Throws } from './limiter';
+import type { LimitOptions } from './limiter';
+import type { Rest } from './names';
 import { resultOf, type Result } from './results';
 import type { AnyOptions } from './sender';
 
@@ -10,10 +11,6 @@ export interface BorrowOptions {
     borrowFor?: number | undefined;
     /** The maximum number of tokens in a batch, except for a call with a larger count. Default: 100. */
     max?: number | undefined;
-}
-interface Spend {
-    /** Tokens. Default: 1. */
-    count?: number | undefined;
 }
 /** The result of a call that may not have asked the database. */
 export type BorrowResult = Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'limitedBy' | 'headers' | 'error'>;
@@ -85,14 +82,14 @@ export class Borrowed<C = unknown> {
     }
 
     /** Spends borrowed tokens, without a database call; false: there are too few, so ask `limit`. */
-    take(...options: Rest<C, Spend>): boolean;
+    take(...options: Rest<C, Pick<LimitOptions, 'count'>>): boolean;
     take(options: AnyOptions = {}): boolean {
         const { count = 1 } = options;
         return spends(this.#accounts.get(this.#calls.keyOf(options))?.batch, count);
     }
 
     /** Spends borrowed tokens, or else takes a new batch. A denial takes nothing. */
-    limit(...options: Rest<C, Spend & Throws>): Promise<BorrowResult>;
+    limit(...options: Rest<C, Pick<LimitOptions, 'count' | 'throws' | 'wait' | 'signal'>>): Promise<BorrowResult>;
     async limit(options: AnyOptions = {}): Promise<BorrowResult> {
         if ('db' in options) throw new TypeError('borrowed tokens are spent outside of transactions: pass no db');
         return this.#calls.patiently(options, () => this.#decided(options));

@@ -3,7 +3,7 @@
 /** Milliseconds, or a text such as "1 minute" or "PT1M". */
 export type Duration = number | string;
 
-export interface Common {
+interface Common {
     /** "memory": in the server's shared memory. Default: "table". */
     store?: 'table' | 'memory' | undefined;
     /** With "memory", for defined limits: the time within which a change is saved to the table. */
@@ -58,23 +58,7 @@ export interface Unlimited extends Common {
 }
 
 export type RateLimitConfig = TokenBucket | FixedWindow | SlidingWindow | SlidingLog | Concurrency | Unlimited;
-export type Kind = RateLimitConfig['kind'];
-export type TokenKind = Exclude<Kind, 'concurrency'>;
-export type LeaseKind = 'concurrency' | 'unlimited';
-export type HoldKind = 'token bucket' | 'fixed window' | 'unlimited';
-export type ConfigOf<K extends Kind> = Extract<RateLimitConfig, { kind: K }>;
-
 export type Definitions = Record<string, RateLimitConfig>;
-/** The definitions; a field that a kind does not have is of the type never. */
-export type Checked<D> = { [N in keyof D]: D[N] & Known<D[N]> };
-type Known<C> = C extends { kind: infer K extends Kind }
-    ? { [F in Exclude<keyof C, keyof ConfigOf<K>>]?: never }
-    : unknown;
-/** The names of limits of these kinds. */
-export type NameOf<D, K extends Kind> = {
-    [N in keyof D]: Extract<D[N], { kind: K }> extends never ? never : N;
-}[keyof D] &
-    string;
 
 type Options<C, K> = Omit<C, 'kind' | 'keyed'> & { keyed?: K | undefined };
 type Made<C, K> = K extends true ? C & { keyed: true } : C;

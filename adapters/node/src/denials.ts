@@ -1,7 +1,7 @@
 // Denials that a process remembers: until one ends, and at most for a set time, calls are answered without the
 // database.
 import { allow } from './errors';
-import { denyingRows } from './results';
+import { denying } from './results';
 
 /** The number of denials, and the maximum time in milliseconds. Default: 10,000 denials, 1000 ms. */
 export interface RememberDenials {
@@ -77,7 +77,7 @@ export class Denials {
     /** Remembers the rows of a call if they are a denial. A call sent before its id was forgotten is not remembered. */
     learn(question: Question, rows: any[]): void {
         if (rows.length === 0 || rows.every(({ ok }) => ok)) return;
-        const waits = denyingRows(rows).map(({ wait }) => wait ?? Infinity);
+        const waits = denying(rows).map(({ wait }) => wait ?? Infinity);
         const lasts = Math.min(Math.max(...waits) * 1000, this.#atMost);
         this.#known.delete(question.id);
         this.#known.set(question.id, { ...question, lasts, rows });

@@ -2,12 +2,12 @@
 // block with `await using`, or of a callback.
 import { inspect } from 'node:util';
 
-import { ignore, quietly } from './failing';
-import { resultOf, type RequestResult, type Result, type SettleResult } from './results';
+import { quietly } from './failing';
+import { pause } from './lines';
+import type { AllResult, RequestResult, Result, SettleResult } from './results';
 
-type Answer = Readonly<Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'error'>>;
 type Decided = Readonly<Omit<Result, 'ok' | 'headers' | 'error'>>;
-interface Expiring extends Answer {
+interface Expiring extends Readonly<Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'error'>> {
     /** For calls in another process: of a hold also the id of another hold call. null: denied, or exempt. */
     readonly id: string | null;
     /** The time when it expires, unless it is ended or extended. */
@@ -26,11 +26,26 @@ export abstract class Ending {
     /** Hears an error because of which it did not end, and expires. */
     protected abstract unended(error: unknown): void;
 
-    /** Runs the callback, then ends this. An error of the end is one of the call, unless IGNORED takes it. @internal */
-    static async during<T>(held: Ending, run: () => T | Promise<T>, ignored: (error: unknown) => boolean): Promise<T> {
+    /**
+     * Runs the callback when reserved work may begin, then ends this. If SIGNAL ends the wait, none was used. An error of
+     * the end is one of the call, unless IGNORED takes it. @internal
+     */
+    static async during<H extends Ending, T>(
+        held: H,
+        run: (held: H) => T | Promise<T>,
+        signal: AbortSignal | undefined,
+        ignored: (error: unknown) => boolean,
+    ): Promise<T> {
         let value: T;
         try {
-            value = await run();
+            const all: Pick<Result, 'retryAfter'>[] = (held as any).results ?? [held];
+            const until = performance.now() + Math.max(...all.map(({ retryAfter }) => retryAfter ?? 0));
+            for (let left; (left = until - performance.now()) > 0; )
+                await pause(Math.ceil(left), signal).catch((error) => {
+                    (held as any).used = 0;
+                    throw error;
+                });
+            value = await run(held);
         } catch (error) {
             await held.end(true).catch((error) => held.unended(error));
             throw error;
@@ -104,29 +119,29 @@ export const isCount = (used: unknown): boolean => typeof used === 'number' && u
 /** The end of held tokens: they come back, or stay taken. */
 export type Otherwise = 'refund' | 'charge';
 
-/** How to settle and extend a hold, the listener for an unsettled one, and the effect of an error. */
-interface HoldCalls<U, R, M, A> {
-    settle(hold: string, used: U | undefined): Promise<R>;
+/** How to settle and extend a hold of the form A, the listener for an unsettled one, and the effect of an error. */
+interface HoldCalls<A, U, R, M> {
+    settle(hold: A, used: U | undefined): Promise<R>;
     /** Asks for more, or for the tokens held, under the same id. */
-    again(hold: string, more: M | undefined): Promise<A>;
+    again(hold: A, more: M | undefined): Promise<A>;
     unsettled(unsettled: Unsettled): void;
     onException: Otherwise;
 }
 
 /**
- * Tokens that are held until they are settled. U: what was used; R: the answer to a settlement; M: what more to hold;
- * A: the answer to that. `error`: it was allowed unchecked, and there is no hold.
+ * Tokens that are held until they are settled. A: their fields; U: what was used; R: the answer to a settlement; M: what
+ * more to hold. `error`: it was allowed unchecked, and there is no hold.
  */
-abstract class Held<U extends Used, R, M, A extends Expiring> extends Ending {
+abstract class Held<A extends HoldRow | HoldAllRow, U extends Used, R, M> extends Ending {
     /**
      * The use so far, if the application knows it: settled when the block or the callback ends. If it is not a number
      * of tokens, everything held is settled, and onUnsettled is called.
      */
     used: U | undefined;
-    #calls: HoldCalls<U, R, M, A>;
+    #calls: HoldCalls<A, U, R, M>;
     #settled = false;
 
-    constructor(row: A, calls: HoldCalls<U, R, M, A>) {
+    constructor(row: A, calls: HoldCalls<A, U, R, M>) {
         super(row);
         this.#calls = calls;
     }
@@ -135,9 +150,6 @@ abstract class Held<U extends Used, R, M, A extends Expiring> extends Ending {
     protected counts(used: U): U | undefined {
         return isCount(used) ? used : undefined;
     }
-    /** The answer if there is nothing to settle. */
-    protected abstract readonly nothing: R;
-    protected abstract holds(answer: A): void;
 
     /**
      * Gives back unused tokens, or takes those used beyond the hold. Without `used`: by the field, or else everything
@@ -146,8 +158,7 @@ abstract class Held<U extends Used, R, M, A extends Expiring> extends Ending {
     async settle(used: U | undefined = this.used): Promise<R> {
         this.used = used === undefined ? undefined : this.counts(used);
         if (this.used !== used) this.unended(new TypeError(`used is ${inspect(used)}; allowed: a number from 0 on`));
-        if (this.id === null) return this.nothing;
-        const answer = await this.#calls.settle(this.id, this.used);
+        const answer = await this.#calls.settle(this as Expiring as A, this.used);
         this.#settled = true;
         return answer;
     }
@@ -159,12 +170,11 @@ abstract class Held<U extends Used, R, M, A extends Expiring> extends Ending {
     async extend(more?: M): Promise<boolean> {
         if (this.id === null) return this.ok; // it is exempt
         if (this.#settled) return false;
-        const answer = await this.#calls.again(this.id, more);
-        if (answer.ok && answer.error === undefined) {
-            this.expiresAt = answer.expiresAt;
-            this.holds(answer);
-        }
-        return answer.ok;
+        const answer = await this.#calls.again(this as Expiring as A, more);
+        const { ok, error, expiresAt } = answer;
+        const held = 'held' in answer ? { held: answer.held } : { results: answer.results };
+        if (ok && error === undefined) Object.assign(this, { expiresAt, ...held });
+        return ok;
     }
 
     protected async end(failed: boolean): Promise<void> {
@@ -178,49 +188,32 @@ abstract class Held<U extends Used, R, M, A extends Expiring> extends Ending {
     }
 }
 
-interface HoldRow extends Expiring, Decided {
-    /** The tokens held. */
-    held: number | null;
-}
-
-export interface Hold extends HoldRow {}
-/** A hold of one limit, or a denial (`ok` is false). `await using` settles `used`, or as onException says. */
-export class Hold extends Held<number, Result, number, HoldRow> {
-    protected get nothing(): Result {
-        return resultOf({ ok: this.ok });
-    }
-    protected holds({ held }: HoldRow): void {
-        this.held = held;
-    }
-}
-
-/** The use of each limit, by its name; one number is the use of all. */
-export type Used = number | Record<string, number>;
-export interface HoldRequestResult extends RequestResult {
+interface Amount {
     /** The tokens or slots held. */
     held: number | null;
 }
-interface HoldAllRow extends Expiring {
-    /** The denying request with the longest wait; null: all are held. */
-    readonly deniedBy: RequestResult | null;
+export interface HoldRow extends Expiring, Decided, Amount {}
+
+export interface Hold extends HoldRow {}
+/** A hold of one limit, or a denial (`ok` is false). `await using` settles `used`, or as onException says. */
+export class Hold extends Held<HoldRow, number, Result, number> {}
+
+/** The use of each limit, by its name; one number is the use of all. */
+export type Used = number | Record<string, number>;
+export interface HoldRequestResult extends RequestResult, Amount {}
+export interface HoldAllRow extends Expiring, Readonly<Pick<AllResult, 'deniedBy'>> {
     /** In the order of the requests. */
     results: HoldRequestResult[];
 }
 
 export interface HoldAll<M = unknown> extends HoldAllRow {}
 /** A hold of several limits, or a denial. `await using` settles `used`, or as onException says. */
-export class HoldAll<M = unknown> extends Held<Used, SettleResult[], M, HoldAllRow> {
+export class HoldAll<M = unknown> extends Held<HoldAllRow, Used, SettleResult[], M> {
     protected override counts(used: Used): Used | undefined {
         if (typeof used !== 'object' || used === null || Array.isArray(used)) return super.counts(used);
         const given = Object.entries(used).filter(([, each]) => each !== undefined);
         const counts = given.filter(([, each]) => isCount(each));
         if (counts.length === given.length) return used;
         return counts.length === 0 ? undefined : Object.fromEntries(counts);
-    }
-    protected get nothing(): SettleResult[] {
-        return [];
-    }
-    protected holds({ results }: HoldAllRow): void {
-        this.results = results;
     }
 }

@@ -3,14 +3,16 @@ import { lends } from '../../facts.json';
 import { Borrowed, type BorrowOptions } from './borrowed';
 import type { Value } from './calculate';
 import { prefix, type Call, type HeaderStyle } from './calls';
-import type { Checked, ConfigOf, Definitions, Duration, HoldKind, Kind, LeaseKind, NameOf, TokenKind } from './config';
+import type { Definitions, Duration } from './config';
 import type { RememberDenials } from './denials';
 import { allow } from './errors';
 import { checkedFailing, type OnError } from './failing';
-import { Ending, Hold, HoldAll, Lease, warnUnsettled, type Otherwise, type Unsettled, type Used } from './held';
+import { Ending, Hold, HoldAll, Lease, warnUnsettled } from './held';
+import type { HoldAllRow, HoldRow, Otherwise, Unsettled, Used } from './held';
 import { Lines, pause } from './lines';
+import type { Checked, ConfigOf, HoldKind, Inline, Keyed, Kind, LeaseKind, NameOf, Rest, TokenKind } from './names';
 import { inTransaction, type Database } from './query';
-import { allOf, date, denial, denying, number, resultOf, tokensOf } from './results';
+import { allOf, date, denial, denying, heldAllOf, heldOf, number, resultOf, tokensOf } from './results';
 import type { AllResult, Denied, LimitedBy, Result, SettleResult } from './results';
 import { EXTENDS, Sender, type AnyOptions, type Sent } from './sender';
 
@@ -84,49 +86,44 @@ interface CallOptions {
 interface Asks extends CallOptions {
     /** What to do if this call can't be decided. Not with `db`, because an error aborts its transaction. */
     onError?: OnError | undefined;
-}
-export interface Throws {
     /** `true`: a denial is a RateLimitError. */
     throws?: boolean | undefined;
+}
+interface Waits extends Asks {
     /** Tries again for at most this number of milliseconds. Not in a transaction. */
     wait?: number | undefined;
     /** Ends the wait, including that of a reservation. */
     signal?: AbortSignal | undefined;
 }
+interface Counts {
+    /** Tokens or slots. Default: 1. */
+    count?: number | undefined;
+}
 export interface CheckAllOptions extends Asks {
-    /** `true`: a denial is a RateLimitError. */
-    throws?: boolean | undefined;
     /** Adds these HTTP headers to the result, by rl_headers or rl_headers_all, on which the role needs EXECUTE. */
     headers?: HeaderStyle | undefined;
 }
-export interface LimitAllOptions extends CheckAllOptions, Throws {}
-export interface CheckOptions extends CheckAllOptions {
-    /** Tokens. Default: 1. */
-    count?: number | undefined;
+export interface LimitAllOptions extends CheckAllOptions, Waits {}
+export interface CheckOptions extends CheckAllOptions, Counts {
     /** May put the limit into debt; retryAt is the time when the work may begin. */
     reserve?: boolean | undefined;
 }
-export interface LimitOptions extends CheckOptions, Throws {}
+export interface LimitOptions extends CheckOptions, Waits {}
 export interface PruneOptions extends CallOptions {
     /** About how many rows to delete. Default: 10,000. */
     maxRows?: number | undefined;
     /** Also rows of limits that aren't defined, if unused for this time, in milliseconds. */
     undefinedIdle?: number | undefined;
 }
-export interface CreditOptions extends CallOptions {
-    /** Tokens that come back. Default: 1. */
-    count?: number | undefined;
+export interface CreditOptions extends CallOptions, Counts {
     /** The time when they were taken: tokens of a window that has ended don't come back. */
     takenAt?: Date | undefined;
 }
-export interface AcquireOptions extends Asks, Throws {
-    /** Slots. Default: 1. */
-    count?: number | undefined;
-}
+export interface AcquireOptions extends Waits, Counts {}
 interface LeaseOptions extends CallOptions {
     config?: ConfigOf<LeaseKind> | undefined;
 }
-export interface HoldAllOptions extends Asks, Throws {
+export interface HoldAllOptions extends Waits {
     /** The time until it expires. Default: 10 minutes. */
     ttl?: Duration | undefined;
     /** The hold's id; the id of an existing hold means the same hold. Default: a random one. */
@@ -139,20 +136,13 @@ export interface HoldAllOptions extends Asks, Throws {
      */
     onException?: Otherwise | undefined;
 }
-export interface HoldOptions extends HoldAllOptions {
-    /** Estimated tokens. Default: 1. */
-    count?: number | undefined;
+export interface HoldOptions extends HoldAllOptions, Pick<CheckOptions, 'count' | 'reserve'> {
     /** Holds as many tokens as there are, if at least this number. */
     atLeast?: number | undefined;
-    reserve?: boolean | undefined;
 }
 
-export type Keyed<C> = C extends { keyed: true } ? { key: Key } : { key?: Key };
-export type Rest<C, O> = C extends { keyed: true } ? [options: O & Keyed<C>] : [options?: O & Keyed<C>];
-export type Inline<K extends Kind> = { key?: Key; config: ConfigOf<K> };
-type Asked = { count?: number | undefined; reserve?: boolean | undefined };
 /** One of several requests: for a limit in the code, or with its config. A: what it asks for. */
-export type LimitRequest<D, K extends Kind = TokenKind, A = Asked> =
+export type LimitRequest<D, K extends Kind = TokenKind, A = Pick<CheckOptions, 'count' | 'reserve'>> =
     | { [N in NameOf<D, K>]: { name: N; config?: undefined } & A & Keyed<D[N]> }[NameOf<D, K>]
     | ({ name: string } & A & Inline<K>);
 
@@ -192,7 +182,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     check<N extends NameOf<D, Kind>>(name: N, ...options: Rest<D[N], CheckOptions>): Promise<Result>;
     check(name: string, options: CheckOptions & Inline<Kind>): Promise<Result>;
     async check(name: string, options: AnyOptions = {}): Promise<Result> {
-        return this.#one('check', name, options);
+        return this.#one('check', name, { ...options, wait: undefined });
     }
 
     /** Fills the limit of the key again; false: it was full. */
@@ -269,14 +259,11 @@ export class RateLimiter<const D extends Definitions = {}> {
     async acquire(name: string, options: AnyOptions = {}): Promise<Lease> {
         const { count = 1, config, db } = options;
         const values = [name, keyOf(options), count, this.#configOf(name, options)];
-        const acquire = async () => {
-            const row = await this.#sender.decided('acquire', options, values);
-            const { headers, ...result } = resultOf(row);
-            return new Lease({ ...result, id: row.lease ?? null, expiresAt: date(row.expires) }, {
+        const acquire = async () =>
+            new Lease(heldOf(await this.#sender.decided('acquire', options, values)), {
                 extend: (lease) => this.extend(name, lease, { config, db }),
                 release: (lease) => this.release(name, lease, { config, db }),
             });
-        };
         return this.#patiently(options, name, acquire, { id: JSON.stringify(values), denies: () => true });
     }
 
@@ -292,8 +279,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         run: (lease: Lease) => T | Promise<T>,
     ): Promise<T>;
     async withLease<T>(name: string, options: AnyOptions, run: (lease: Lease) => T | Promise<T>): Promise<T> {
-        const lease = await this.acquire(name, { ...options, throws: true } as any);
-        return this.#during(lease, options, run);
+        return this.#during(this.acquire(name, { ...options, throws: true } as any), options, run);
     }
 
     /** Extends a lease by its limit's ttl; null: it has expired, or was released. */
@@ -317,18 +303,14 @@ export class RateLimiter<const D extends Definitions = {}> {
         const ask = async (asked: AnyOptions, count: number, id: string | null, atLeast: number | null) => {
             const values = [name, key, count, interval(ttl), id, atLeast, onExpiry, reserve, config];
             const row = await this.#sender.decided('hold', asked, values);
-            const { headers, ...result } = resultOf(row);
-            return { ...result, id: row.hold ?? null, held: number(row.held), expiresAt: date(row.expires) };
+            return { ...heldOf(row), held: number(row.held) };
         };
-        return this.#patiently(options, name, async () => {
-            const hold: Hold = new Hold(await ask(options, count, id, atLeast), {
-                settle: (id, used) => this.settle(id, used, { db }),
-                again: (id, more) => ask({ db, onError, [EXTENDS]: more === undefined }, more ?? hold.held!, id, null),
-                unsettled: this.#onUnsettled,
-                onException,
-            });
-            return hold;
-        });
+        const again = ({ id, held }: HoldRow, more?: number) =>
+            ask({ db, onError, [EXTENDS]: more === undefined }, more ?? held!, id, null);
+        const settle = async ({ id, ok }: HoldRow, used?: number) =>
+            id === null ? resultOf({ ok }) : this.settle(id, used, { db });
+        const calls = { settle, again, unsettled: this.#onUnsettled, onException };
+        return this.#patiently(options, name, async () => new Hold(await ask(options, count, id, atLeast), calls));
     }
 
     /** Gives back the unused tokens of a hold, or takes those used beyond it. `ok`: it was not settled before. */
@@ -348,8 +330,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     ): Promise<T>;
     withHold<T>(name: string, options: HoldOptions & Inline<HoldKind>, run: (hold: Hold) => T | Promise<T>): Promise<T>;
     async withHold<T>(name: string, options: AnyOptions, run: (hold: Hold) => T | Promise<T>): Promise<T> {
-        const hold = await this.hold(name, { ...options, throws: true } as any);
-        return this.#during(hold, options, run);
+        return this.#during(this.hold(name, { ...options, throws: true } as any), options, run);
     }
 
     /** Holds tokens of several limits: of all of them, or of none. An exempt caller has no requests. */
@@ -360,23 +341,22 @@ export class RateLimiter<const D extends Definitions = {}> {
         const { ttl, id = null, onExpiry = null, onException = 'refund', onError, db } = options;
         checkedOtherwise(onException);
         const list = this.#listOf(requests);
-        const ask = async (asked: AnyOptions, list: Sent[], id: string | null) => {
-            const values = [JSON.stringify(list), interval(ttl), id, onExpiry];
-            return holdAllOf(await this.#sender.decidedAll('holdAll', list, asked, values));
+        const ask = (asked: AnyOptions, list: Sent[], id: string | null) =>
+            this.#sender.decidedAll('holdAll', list, asked, [JSON.stringify(list), interval(ttl), id, onExpiry]);
+        const again = async ({ id }: HoldAllRow, more?: HoldRequests<D>) => {
+            const isSame = more === undefined;
+            return heldAllOf(await ask({ db, onError, [EXTENDS]: isSame }, isSame ? list : this.#listOf(more), id));
         };
-        const hold = async () =>
-            new HoldAll<HoldRequests<D>>(list.length === 0 ? holdAllOf([]) : await ask(options, list, id), {
-                settle: (id, used) => this.settleAll(id, used, { db }),
-                again: async (id, more) => {
-                    const isSame = more === undefined;
-                    return ask({ db, onError, [EXTENDS]: isSame }, isSame ? list : this.#listOf(more), id);
-                },
-                unsettled: this.#onUnsettled,
-                onException,
-            });
+        const settle = async ({ id }: HoldAllRow, used?: Used) =>
+            id === null ? [] : this.settleAll(id, used, { db });
+        const calls = { settle, again, unsettled: this.#onUnsettled, onException };
+        let rows: any[] = [];
+        const hold = async () => {
+            if (list.length > 0) rows = await ask(options, list, id);
+            return new HoldAll<HoldRequests<D>>(heldAllOf(rows), calls);
+        };
         const isOfSlots = ({ name, config = this.definitions[name] }: Sent) => config?.kind === 'concurrency';
-        const denies = ({ results }: HoldAll) =>
-            denying(results).every((each) => isOfSlots(list[results.indexOf(each)]));
+        const denies = () => denying(rows).every((row) => isOfSlots(list[rows.indexOf(row)]));
         const slots = { id: JSON.stringify(list), denies };
         return this.#patiently(options, '', hold, list.some(isOfSlots) ? slots : undefined);
     }
@@ -393,8 +373,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         options: HoldAllOptions,
         run: (hold: HoldAll<HoldRequests<D>>) => T | Promise<T>,
     ): Promise<T> {
-        const hold = await this.holdAll(requests, { ...options, throws: true });
-        return this.#during(hold, options, run);
+        return this.#during(this.holdAll(requests, { ...options, throws: true }), options, run);
     }
 
     /** Defines the limits in the database that differ; returns their names. Undefines none. */
@@ -446,8 +425,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     #one(call: Call, name: string, options: AnyOptions): Promise<Result> {
         const { count = 1, reserve = false } = options;
         const values = [name, keyOf(options), count, reserve, this.#configOf(name, options)];
-        const waiting = call === 'check' ? { ...options, wait: undefined } : options;
-        return this.#patiently(waiting, name, async () => resultOf(await this.#sender.decided(call, options, values)));
+        return this.#patiently(options, name, async () => resultOf(await this.#sender.decided(call, options, values)));
     }
     #all(call: Call, requests: unknown, options: AnyOptions): Promise<AllResult> {
         const list = this.#listOf(requests);
@@ -456,35 +434,24 @@ export class RateLimiter<const D extends Definitions = {}> {
         return this.#patiently(options, '', attempt);
     }
 
-    /** Runs the callback when reserved work may begin, then ends what is held. If the wait is ended, none was used. */
-    #during<H extends Lease | Hold | HoldAll<any>, T>(
-        held: H,
+    /** Runs the callback while something is held. An error of its end is ignored if the call would fail open by it. */
+    async #during<H extends Ending, T>(
+        held: Promise<H>,
         options: AnyOptions,
         run: (held: H) => T | Promise<T>,
     ): Promise<T> {
-        const begun = async () => {
-            const waits = ('results' in held ? held.results : [held]).map(({ retryAfter }) => retryAfter ?? 0);
-            const until = performance.now() + Math.max(...waits);
-            try {
-                for (let left; (left = until - performance.now()) > 0; ) await pause(Math.ceil(left), options.signal);
-            } catch (error) {
-                (held as Hold).used = 0;
-                throw error;
-            }
-            return run(held);
-        };
-        return Ending.during(held, begun, (error) => this.#sender.opens(options, error));
+        return Ending.during(await held, run, options.signal, (error) => this.#sender.opens(options, error));
     }
 
     /**
      * The answer of an attempt, or of later ones as long as the wait allows; or its denial as an error. SLOTS may be
-     * released at any time: the id of their line, and whether they alone deny a result.
+     * released at any time: the id of their line, and whether they alone deny the last one.
      */
     async #patiently<R extends Denied>(
         options: AnyOptions,
         name: string,
         attempt: () => Promise<R>,
-        slots?: { id: string; denies(result: R): boolean },
+        slots?: { id: string; denies(): boolean },
     ): Promise<R> {
         const { wait = 0, throws = false, signal } = options;
         allow(wait >= 0, 'wait', wait, 'milliseconds');
@@ -497,7 +464,7 @@ export class RateLimiter<const D extends Definitions = {}> {
                 if (result.ok) return result;
                 const { retryAfter } = result;
                 const left = until - performance.now();
-                const mayCome = slots?.denies(result);
+                const mayCome = slots?.denies();
                 if (retryAfter === null || left <= 0 || (retryAfter > left && !mayCome)) {
                     if (throws) throw denial(result, name);
                     return result;
@@ -527,11 +494,5 @@ function keyOf(options: AnyOptions): string {
 
 const interval = (ttl: unknown): string | null =>
     ttl === undefined ? null : typeof ttl === 'number' ? `${ttl} milliseconds` : String(ttl);
-function holdAllOf(rows: any[]) {
-    const { results, headers, ...all } = allOf(rows);
-    const row = rows.find(({ hold }) => hold != null) ?? {};
-    const held = results.map((result, n) => ({ ...result, held: number(rows[n].held) }));
-    return { ...all, id: row.hold ?? null, expiresAt: date(row.expires), results: held };
-}
 const checkedOtherwise = (onException: unknown) =>
     allow(onException === 'refund' || onException === 'charge', 'onException', onException, '"refund", "charge"');

@@ -36,32 +36,19 @@ export interface Result extends Decided {
     error?: Error & { code?: string };
 }
 
-/** The result of one request of several. */
-export interface RequestResult extends Decided {
-    name: string;
-    key: string;
-    /** Whether all were admitted. */
-    ok: boolean;
-}
-
 /** The result of one limit of a settled hold. */
 export interface SettleResult extends Tokens {
     name: string;
     key: string;
 }
 
-export interface AllResult {
-    /** Whether all were admitted. */
-    ok: boolean;
-    /** Denied: milliseconds until none of them denies, null if one always will. */
-    retryAfter: number | null;
-    retryAt: Date | null;
+/** The result of one request of several. `ok`: whether all were admitted. */
+export interface RequestResult extends Decided, SettleResult, Pick<Result, 'ok'> {}
+
+/** `ok`: whether all were admitted. Denied: `retryAfter` until none of them denies, null if one always will. */
+export interface AllResult extends Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'headers' | 'error'> {
     /** The denying request with the longest wait; null: all were admitted. */
     deniedBy: RequestResult | null;
-    /** As of Result. */
-    headers: Record<string, string>;
-    /** If they were allowed unchecked: the innermost error. */
-    error?: Error & { code?: string };
     /** In the order of the requests. */
     results: RequestResult[];
 }
@@ -105,36 +92,43 @@ function headersOf({ headers, passed }: any, retryAfter: number | null): Record<
     const aged = told.map(([name, text]) => [name, isWait(name) ? retryHeader(retryAfter)['Retry-After'] : less(text)]);
     return Object.fromEntries(aged);
 }
+/** The id of what is held until a time. A row that stands for an answer of the database has none. */
+const expiringOf = ({ id = null, expires }: any) => ({ id, expiresAt: date(expires) });
+export function heldOf(row: any) {
+    const { headers, ...result } = resultOf(row);
+    return { ...result, ...expiringOf(row) };
+}
+export function heldAllOf(rows: any[]) {
+    const { results, headers, ...all } = allOf(rows);
+    const held = results.map((result, n) => ({ ...result, held: number(rows[n].held) }));
+    return { ...all, ...expiringOf(rows.find(({ id }) => id) ?? {}), results: held };
+}
 /** The error of a row that stands for an answer of the database; usually absent. */
 const errorOf = ({ error }: { error?: Error | null }) => (error ? { error } : {});
 
 export function allOf(rows: any[]): AllResult {
     const results = rows.map((row) => ({ name: row.name, key: row.key, ok: row.ok, ...decidedOf(row) }));
     const ok = results.every((each) => each.ok);
-    const deniedBy = ok ? null : last(results);
+    const deniedBy = ok ? null : results[rows.indexOf(last(rows))];
     const { retryAfter, retryAt } = deniedBy ?? { retryAfter: null, retryAt: null };
     const first = rows[0] ?? {};
     return { ok, retryAfter, retryAt, deniedBy, headers: headersOf(first, retryAfter), results, ...errorOf(first) };
 }
 
 /**
- * The denying requests. If one can never pass, none has a wait; so if another has one, a request without a wait is a
- * dry run, which would deny and doesn't.
+ * The rows of denying requests. If one can never pass, none has a wait; so if another has one, a request without a wait
+ * is a dry run, which would deny and doesn't.
  */
-export function denying<R extends Pick<Decided, 'retryAfter' | 'limitedBy'>>(results: R[]): R[] {
-    const deny = results.filter(({ limitedBy }) => limitedBy !== null);
-    const waits = deny.filter(({ retryAfter }) => retryAfter !== null);
+export function denying(rows: any[]): any[] {
+    const deny = rows.filter(({ limited }) => limited !== null);
+    const waits = deny.filter(({ wait }) => wait !== null);
     return waits.length > 0 ? waits : deny;
 }
-/** The same for rows. */
-export const denyingRows = (rows: any[]): any[] =>
-    denying(rows.map((row) => ({ row, limitedBy: row.limited, retryAfter: row.wait }))).map(({ row }) => row);
-
 /** The denying request with the longest wait. */
-function last(results: RequestResult[]): RequestResult {
-    const wait = ({ retryAfter }: RequestResult) => retryAfter ?? Infinity;
-    const deny = denying(results);
-    return deny.reduce((one, other) => (wait(other) > wait(one) ? other : one), deny[0] ?? results[0]);
+function last(rows: any[]): any {
+    const wait = (row: any) => milliseconds(row.wait) ?? Infinity;
+    const deny = denying(rows);
+    return deny.reduce((one, other) => (wait(other) > wait(one) ? other : one), deny[0] ?? rows[0]);
 }
 
 export type Denied = Pick<Result, 'ok' | 'retryAfter' | 'retryAt'> & Partial<Pick<AllResult, 'headers' | 'deniedBy'>>;

@@ -7,7 +7,7 @@ import { allow, innermost } from './errors';
 import { checkedFailing, isNotNow, quietly } from './failing';
 import type { Decision, RateLimiterOptions } from './limiter';
 import { checked, inTransaction, isLender } from './query';
-import { denyingRows, milliseconds } from './results';
+import { denying, milliseconds } from './results';
 
 export type AnyOptions = Record<string | symbol, any>;
 /** A request of several. */
@@ -124,7 +124,7 @@ export class Sender {
             return list.map(({ name, key, count = 1 }) => ({ name, key, ok, held: count, error }));
         }
         if (asked && !known) this.#denials?.learn(asked, rows);
-        const deny = denyingRows(rows);
+        const deny = denying(rows);
         rows.forEach((row, n) => {
             if (row.ok || deny.includes(row)) report(list[n].name, row.ok, row, known && { remembered: true });
         });
