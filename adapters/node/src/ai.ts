@@ -7,7 +7,7 @@ import { APICallError, type LanguageModelMiddleware } from 'ai';
 // By the package's name: of its own file the class would be bundled here, and exist twice.
 import { RateLimitError } from 'postgres-rate-limit';
 import type { Definitions, HoldAll, RateLimiter, Unsettled, Used } from 'postgres-rate-limit';
-import { allow } from './errors';
+import { allow, causes } from './errors';
 import { ignore, quietly } from './failing';
 import { isCount, warnUnsettled } from './held';
 import type { LimitRequest } from './limiter';
@@ -93,15 +93,10 @@ export function budget<D extends Definitions>(
         }),
         async wrapGenerate({ doGenerate, params, model }) {
             const held = await hold(limiter, options, { params, model });
-            try {
-                const result = await held.sent(doGenerate, params.abortSignal);
-                for (const part of result.content) if (part.type === 'text') held.text += part.text;
-                await held.reported(result.usage);
-                return result;
-            } catch (error) {
-                await held.failed(error);
-                throw error;
-            }
+            const result = await held.sent(doGenerate, params.abortSignal);
+            for (const part of result.content) if (part.type === 'text') held.text += part.text;
+            await held.reported(result.usage);
+            return result;
         },
         async wrapStream({ doStream, params, model }) {
             const held = await hold(limiter, options, { params, model }).catch((error) => {
@@ -109,13 +104,8 @@ export function budget<D extends Definitions>(
                 if (APICallError.isInstance(error)) Object.defineProperty(error, NO_OUTPUT, { value: true });
                 throw error;
             });
-            try {
-                const { stream, ...result } = await held.sent(doStream, params.abortSignal);
-                return { ...result, stream: metered(stream, held) };
-            } catch (error) {
-                await held.failed(error);
-                throw error;
-            }
+            const { stream, ...result } = await held.sent(doStream, params.abortSignal);
+            return { ...result, stream: metered(stream, held) };
         },
     };
 }
@@ -192,13 +182,18 @@ class Held {
         this.#tick();
     }
 
-    /** Sends the call, unless the user has ended it meanwhile. */
+    /** Sends the call, unless the user has ended it meanwhile. If that fails, it is settled. */
     async sent<T>(send: () => PromiseLike<T>, signal: AbortSignal | undefined): Promise<T> {
-        signal?.throwIfAborted();
-        this.#sent = true;
-        const result = await this.working(send);
-        this.#answers = true;
-        return result;
+        try {
+            signal?.throwIfAborted();
+            this.#sent = true;
+            const result = await this.working(send);
+            this.#answers = true;
+            return result;
+        } catch (error) {
+            await this.failed(error);
+            throw error;
+        }
     }
 
     /** Waits for the model. */
@@ -270,22 +265,23 @@ class Held {
         this.#timer = undefined;
         let used: Used | undefined;
         const { id: hold } = this.hold; // null: exempt, or unchecked
-        const hear = (error: any) => {
-            const heard = hold === null ? warnUnsettled : (this.options.onUnsettled ?? warnUnsettled);
-            quietly(() => heard({ hold: hold!, used, error }));
-        };
+        const { settle, onUnsettled = warnUnsettled } = this.options;
+        const heard = hold === null ? warnUnsettled : onUnsettled;
+        const hear = (error: any) => quietly(() => heard({ hold: hold!, used, error }));
         try {
             used = counts();
         } catch (error) {
             hear(error);
         }
         await this.#extending;
-        const { settle } = this.options;
-        const end = async () =>
-            settle ? void (await settle({ hold, used, text: this.text })) : this.hold.settle(used);
-        const settled = await end().catch(hear);
-        const isGone = hold !== null && settled?.length === 0;
-        if (isGone) hear(new Error('it is gone: another call has settled it, or a reset'));
+        try {
+            if (settle) return void (await settle({ hold, used, text: this.text }));
+            const settled = await this.hold.settle(used);
+            const isGone = hold !== null && settled.length === 0;
+            if (isGone) hear(new Error('it is gone: another call has settled it, or a reset'));
+        } catch (error) {
+            hear(error);
+        }
     }
 }
 
@@ -339,19 +335,15 @@ const PICTURE = 1600;
 const FILE = 5000;
 const ofText = (text = ''): number => Math.ceil(Buffer.byteLength(text) / 3);
 const ofJson = (value: unknown): number => ofText(JSON.stringify(value));
+const sum = (counts: number[]): number => counts.reduce((one, other) => one + other, 0);
 
 /** The tokens of the prompt, its tools and the schema of its answer. */
 function estimated({ params: { prompt, tools = [], responseFormat } }: ModelCall): number {
-    const ofMessage = ({ content }: Message) => (typeof content === 'string' ? ofText(content) : content.map(ofPart));
-    const counts = prompt.flatMap(ofMessage);
-    for (const tool of tools) {
-        if (tool.type === 'function') {
-            const { name, description, inputSchema } = tool;
-            counts.push(ofJson({ name, description, inputSchema }));
-        } else counts.push(ofJson({ name: tool.name, args: tool.args }));
-    }
-    if (responseFormat?.type === 'json') counts.push(ofJson(responseFormat.schema));
-    return counts.reduce((sum, count) => sum + count, 0);
+    const ofMessage = ({ content }: Message) => (typeof content === 'string' ? [ofText(content)] : content.map(ofPart));
+    // A tool of the provider has args, in place of a description and a schema.
+    const ofTool = ({ name, description, inputSchema, args }: any) => ofJson({ name, description, inputSchema, args });
+    const schema = responseFormat?.type === 'json' ? responseFormat.schema : undefined;
+    return sum([...prompt.flatMap(ofMessage), ...tools.map(ofTool), ofJson(schema)]);
 }
 
 type Message = ModelCall['params']['prompt'][number];
@@ -380,14 +372,9 @@ function ofPart(part: Content | Extract<Output, { type: 'content' }>['value'][nu
 }
 
 function ofOutput(output: Output): number {
-    switch (output.type) {
-        case 'content':
-            return output.value.reduce((sum, part) => sum + ofPart(part), 0);
-        case 'execution-denied':
-            return ofText(output.reason);
-        default:
-            return typeof output.value === 'string' ? ofText(output.value) : ofJson(output.value);
-    }
+    if (output.type === 'content') return sum(output.value.map(ofPart));
+    const value = output.type === 'execution-denied' ? (output.reason ?? '') : output.value;
+    return typeof value === 'string' ? ofText(value) : ofJson(value);
 }
 
 /** The maximum number of tokens of an answer. For Anthropic's provider thinking is in addition to maxOutputTokens. */
@@ -398,11 +385,7 @@ function mostOutput({ maxOutputTokens, providerOptions }: ModelCall['params'], m
 
 // The request has not reached the model.
 const UNSENT = ['ECONNREFUSED', 'ENOTFOUND', 'EAI_AGAIN', 'UND_ERR_CONNECT_TIMEOUT'];
-function isUnsent(error: any): boolean {
-    for (let [inner, depth] = [error, 0]; inner && depth < 10; inner = inner.cause, depth++)
-        if (UNSENT.includes(inner.code)) return true;
-    return false;
-}
+const isUnsent = (error: unknown): boolean => causes(error).some(({ code }) => UNSENT.includes(code));
 /** The API has answered with an error, other than a time-out. */
 const isRefused = (error: unknown): boolean =>
     APICallError.isInstance(error) && (error.statusCode ?? 0) >= 400 && ![408, 504].includes(error.statusCode!);
