@@ -16,7 +16,7 @@ export class RateLimitStorage {
         key: string,
         { window, max }: { window: number; max: number },
     ): Promise<{ allowed: boolean; retryAfter: number | null }> {
-        const { hits, wait } = await this.#windows.of(max, window * 1000).take(key);
+        const { hits, wait } = await this.#windows.take({ limit: max, milliseconds: window * 1000 }, key);
         const allowed = hits <= max;
         return { allowed, retryAfter: allowed ? null : secondsOf(wait) };
     }

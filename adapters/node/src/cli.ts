@@ -15,12 +15,11 @@ const OPTIONS = {
     help: { type: 'boolean', short: 'h' },
 } as const;
 
-/** Parses the arguments: { url, schema, print }, or undefined if they are invalid. */
-function asked(): { url?: string; schema?: string; print?: boolean; help?: boolean } | undefined {
+/** Parses the arguments; undefined: they are invalid. */
+function asked() {
     try {
-        const { values, positionals } = parseArgs({ options: OPTIONS, allowPositionals: true });
-        if (!values.help && (positionals[0] !== 'install' || positionals.length > 2)) return undefined;
-        return { ...values, url: positionals[1] };
+        const { values, positionals: [command, url, ...more] } = parseArgs({ options: OPTIONS, allowPositionals: true });
+        return values.help || (command === 'install' && more.length === 0) ? { ...values, url } : undefined;
     } catch {
         return undefined;
     }

@@ -4,17 +4,14 @@ import { spanOf, Windows, type RateLimitStoreOptions, type Window } from './wind
 export type { Database, Queryable, RateLimitStoreOptions } from './window';
 
 export interface Hits {
-    /**
-     * Requests in this window. Beyond the limit: all of them, or the limit and one, if only allowed ones are counted.
-     */
+    /** Requests in this window. Beyond the limit: all, or the limit and one, if only allowed ones are counted. */
     totalHits: number;
     /** The time when the window ends, or a blocked key may call again, by the clock of this process. */
     resetTime: Date;
 }
 
 /**
- * Counts the requests of a window in PostgreSQL, by `rl_limit` of the extension ratelimit: a store for
- * express-rate-limit and hono-rate-limiter.
+ * Counts the requests of a window in PostgreSQL, by `rl_limit`: a store for express-rate-limit and hono-rate-limiter.
  *
  * A request beyond the limit takes nothing, and answers one hit more than the limit. If the middleware gives hits back
  * (skipFailedRequests, skipSuccessfulRequests), or the limit is a function or 0, each request is counted.
@@ -46,28 +43,26 @@ export class RateLimitStore {
 allowed: a store with a name of its own for each`,
             );
         }
-        this.#window = this.#windows.of(limit, windowMs, { countsAll });
+        this.#window = { limit, milliseconds: windowMs, countsAll };
         this.#limit = limit;
         this.#limiter = limiter;
     }
 
     /** The number that a key has used; undefined: it has no window. */
     async get(key: string): Promise<Hits | undefined> {
-        const { used, isOpen, ...counted } = await this.#window.look(key);
+        const { used, isOpen, ...counted } = await this.#windows.look(this.#window, key);
         return isOpen ? { totalHits: used, resetTime: resetTimeOf(counted) } : undefined;
     }
 
-    /**
-     * Takes one; beyond the limit it answers more than that. Unchecked: the answer of the first request in a window.
-     */
+    /** Takes one; beyond the limit it answers more than that. Unchecked: as the first request in a window. */
     async increment(key: string): Promise<Hits> {
-        const counted = await this.#window.take(key);
+        const counted = await this.#windows.take(this.#window, key);
         return { totalHits: counted.hits, resetTime: resetTimeOf(counted) };
     }
 
     /** Gives one back, for example for a failed request. */
     async decrement(key: string): Promise<void> {
-        await this.#window.giveBack(key, 1, true);
+        await this.#windows.giveBack(this.#window, key, 1, true);
     }
 
     async resetKey(key: string): Promise<void> {
@@ -79,9 +74,6 @@ allowed: a store with a name of its own for each`,
     }
 }
 
-/**
- * The end of a wait by the clock of this process, with which the middleware compares it. It rounds the rest to seconds
- * a moment later; the rest of a denial is then enough for one second.
- */
+/** When a wait ends by this process's clock. The middleware rounds the rest a moment later: a denial's to a second. */
 const resetTimeOf = ({ ok, wait }: { ok: boolean; wait: number }): Date =>
     new Date(Date.now() + Math.max(spanOf(wait), ok ? 1 : 20));

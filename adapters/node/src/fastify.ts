@@ -44,16 +44,16 @@ class Store implements RateLimitStore {
     }
 
     #of(timeWindow: number, max: number): Window {
-        return this.windows.of(max, timeWindow, { name: this.name, countsAll: this.#countsAll });
+        return { limit: max, milliseconds: timeWindow, name: this.name, countsAll: this.#countsAll };
     }
 
     incr(key: string, counted: Counted, timeWindow: number, max: number): void {
-        const answer = this.#of(timeWindow, max).take(key);
+        const answer = this.windows.take(this.#of(timeWindow, max), key);
         answer.then(({ hits, wait }) => counted(null, { current: hits, ttl: spanOf(wait) }), counted);
     }
 
     read(key: string, counted: Counted, timeWindow: number, max: number): void {
-        const answer = this.#of(timeWindow, max).look(key, true);
+        const answer = this.windows.look(this.#of(timeWindow, max), key, true);
         answer.then(
             ({ used, wait, isOpen }) => counted(null, { current: used, ttl: isOpen ? spanOf(wait) : 0 }),
             counted,

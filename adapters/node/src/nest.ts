@@ -12,10 +12,7 @@ export class RateLimitThrottlerStorage {
         this.#windows = new Windows('RateLimitThrottlerStorage', options);
     }
 
-    /**
-     * Takes one; ttl and blockDuration in milliseconds, the times of the answer in seconds. Throws a TypeError if
-     * blockDuration differs from ttl.
-     */
+    /** Takes one; ttl and blockDuration, which must be the same, in milliseconds; times of the answer in seconds. */
     async increment(
         key: string,
         ttl: number,
@@ -25,7 +22,8 @@ export class RateLimitThrottlerStorage {
     ): Promise<{ totalHits: number; timeToExpire: number; isBlocked: boolean; timeToBlockExpire: number }> {
         const { kind, name } = this.#windows;
         allow(blockDuration === ttl, `${kind}: blockDuration`, blockDuration, 'ttl, its default');
-        const { hits: totalHits, wait } = await this.#windows.of(limit, ttl, { name: `${name}/${throttler}` }).take(key);
+        const window = { limit, milliseconds: ttl, name: `${name}/${throttler}` };
+        const { hits: totalHits, wait } = await this.#windows.take(window, key);
         const isBlocked = totalHits > limit;
         const seconds = secondsOf(wait);
         return { totalHits, timeToExpire: seconds, isBlocked, timeToBlockExpire: isBlocked ? seconds : 0 };

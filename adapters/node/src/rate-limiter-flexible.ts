@@ -42,22 +42,18 @@ export class RateLimiterStore extends Abstract {
         return blockDuration > 0 || blockOnConsumed > points || inMemoryBlockOnConsumed > points;
     }
     #window(countsAll = true): Window {
-        return this.#windows.of(this.points, this.msDuration || FOREVER, { countsAll });
-    }
-    /** The values of a call that takes no config. */
-    #values(key: string): string[] {
-        return [this.#windows.name, keyOf(key)];
+        return { limit: this.points, milliseconds: this.msDuration || FOREVER, countsAll };
     }
 
     async _upsert(key: string, points: number, ms: number, replaces: boolean, options: any): Promise<Found> {
         allow(ms === this.msDuration, 'RateLimiterStore: the duration', `${ms / 1000} s`, 'that of the limiter');
         if (replaces) await this.#windows.reset(key);
         if (points < 0) {
-            await this.#window().giveBack(key, -points);
+            await this.#windows.giveBack(this.#window(), key, -points);
             return (await this._get(key)) ?? { hits: 0, wait: 0 };
         }
         const countsAll = this.#countsAll || replaces || Boolean(options?.[PENALTY]);
-        const { ok, used, wait, isEndless } = await this.#window(countsAll).take(key, points);
+        const { ok, used, wait, isEndless } = await this.#windows.take(this.#window(countsAll), key, points);
         const never = isEndless && (countsAll || points <= this.points);
         // If all are counted, only a block denies, which does not count as crossing the limit.
         const least = countsAll ? Math.max(this.points, this.blockOnConsumed ?? 0) + points + 1 : this.points + 1;
@@ -66,14 +62,14 @@ export class RateLimiterStore extends Abstract {
 
     /** Undefined: no window, and no block. */
     async _get(key: string): Promise<Found | undefined> {
-        const { ok, used, wait, isEndless, isOpen } = await this.#window().look(key);
+        const { ok, used, wait, isEndless, isOpen } = await this.#windows.look(this.#window(), key);
         if (!ok) return { hits: Math.max(used, this.points + 1), wait: isEndless ? Infinity : wait };
         return isOpen ? { hits: used, wait } : undefined;
     }
 
     async _delete(key: string): Promise<boolean> {
         const was = await this.#windows.reset(key);
-        const { ok } = await this.#windows.sender.row('unblock', {}, this.#values(key)).catch((error) => {
+        const { ok } = await this.#windows.sender.row('unblock', {}, [this.#windows.name, keyOf(key)]).catch((error) => {
             if (error.code === '42501') return { ok: false }; // no block is this role's
             throw error;
         });
@@ -92,7 +88,7 @@ export class RateLimiterStore extends Abstract {
     }
 
     async _block(key: string, points: number, ms: number, options: any): Promise<RateLimiterRes> {
-        const done = this.#windows.sender.row('block', {}, [...this.#values(key), ms]);
+        const done = this.#windows.sender.row('block', {}, [this.#windows.name, keyOf(key), ms]);
         return this.#insured(done, points, ms, 'block', [this.parseKey(key), ms / 1000, options]);
     }
 

@@ -28,45 +28,14 @@ export interface RateLimitStoreOptions extends Pick<RateLimiterOptions, 'schema'
 
 const warn = ({ message }: Error) => console.warn(`postgres-rate-limit: a request passes unchecked: ${message}`);
 
-/** Where a store counts, and its checked options. */
-export class Windows {
-    readonly kind: string;
-    readonly name: string;
-    readonly store: 'table' | 'memory';
-    readonly defined: boolean;
-    readonly sender: Sender;
-
-    /** Throws a TypeError for invalid options; KIND is the store's name in it. */
-    constructor(kind: string, options: RateLimitStoreOptions) {
-        const { db, name, store = 'table', defined = false } = options ?? {};
-        const { schema, onError, timeout = 5000, rememberDenials, prepare, batch, onUnchecked = warn } = options ?? {};
-        try {
-            checked(db);
-            const isName = typeof name === 'string' && name !== '';
-            if (!isName) throw new TypeError('name must be the name of the limit, such as "api"');
-            allow(store === 'table' || store === 'memory', 'store', store, '"table", "memory"');
-            allow(typeof defined === 'boolean', 'defined', defined, 'true, false');
-            allow(typeof onUnchecked === 'function', 'onUnchecked', typeof onUnchecked, 'a function');
-            const onDecision = ({ ok, error }: Decision) => ok && error && onUnchecked(error);
-            this.sender = new Sender({ db, schema, onError, timeout, rememberDenials, prepare, batch, onDecision });
-        } catch (error: any) {
-            throw new TypeError(`${kind}: ${error.message}`);
-        }
-        this.kind = kind;
-        this.name = name;
-        this.store = store;
-        this.defined = defined;
-    }
-
-    /** The windows of a limit: they last milliseconds. COUNTS_ALL: denied requests are counted, too. */
-    of(limit: unknown, milliseconds: number, { name = this.name, countsAll = false } = {}): Window {
-        return new Window(this, name, limit, milliseconds, countsAll);
-    }
-
-    /** Fills the window of a key; false: it was full. */
-    async reset(key: string): Promise<boolean> {
-        return (await this.sender.row('reset', {}, [this.name, keyOf(key)])).ok;
-    }
+/** The windows of one limit, each of a key. */
+export interface Window {
+    limit: unknown;
+    milliseconds: number;
+    /** Default: that of the store. */
+    name?: string;
+    /** Denied requests are counted, too. */
+    countsAll?: boolean;
 }
 
 /** What a key has used of a window. */
@@ -91,85 +60,101 @@ const endOf = ({ reset, now }: any): number | null => (reset === null ? null : N
 const denied = (row: any) => ({ ...row, ok: false, limited: 'tokens', wait: endOf(row)! / 1000 });
 
 /**
- * The windows of one limit, each of a key.
- *
- * If the database decides, a request beyond the limit is denied and takes nothing. If all are counted, or it can't
- * decide, each request is counted (`overage`), and the middleware compares.
+ * Where a store counts. If the database decides, a request beyond the limit is denied and takes nothing. If all are
+ * counted, or it can't decide, each request is counted (`overage`), and the middleware compares.
  */
-export class Window {
-    /** As JSON; null: the name is defined. */
-    #config: string | null;
-    #countsAll: boolean;
+export class Windows {
+    readonly name: string;
+    readonly store: 'table' | 'memory';
+    readonly defined: boolean;
+    readonly sender: Sender;
 
+    /** Throws a TypeError for invalid options; KIND is the store's name in it. */
     constructor(
-        private readonly windows: Windows,
-        private readonly name: string,
-        private readonly limit: unknown,
-        private readonly milliseconds: number,
-        countsAll: boolean,
+        readonly kind: string,
+        options: RateLimitStoreOptions,
     ) {
-        this.#countsAll = countsAll || !isWhole(limit);
-        this.#config = windows.defined ? null : this.#configOf(this.#countsAll);
+        const { db, name, store = 'table', defined = false, timeout = 5000 } = options ?? {};
+        const { schema, onError, rememberDenials, prepare, batch, onUnchecked = warn } = options ?? {};
+        try {
+            checked(db);
+            const isName = typeof name === 'string' && name !== '';
+            if (!isName) throw new TypeError('name must be the name of the limit, such as "api"');
+            allow(store === 'table' || store === 'memory', 'store', store, '"table", "memory"');
+            allow(typeof defined === 'boolean', 'defined', defined, 'true, false');
+            allow(typeof onUnchecked === 'function', 'onUnchecked', typeof onUnchecked, 'a function');
+            const onDecision = ({ ok, error }: Decision) => ok && error && onUnchecked(error);
+            this.sender = new Sender({ db, schema, onError, timeout, rememberDenials, prepare, batch, onDecision });
+        } catch (error: any) {
+            throw new TypeError(`${kind}: ${error.message}`);
+        }
+        this.name = name;
+        this.store = store;
+        this.defined = defined;
     }
 
-    #configOf(overage: boolean): string {
-        const { store } = this.windows;
-        const [rate, period] = [isWhole(this.limit) ? this.limit : 1, this.milliseconds];
-        const config = { kind: 'fixed window', rate, period, start: 'first request', store };
-        return JSON.stringify(overage ? { ...config, overage } : config);
+    /** Fills the window of a key; false: it was full. */
+    async reset(key: string): Promise<boolean> {
+        return (await this.sender.row('reset', {}, [this.name, keyOf(key)])).ok;
+    }
+
+    /** As JSON; null: the name is defined. */
+    #configOf({ limit, milliseconds: period, countsAll }: Window): string | null {
+        if (this.defined) return null;
+        const rate = isWhole(limit) ? limit : 1;
+        const config = { kind: 'fixed window', rate, period, start: 'first request', store: this.store };
+        return JSON.stringify(countsAll || !isWhole(limit) ? { ...config, overage: true } : config);
     }
 
     /** Takes some of a key's window. Unchecked: the answer of the first request in a window. */
-    async take(key: string, count = 1): Promise<Counted> {
-        const values = [this.name, keyOf(key), count, false, this.#config];
-        const { sender } = this.windows;
-        const row = await sender.decided('limit', {}, values, async () => [await this.#take(values, count)]);
-        return this.#counted(row, count);
+    async take(window: Window, key: string, count = 1): Promise<Counted> {
+        const values = [window.name ?? this.name, keyOf(key), count, false, this.#configOf(window)];
+        const row = await this.sender.decided('limit', {}, values, async () => [await this.#take(window, values)]);
+        return countedOf(window, row, count);
     }
-    async #take(values: unknown[], count: number): Promise<any> {
-        const row = await this.windows.sender.row('limit', {}, values);
+    async #take(window: Window, values: unknown[]): Promise<any> {
+        const row = await this.sender.row('limit', {}, values);
         if (row.ok || row.limited !== 'tokens') return row;
-        const { kind, defined } = this.windows;
-        if (defined && this.#countsAll)
-            throw new TypeError(`${kind}: "${this.name}" must be defined with overage, to count what is denied`);
-        const isBeyond = !defined && !this.#countsAll && usedOf(row) > (this.limit as number);
-        return isBeyond ? this.#takeIfLess(values, count) : row;
+        const { limit, countsAll } = window;
+        const decides = isWhole(limit) && !countsAll;
+        if (this.defined && !decides)
+            throw new TypeError(`${this.kind}: "${values[0]}" must be defined with overage, to count what is denied`);
+        return !this.defined && decides && usedOf(row) > limit ? this.#takeIfLess(window, limit, values) : row;
     }
     /** Tokens that a window took beyond the limit, by a config that counts all, end with the window. */
-    async #takeIfLess([name, key]: unknown[], count: number): Promise<any> {
-        const [limit, config] = [this.limit as number, this.#configOf(true)];
-        const { sender } = this.windows;
-        const seen = await sender.row('look', {}, [name, key, config, this.milliseconds]);
+    async #takeIfLess(window: Window, limit: number, [name, key, count]: any[]): Promise<any> {
+        const config = this.#configOf({ ...window, countsAll: true });
+        const seen = await this.sender.row('look', {}, [name, key, config, window.milliseconds]);
         if (!seen.ok) return seen;
         if (usedOf(seen) + count > limit) return denied(seen);
-        const row = await sender.row('limit', {}, [name, key, count, false, config]);
+        const row = await this.sender.row('limit', {}, [name, key, count, false, config]);
         return row.ok && usedOf(row) > limit ? denied(row) : row;
     }
 
     /** Looks up what a key has used. With FAILS_OPEN and a store that fails open, nothing if it can't be asked. */
-    async look(key: string, failsOpen = false): Promise<Counted> {
-        const values = [this.name, keyOf(key), this.#config, this.milliseconds];
-        const row = await this.windows.sender[failsOpen ? 'decided' : 'row']('look', {}, values);
-        const counted = this.#counted(row);
+    async look(window: Window, key: string, failsOpen = false): Promise<Counted> {
+        const values = [window.name ?? this.name, keyOf(key), this.#configOf(window), window.milliseconds];
+        const row = await this.sender[failsOpen ? 'decided' : 'row']('look', {}, values);
+        const counted = countedOf(window, row);
         const rest = Math.max(row.rest ?? 0, 0);
         if (counted.ok && counted.used <= 0) return { ...counted, wait: rest, isOpen: rest > 0 };
         return { ...counted, isOpen: counted.used > 0 || rest > 0 };
     }
 
     /** Gives back some, for example for a failed request. */
-    async giveBack(key: string, count = 1, failsOpen = false): Promise<void> {
-        const values = [this.name, keyOf(key), count, null, this.#config];
-        await this.windows.sender[failsOpen ? 'decided' : 'row']('credit', {}, values);
+    async giveBack(window: Window, key: string, count = 1, failsOpen = false): Promise<void> {
+        const values = [window.name ?? this.name, keyOf(key), count, null, this.#configOf(window)];
+        await this.sender[failsOpen ? 'decided' : 'row']('credit', {}, values);
     }
+}
 
-    /** UNCHECKED: what was used, if that is not known. */
-    #counted(row: any, unchecked = 0): Counted {
-        const [ok, used] = [row.ok, row.error ? unchecked : usedOf(row)];
-        const wait = row.error ? null : ok ? endOf(row) : row.wait && row.wait * 1000;
-        const beyond = isWhole(this.limit) ? this.limit + 1 : Number.MAX_SAFE_INTEGER;
-        const rest = { wait: Number(wait ?? this.milliseconds), isEndless: !ok && wait === null, isOpen: true };
-        return { ok, used, hits: ok ? used : beyond, ...rest };
-    }
+/** UNCHECKED: what was used, if that is not known. */
+function countedOf({ limit, milliseconds }: Window, row: any, unchecked = 0): Counted {
+    const [ok, used] = [row.ok, row.error ? unchecked : usedOf(row)];
+    const wait = row.error ? null : ok ? endOf(row) : row.wait && row.wait * 1000;
+    const beyond = isWhole(limit) ? limit + 1 : Number.MAX_SAFE_INTEGER;
+    const rest = { wait: Number(wait ?? milliseconds), isEndless: !ok && wait === null, isOpen: true };
+    return { ok, used, hits: ok ? used : beyond, ...rest };
 }
 
 /** A key that the extension accepts: a longer one, or one with a NUL, becomes its hash. */
