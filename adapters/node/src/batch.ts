@@ -41,6 +41,7 @@ interface Statement {
     began: number;
     only: Shareable | undefined;
 }
+const idOf = ({ only }: Statement): string | undefined => only?.request()?.id;
 
 /** A call that may wait, from the time when it comes to its answer. */
 class Waiting {
@@ -63,13 +64,12 @@ class Waiting {
         else signal?.addEventListener('abort', this.#aborts);
     }
 
-    /** Waits for others in LINE; from then on its time-out is its own. */
-    joins(line: Waiting[]): void {
-        line.push(this);
+    /** Waits for others; from then on its time-out is its own. */
+    waits(): void {
         const { left } = this;
         if (left === undefined || this.#timer !== undefined) return;
-        const what = () => (this.isSent ? 'there was no answer of the database' : NO_CONNECTION);
-        this.#timer = setTimeout(() => this.reject(late(what(), Math.round(left))), left);
+        const error = () => late(this.isSent ? 'answer of' : 'connection to', Math.round(left));
+        this.#timer = setTimeout(() => this.reject(error()), left);
     }
 
     /** The milliseconds that are left of its time-out. */
@@ -90,7 +90,6 @@ class Waiting {
         return (this.isEnded = true);
     }
 }
-const NO_CONNECTION = 'there was no connection to the database';
 
 /** The error of timers/promises, which end a wait. */
 const aborted = ({ reason }: AbortSignal): Error =>
@@ -108,8 +107,8 @@ export class Batch {
     #running = 0;
     /** How long the last statements took, in milliseconds. */
     #spans: number[] = [];
-    /** Calls for an id that another transaction has locked: one waits alone, and these for that one. */
-    #busy = new Map<string, Waiting[]>();
+    /** The ids that another transaction has locked: a call waits for each alone, and the others for that one. */
+    #busy = new Set<string>();
     /** Until this time of the monotonic clock calls go alone. */
     #apart = -Infinity;
 
@@ -129,13 +128,12 @@ export class Batch {
         if (!request) return call.alone(timeout);
         return new Promise((resolve, reject) => {
             const waiting = new Waiting(call, request, timeout, signal, resolve, reject);
-            const line = this.#busy.get(request.id);
             if (waiting.isEnded) return;
             if (performance.now() < this.#apart) this.#alone(waiting);
-            else if (line) waiting.joins(line);
-            else if (this.#isFree) this.#send([waiting]);
+            else if (this.#isFree && !this.#busy.has(request.id)) this.#send([waiting]);
             else {
-                waiting.joins(this.#queue);
+                waiting.waits();
+                this.#queue.push(waiting);
                 this.#watch();
             }
         });
@@ -155,10 +153,9 @@ export class Batch {
         let bytes = 0;
         for (const waiting of this.#queue) {
             const { id, config, request } = waiting.request;
-            const line = this.#busy.get(id);
             if (waiting.isEnded) continue;
-            if (line) waiting.joins(line);
-            else if (calls.length === MOST_CALLS || (configs.has(id) && configs.get(id) !== config)) rest.push(waiting);
+            const isApart = this.#busy.has(id) || (configs.has(id) && configs.get(id) !== config);
+            if (isApart || calls.length === MOST_CALLS) rest.push(waiting);
             else if ((bytes += Buffer.byteLength(request)) > MOST_BYTES && calls.length > 0) rest.push(waiting);
             else {
                 calls.push(waiting);
@@ -185,7 +182,7 @@ export class Batch {
         this.#running--;
         if (this.#spans.push(performance.now() - statement.began) > SEEN) this.#spans.shift();
         if (this.#current === statement) this.#waitNoMore();
-        else if (statement.only) this.#free(statement.only.request()?.id);
+        else if (statement.only) this.#busy.delete(idOf(statement)!);
         this.#next();
     }
 
@@ -207,8 +204,8 @@ export class Batch {
         this.#timer = setTimeout(() => {
             this.#waitNoMore();
             // A call that waits for its row: the others for it wait, too.
-            const id = statement.only?.request()?.id;
-            if (id !== undefined) this.#busy.set(id, []);
+            const id = idOf(statement);
+            if (id !== undefined) this.#busy.add(id);
             this.#next();
         }, left);
         this.#timer.unref?.();
@@ -246,7 +243,8 @@ export class Batch {
             }
             return;
         }
-        calls.forEach((waiting, n) => answers[n] === 'locked' && this.#waitForRow(waiting));
+        const locked = calls.filter((_, n) => answers[n] === 'locked');
+        this.#queue.unshift(...locked.filter((waiting) => !this.#waitsForRow(waiting)));
         setImmediate(ended); // their callers' next calls go with those that wait
         calls.forEach((waiting, n) => {
             const answer = answers[n];
@@ -256,22 +254,15 @@ export class Batch {
         });
     }
 
-    #waitForRow(waiting: Waiting): void {
+    /** Sends a call that has to wait for its row alone; false: another one waits for it. */
+    #waitsForRow(waiting: Waiting): boolean {
         const { id } = waiting.request;
-        const line = this.#busy.get(id);
-        if (line) waiting.joins(line);
-        else {
-            this.#busy.set(id, []);
-            this.#alone(waiting, () => {
-                this.#free(id);
-                this.#next();
-            });
-        }
-    }
-    /** The calls that waited for one that had to wait for its row are the next ones. */
-    #free(id: string | undefined): void {
-        if (id === undefined) return;
-        this.#queue.unshift(...(this.#busy.get(id) ?? []));
-        this.#busy.delete(id);
+        if (this.#busy.has(id)) return false;
+        this.#busy.add(id);
+        this.#alone(waiting, () => {
+            this.#busy.delete(id);
+            this.#next();
+        });
+        return true;
     }
 }

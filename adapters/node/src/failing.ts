@@ -5,10 +5,7 @@ import { allow, causes, sqlstate } from './errors';
 /** "open": a call that can't be decided now is allowed. Denials, mistakes and refused logins are errors in any case. */
 export type OnError = 'closed' | 'open';
 
-/**
- * Of a server that is a standby, full, starting or stopping; too many connections; a time-out inside it. PgBouncer uses
- * 08P01 for a refused login, too.
- */
+/** Of a server that is a standby, full, starting or stopping, or timed out. PgBouncer refuses logins by 08P01, too. */
 const isNotNowState = (code: string) =>
     notNow.sqlstates.includes(code) || (code.startsWith(notNow.class) && !notNow.except.includes(code));
 // No server answers, or not any more: errors of Node, of postgres.js, of Prisma.
@@ -32,10 +29,7 @@ const LOST = [
 /** There is no socket. Another missing file, such as a password or a certificate, is a mistake. */
 const hasNoSocket = ({ code, syscall }: any) => code === 'ENOENT' && syscall === 'connect';
 
-/**
- * Whether an error says "not now", as listed in docs/failing.md. Errors wrapped by an ORM count, too. An SQLSTATE comes
- * first, because the server has answered then.
- */
+/** Whether an error, or a wrapped one, is in docs/failing.md. An SQLSTATE comes first: then the server has answered. */
 export function isNotNow(error: unknown): boolean {
     const all = causes(error);
     const codes = codesOf(all);
@@ -63,8 +57,8 @@ export function fateOf(error: unknown, isSerializable: boolean): 'ended' | 'alon
 }
 
 /** The error of a call that has taken too long. */
-export const late = (what: string, milliseconds: number): Error =>
-    Object.assign(new Error(`${what} within ${milliseconds} ms`), { code: 'ETIMEDOUT' });
+export const late = (what: 'connection to' | 'answer of', milliseconds: number): Error =>
+    Object.assign(new Error(`there was no ${what} the database within ${milliseconds} ms`), { code: 'ETIMEDOUT' });
 
 /** Whether this is a Pool of pg, which lends clients. */
 export const isPool = (db: any): boolean => typeof db.totalCount === 'number' && typeof db.connect === 'function';
@@ -91,9 +85,9 @@ export async function pooled(pool: any, statement: object, milliseconds: number)
 }
 
 /** The result of what can't be stopped, which may come later: WHAT there was not within that time. */
-export function within<T>(running: Promise<T>, milliseconds: number, what = 'answer of'): Promise<T> {
+export function within<T>(running: Promise<T>, milliseconds: number, what: Parameters<typeof late>[0]): Promise<T> {
     return new Promise((resolve, reject) => {
-        const ended = () => reject(late(`there was no ${what} the database`, milliseconds));
+        const ended = () => reject(late(what, milliseconds));
         const timer = setTimeout(ended, milliseconds);
         running.then(resolve, reject).finally(() => clearTimeout(timer));
     });
