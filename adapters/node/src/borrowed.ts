@@ -4,7 +4,7 @@ import { ignore } from './failing';
 import type { LimitOptions } from './limiter';
 import type { Rest } from './names';
 import { resultOf, type Result } from './results';
-import type { AnyOptions } from './sender';
+import { keyOf, type AnyOptions } from './sender';
 
 export interface BorrowOptions {
     /** Milliseconds after which a batch is not spent any more, and the rest is returned. Default: 1000. */
@@ -17,15 +17,12 @@ export type BorrowResult = Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'limit
 
 /** The calls by which the batches of one limit are taken and returned. */
 export interface BorrowCalls {
-    keyOf(options: object): string;
     take(key: string, atLeast: number, atMost: number): Promise<any>;
     giveBack(key: string, count: number, takenAt: Date): Promise<unknown>;
     patiently(options: object, attempt: () => Promise<BorrowResult>): Promise<BorrowResult>;
 }
 
-/**
- * A batch, and the time of its request: by the monotonic clock, which stops on a suspended machine, and by the other.
- */
+/** A batch, and the time of its request by both clocks: the monotonic one stops on a suspended machine. */
 interface Batch {
     taken: number;
     left: number;
@@ -85,7 +82,7 @@ export class Borrowed<C = unknown> {
     take(...options: Rest<C, Pick<LimitOptions, 'count'>>): boolean;
     take(options: AnyOptions = {}): boolean {
         const { count = 1 } = options;
-        return spends(this.#accounts.get(this.#calls.keyOf(options))?.batch, count);
+        return spends(this.#accounts.get(keyOf(options))?.batch, count);
     }
 
     /** Spends borrowed tokens, or else takes a new batch. A denial takes nothing. */
@@ -96,7 +93,7 @@ export class Borrowed<C = unknown> {
     }
 
     async #decided(options: AnyOptions): Promise<BorrowResult> {
-        const key = this.#calls.keyOf(options);
+        const key = keyOf(options);
         const { count = 1 } = options;
         allow(isCount(count), 'count', count, 'a number from 0 on');
         for (;;) {

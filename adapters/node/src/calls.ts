@@ -35,13 +35,13 @@ const SQL = {
         FROM $rl_limit_each($1::text::jsonb, lock_wait => $2::text::interval)`,
     limitAll: `SELECT ${MANY}, ${DECIDED} FROM $rl_limit_all($1::text::jsonb) ORDER BY n`,
     checkAll: `SELECT ${MANY}, ${DECIDED} FROM $rl_check_all($1::text::jsonb) ORDER BY n`,
-    acquire: `SELECT ok, lease AS id, ${EXPIRES}, ${DECIDED} FROM $rl_acquire($1::text, $2::text, $3::float8, ${CONFIG(4)})`,
+    acquire: `SELECT ok, lease, ${EXPIRES}, ${DECIDED} FROM $rl_acquire($1::text, $2::text, $3::float8, ${CONFIG(4)})`,
     extend: `SELECT date_part('epoch', $rl_extend($1::text, $2::text::jsonb)) AS expires`,
     release: 'SELECT $rl_release($1::text, $2::text::jsonb) AS ok',
-    hold: `SELECT ok, hold AS id, held, ${EXPIRES}, ${DECIDED} FROM $rl_hold($1::text, $2::text, $3::float8, ${TTL(4)}, id => $5::text,
+    hold: `SELECT ok, hold, held, ${EXPIRES}, ${DECIDED} FROM $rl_hold($1::text, $2::text, $3::float8, ${TTL(4)}, id => $5::text,
         at_least => $6::float8, ${ON_EXPIRY(7)}, reserve => $8::boolean, ${CONFIG(9)})`,
     settle: `SELECT ok, ${DECIDED} FROM $rl_settle($1::text, $2::float8)`,
-    holdAll: `SELECT ${MANY}, hold AS id, held, ${EXPIRES}, ${DECIDED}
+    holdAll: `SELECT ${MANY}, hold, held, ${EXPIRES}, ${DECIDED}
         FROM $rl_hold_all($1::text::jsonb, ${TTL(2)}, id => $3::text, ${ON_EXPIRY(4)}) ORDER BY n`,
     settleAll: `SELECT name, key, ${TOKENS} FROM $rl_settle_all($1::text, $2::text::jsonb)`,
     // In one statement: all of them or none.
@@ -99,9 +99,7 @@ offer the extension, npx postgres-rate-limit install. If they are in a schema of
 /** A schema in the form in which SQL writes it before a name. */
 export const prefix = (schema: string) => `"${schema.replaceAll('"', '""')}".`;
 
-/**
- * Runs the statements in a given schema, or in one that it finds, again after an error that shows that it has moved.
- */
+/** Runs the statements in a given schema, or in one that it finds, again if an error shows that it has moved. */
 export class Calls {
     /** The schema as of prefix, if it is given. */
     readonly #given: string | undefined;

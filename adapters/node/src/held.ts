@@ -14,6 +14,9 @@ interface Expiring extends Readonly<Pick<Result, 'ok' | 'retryAfter' | 'retryAt'
     expiresAt: Date | null;
 }
 
+/** A callback, during which something is held. */
+export type Run<H, T> = (held: H) => T | Promise<T>;
+
 /** What ends with a block or a callback. */
 export interface Ending extends Expiring {}
 export abstract class Ending {
@@ -32,7 +35,7 @@ export abstract class Ending {
      */
     static async during<H extends Ending, T>(
         held: H,
-        run: (held: H) => T | Promise<T>,
+        run: Run<H, T>,
         signal: AbortSignal | undefined,
         ignored: (error: unknown) => boolean,
     ): Promise<T> {
@@ -124,7 +127,7 @@ interface HoldCalls<A, U, R, M> {
     settle(hold: A, used: U | undefined): Promise<R>;
     /** Asks for more, or for the tokens held, under the same id. */
     again(hold: A, more: M | undefined): Promise<A>;
-    unsettled(unsettled: Unsettled): void;
+    unsettled: ((unsettled: Unsettled) => void) | undefined;
     onException: Otherwise;
 }
 
@@ -133,10 +136,7 @@ interface HoldCalls<A, U, R, M> {
  * more to hold. `error`: it was allowed unchecked, and there is no hold.
  */
 abstract class Held<A extends HoldRow | HoldAllRow, U extends Used, R, M> extends Ending {
-    /**
-     * The use so far, if the application knows it: settled when the block or the callback ends. If it is not a number
-     * of tokens, everything held is settled, and onUnsettled is called.
-     */
+    /** The use so far, if the application knows it: settled, as by settle, when the block or the callback ends. */
     used: U | undefined;
     #calls: HoldCalls<A, U, R, M>;
     #settled = false;
@@ -163,10 +163,7 @@ abstract class Held<A extends HoldRow | HoldAllRow, U extends Used, R, M> extend
         return answer;
     }
 
-    /**
-     * Holds up to MORE, a count or requests, if that is more, and for its ttl from now. false: denied, and the hold
-     * keeps its tokens; or it was settled, or denied before.
-     */
+    /** Holds up to MORE, a count or requests, for its ttl from now. false: denied, so it keeps its own; or settled. */
     async extend(more?: M): Promise<boolean> {
         if (this.id === null) return this.ok; // it is exempt
         if (this.#settled) return false;
@@ -184,7 +181,8 @@ abstract class Held<A extends HoldRow | HoldAllRow, U extends Used, R, M> extend
 
     protected unended(error: any): void {
         const { id, used } = this;
-        if (id !== null) quietly(() => this.#calls.unsettled({ hold: id, used, error }));
+        const { unsettled = warnUnsettled } = this.#calls;
+        if (id !== null) quietly(() => unsettled({ hold: id, used, error }));
     }
 }
 

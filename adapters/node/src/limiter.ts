@@ -7,14 +7,14 @@ import type { Definitions, Duration } from './config';
 import type { RememberDenials } from './denials';
 import { allow } from './errors';
 import { checkedFailing, type OnError } from './failing';
-import { Ending, Hold, HoldAll, Lease, warnUnsettled } from './held';
-import type { HoldAllRow, HoldRow, Otherwise, Unsettled, Used } from './held';
+import { Ending, Hold, HoldAll, Lease } from './held';
+import type { HoldAllRow, HoldRow, Otherwise, Run, Unsettled, Used } from './held';
 import { Lines, pause } from './lines';
 import type { Checked, ConfigOf, HoldKind, Inline, Keyed, Kind, LeaseKind, NameOf, Rest, TokenKind } from './names';
 import { inTransaction, type Database } from './query';
 import { allOf, date, denial, denying, heldAllOf, heldOf, number, resultOf, tokensOf } from './results';
 import type { AllResult, Denied, LimitedBy, Result, SettleResult } from './results';
-import { EXTENDS, Sender, type AnyOptions, type Sent } from './sender';
+import { EXTENDS, keyOf, Sender, type AnyOptions, type Sent } from './sender';
 
 /** The identity that a call counts for. A number is the same as its text. */
 export type Key = string | number | bigint;
@@ -35,10 +35,7 @@ export interface Decision {
 }
 
 export interface RateLimiterOptions {
-    /**
-     * The connections that run SQL: of pg, postgres.js, Drizzle, Kysely, Prisma or PGlite, or `{ query(text, values)
-     * }`.
-     */
+    /** What runs SQL: pg, postgres.js, Drizzle, Kysely, Prisma, PGlite, or an object `{ query(text, values) }`. */
     db?: Database | undefined;
     /** The schema of the limiter. Default: looked up in the search_path, or else that of the extension or the file. */
     schema?: string | undefined;
@@ -50,10 +47,7 @@ export interface RateLimiterOptions {
      * logins are errors with both, and so are all errors in a transaction.
      */
     onError?: OnError | undefined;
-    /**
-     * The milliseconds after which a statement ends with an error, outside transactions: to get a connection, and the
-     * answer. Default: none; 5000 with onError "open".
-     */
+    /** Milliseconds for a connection and the answer, outside transactions. Default: none; 5000 with onError "open". */
     timeout?: number | undefined;
     /**
      * Prepares statements, on a Pool of pg, and on postgres.js as that has been set. Not in a transaction, nor on a
@@ -147,15 +141,15 @@ export type LimitRequest<D, K extends Kind = TokenKind, A = Pick<CheckOptions, '
     | ({ name: string } & A & Inline<K>);
 
 type HoldRequests<D> = LimitRequest<D, HoldKind | 'concurrency'>[];
+type HeldAll<D> = HoldAll<HoldRequests<D>>;
+type Borrows = BorrowOptions & Pick<Asks, 'onError'>;
 
 /** The milliseconds after which a caller that waits for slots checks again. */
 const LOOK = 250;
 
 export class RateLimiter<const D extends Definitions = {}> {
     readonly definitions: D;
-    #schema: string | undefined;
-    #defined: boolean;
-    #onUnsettled: (unsettled: Unsettled) => void;
+    #options: RateLimiterOptions;
     #sender: Sender;
     #lines = new Lines();
 
@@ -164,10 +158,7 @@ export class RateLimiter<const D extends Definitions = {}> {
             throw new TypeError('the limits of a RateLimiter are an object: their names, and the config of each');
         }
         this.definitions = { ...definitions };
-        const { schema, defined = false, onUnsettled = warnUnsettled } = options;
-        this.#schema = schema;
-        this.#defined = defined;
-        this.#onUnsettled = onUnsettled;
+        this.#options = { ...options };
         this.#sender = new Sender(options);
     }
 
@@ -224,11 +215,8 @@ export class RateLimiter<const D extends Definitions = {}> {
      * Takes of this limit that need no round trip: the process takes batches, and spends them in memory. They are taken
      * outside any transaction, so a rollback returns nothing.
      */
-    borrow<N extends NameOf<D, HoldKind>>(name: N, options?: BorrowOptions & Pick<Asks, 'onError'>): Borrowed<D[N]>;
-    borrow<C extends ConfigOf<HoldKind>>(
-        name: string,
-        options: BorrowOptions & Pick<Asks, 'onError'> & { config: C },
-    ): Borrowed<C>;
+    borrow<N extends NameOf<D, HoldKind>>(name: N, options?: Borrows): Borrowed<D[N]>;
+    borrow<C extends ConfigOf<HoldKind>>(name: string, options: Borrows & { config: C }): Borrowed<C>;
     borrow(name: string, options: AnyOptions = {}): Borrowed<any> {
         const { config, onError } = options;
         const sent = this.#configOf(name, options);
@@ -240,7 +228,6 @@ export class RateLimiter<const D extends Definitions = {}> {
                 throw new TypeError('db is in a transaction, whose rollback would undo what is borrowed and returned');
         };
         return new Borrowed(options, {
-            keyOf,
             take: async (key, atLeast, atMost) => {
                 checkApart();
                 return this.#sender.decided('take', { onError }, [name, key, atLeast, sent, atMost]);
@@ -271,14 +258,10 @@ export class RateLimiter<const D extends Definitions = {}> {
     withLease<N extends NameOf<D, LeaseKind>, T>(
         name: N,
         options: AcquireOptions & Keyed<D[N]>,
-        run: (lease: Lease) => T | Promise<T>,
+        run: Run<Lease, T>,
     ): Promise<T>;
-    withLease<T>(
-        name: string,
-        options: AcquireOptions & Inline<LeaseKind>,
-        run: (lease: Lease) => T | Promise<T>,
-    ): Promise<T>;
-    async withLease<T>(name: string, options: AnyOptions, run: (lease: Lease) => T | Promise<T>): Promise<T> {
+    withLease<T>(name: string, options: AcquireOptions & Inline<LeaseKind>, run: Run<Lease, T>): Promise<T>;
+    async withLease<T>(name: string, options: AnyOptions, run: Run<Lease, T>): Promise<T> {
         return this.#during(this.acquire(name, { ...options, throws: true } as any), options, run);
     }
 
@@ -309,7 +292,7 @@ export class RateLimiter<const D extends Definitions = {}> {
             ask({ db, onError, [EXTENDS]: more === undefined }, more ?? held!, id, null);
         const settle = async ({ id, ok }: HoldRow, used?: number) =>
             id === null ? resultOf({ ok }) : this.settle(id, used, { db });
-        const calls = { settle, again, unsettled: this.#onUnsettled, onException };
+        const calls = { settle, again, unsettled: this.#options.onUnsettled, onException };
         return this.#patiently(options, name, async () => new Hold(await ask(options, count, id, atLeast), calls));
     }
 
@@ -326,18 +309,15 @@ export class RateLimiter<const D extends Definitions = {}> {
     withHold<N extends NameOf<D, HoldKind>, T>(
         name: N,
         options: HoldOptions & Keyed<D[N]>,
-        run: (hold: Hold) => T | Promise<T>,
+        run: Run<Hold, T>,
     ): Promise<T>;
-    withHold<T>(name: string, options: HoldOptions & Inline<HoldKind>, run: (hold: Hold) => T | Promise<T>): Promise<T>;
-    async withHold<T>(name: string, options: AnyOptions, run: (hold: Hold) => T | Promise<T>): Promise<T> {
+    withHold<T>(name: string, options: HoldOptions & Inline<HoldKind>, run: Run<Hold, T>): Promise<T>;
+    async withHold<T>(name: string, options: AnyOptions, run: Run<Hold, T>): Promise<T> {
         return this.#during(this.hold(name, { ...options, throws: true } as any), options, run);
     }
 
     /** Holds tokens of several limits: of all of them, or of none. An exempt caller has no requests. */
-    async holdAll(
-        requests: HoldRequests<D>,
-        options: HoldAllOptions = {},
-    ): Promise<HoldAll<HoldRequests<D>>> {
+    async holdAll(requests: HoldRequests<D>, options: HoldAllOptions = {}): Promise<HeldAll<D>> {
         const { ttl, id = null, onExpiry = null, onException = 'refund', onError, db } = options;
         checkedOtherwise(onException);
         const list = this.#listOf(requests);
@@ -349,7 +329,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         };
         const settle = async ({ id }: HoldAllRow, used?: Used) =>
             id === null ? [] : this.settleAll(id, used, { db });
-        const calls = { settle, again, unsettled: this.#onUnsettled, onException };
+        const calls = { settle, again, unsettled: this.#options.onUnsettled, onException };
         let rows: any[] = [];
         const hold = async () => {
             if (list.length > 0) rows = await ask(options, list, id);
@@ -368,11 +348,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     }
 
     /** The same as withHold, for several limits. */
-    async withHoldAll<T>(
-        requests: HoldRequests<D>,
-        options: HoldAllOptions,
-        run: (hold: HoldAll<HoldRequests<D>>) => T | Promise<T>,
-    ): Promise<T> {
+    async withHoldAll<T>(requests: HoldRequests<D>, options: HoldAllOptions, run: Run<HeldAll<D>, T>): Promise<T> {
         return this.#during(this.holdAll(requests, { ...options, throws: true }), options, run);
     }
 
@@ -381,16 +357,15 @@ export class RateLimiter<const D extends Definitions = {}> {
         return (await this.#sender.rows('define', { db }, [JSON.stringify(this.definitions)])).map(({ name }) => name);
     }
 
-    /**
-     * Deletes a batch of rows that no result depends on, and gives back what has expired; resolves to the number of rows.
-     */
+    /** Deletes a batch of rows that no result depends on, and gives back what has expired; resolves to their number. */
     async prune({ maxRows = 10_000, undefinedIdle, db }: PruneOptions = {}): Promise<number> {
         return (await this.#sender.row('prune', { db }, [maxRows, undefinedIdle ?? null])).rows;
     }
 
     /** The limits' definitions as SQL, for a migration. */
     sql(): string {
-        const place = this.#schema === undefined ? '' : prefix(this.#schema);
+        const { schema } = this.#options;
+        const place = schema === undefined ? '' : prefix(schema);
         const literal = (text: string) => `'${text.replaceAll("'", "''")}'`;
         const line = ([name, config]: [string, unknown]) =>
             `SELECT ${place}rl_define(${literal(name)}, ${literal(JSON.stringify(config))});\n`;
@@ -404,11 +379,10 @@ export class RateLimiter<const D extends Definitions = {}> {
         if (config !== undefined && config !== null) return JSON.stringify(config);
         if (!Object.hasOwn(this.definitions, name)) {
             const names = Object.keys(this.definitions).map((each) => JSON.stringify(each));
-            throw new TypeError(
-                `there is no limit ${JSON.stringify(name)}; there are ${names.join(', ') || 'none'}; another needs its config in the call`,
-            );
+            const known = `there is no limit ${JSON.stringify(name)}; there are ${names.join(', ') || 'none'}`;
+            throw new TypeError(`${known}; another needs its config in the call`);
         }
-        return this.#defined ? null : JSON.stringify(this.definitions[name]);
+        return this.#options.defined ? null : JSON.stringify(this.definitions[name]);
     }
 
     /** The requests in the form in which they are sent. */
@@ -435,11 +409,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     }
 
     /** Runs the callback while something is held. An error of its end is ignored if the call would fail open by it. */
-    async #during<H extends Ending, T>(
-        held: Promise<H>,
-        options: AnyOptions,
-        run: (held: H) => T | Promise<T>,
-    ): Promise<T> {
+    async #during<H extends Ending, T>(held: Promise<H>, options: AnyOptions, run: Run<H, T>): Promise<T> {
         return Ending.during(await held, run, options.signal, (error) => this.#sender.opens(options, error));
     }
 
@@ -481,15 +451,6 @@ export class RateLimiter<const D extends Definitions = {}> {
 function spread(wait: number, most: number): number {
     const jitter = Math.random() * Math.max(wait / 10, 20);
     return Math.min(wait + jitter, most);
-}
-
-function keyOf(options: AnyOptions): string {
-    const { key } = options;
-    if (key === undefined && !Object.hasOwn(options, 'key')) return '';
-    const isKey = typeof key === 'string' || typeof key === 'bigint' || Number.isFinite(key);
-    const given = key === null ? 'null' : typeof key;
-    allow(isKey, 'key', given, 'a text or a number; without a key all share the limit');
-    return String(key);
 }
 
 const interval = (ttl: unknown): string | null =>

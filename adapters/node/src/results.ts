@@ -20,10 +20,7 @@ export type LimitedBy = 'block' | 'slots' | 'tokens';
 
 /** The decision of a call on a limit. */
 interface Decided extends Tokens {
-    /**
-     * The reason of the denial; null: none, or only other requests of the call. If `ok` is true, only a dry run
-     * admitted it.
-     */
+    /** The reason of the denial; null: none, or only other requests. If `ok` is true, only a dry run admitted it. */
     limitedBy: LimitedBy | null;
 }
 
@@ -93,7 +90,7 @@ function headersOf({ headers, passed }: any, retryAfter: number | null): Record<
     return Object.fromEntries(aged);
 }
 /** The id of what is held until a time. A row that stands for an answer of the database has none. */
-const expiringOf = ({ id = null, expires }: any) => ({ id, expiresAt: date(expires) });
+const expiringOf = ({ lease, hold, expires }: any) => ({ id: lease ?? hold ?? null, expiresAt: date(expires) });
 export function heldOf(row: any) {
     const { headers, ...result } = resultOf(row);
     return { ...result, ...expiringOf(row) };
@@ -101,7 +98,7 @@ export function heldOf(row: any) {
 export function heldAllOf(rows: any[]) {
     const { results, headers, ...all } = allOf(rows);
     const held = results.map((result, n) => ({ ...result, held: number(rows[n].held) }));
-    return { ...all, ...expiringOf(rows.find(({ id }) => id) ?? {}), results: held };
+    return { ...all, ...expiringOf(rows.find(({ hold }) => hold != null) ?? {}), results: held };
 }
 /** The error of a row that stands for an answer of the database; usually absent. */
 const errorOf = ({ error }: { error?: Error | null }) => (error ? { error } : {});

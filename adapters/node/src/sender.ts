@@ -30,6 +30,16 @@ const OPEN_WITH_DB =
 /** Of a pool: those of limiters with the same schema and statements. */
 const BATCHES = new WeakMap<object, Map<string, Batch>>();
 
+/** The key of a call or a request. */
+export function keyOf(options: AnyOptions): string {
+    const { key } = options;
+    if (key === undefined && !Object.hasOwn(options, 'key')) return '';
+    const isKey = typeof key === 'string' || typeof key === 'bigint' || Number.isFinite(key);
+    const given = key === null ? 'null' : typeof key;
+    allow(isKey, 'key', given, 'a text or a number; without a key all share the limit');
+    return String(key);
+}
+
 export class Sender {
     #options: RateLimiterOptions;
     #denials: Denials | undefined;
@@ -91,10 +101,7 @@ export class Sender {
         return (await this.decidedAll(call, [{ name, key, count }], options, values, run))[0];
     }
 
-    /**
-     * The rows of a deciding call, by RUN; if it fails open, rows in their place. Reports the decision to onDecision if
-     * the call takes. If several are denied together: the denying ones.
-     */
+    /** The rows of a deciding call, by RUN; or others, if it fails open. Tells onDecision, if it takes. */
     async decidedAll(
         call: Call,
         list: Sent[],
