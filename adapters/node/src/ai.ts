@@ -253,10 +253,7 @@ class Held {
         return Object.fromEntries(used);
     }
 
-    /**
-     * Settles once: the usage, by functions of the application, or everything held if they throw. Never rejects. Waits
-     * for a running extension: an extension after the settlement would be a new hold.
-     */
+    /** Settles once, or everything held if COUNTS throws. Never rejects. An extension after it would be a new hold. */
     #settle(counts: () => Used | undefined): Promise<void> {
         return (this.#settled ??= this.#settling(counts));
     }

@@ -31,9 +31,7 @@ export class Denials {
     #max: number;
     #atMost: number;
     #known = new Map<string, Denial>();
-    /**
-     * By the monotonic clock: the times when ids were forgotten, the latest at the end; all of the others; any of them.
-     */
+    /** By the monotonic clock: when ids were forgotten, the latest at the end; all of the others; any of them. */
     #forgotten = new Map<string, number>();
     #allForgotten = -Infinity;
     #lastForgotten = -Infinity;
@@ -48,9 +46,7 @@ export class Denials {
         this.#atMost = atMost;
     }
 
-    /**
-     * The rows of a denial that applies to this call, too, with the rest of their waits; undefined: ask the database.
-     */
+    /** The rows of a denial that applies to this call, with the rest of their waits; undefined: ask the database. */
     known({ id, like, count, began }: Question): any[] | undefined {
         const denial = this.#known.get(id);
         if (!denial || denial.like !== like || !(count >= denial.count)) return undefined;
@@ -84,10 +80,7 @@ export class Denials {
         if (this.#known.size > this.#max) this.#known.delete(this.#known.keys().next().value!);
     }
 
-    /**
-     * Runs a call that gives tokens back to this id, or to all. Forgets before and after: calls meanwhile may be denied
-     * by the state before.
-     */
+    /** Runs a call that gives tokens back to this id, or to all. Calls meanwhile may be denied by the state before. */
     async forgetting<T>(id: string | undefined, run: () => Promise<T>): Promise<T> {
         this.#forget(id);
         try {

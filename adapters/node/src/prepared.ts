@@ -29,10 +29,7 @@ interface Refusals {
 const POOLS = new WeakMap<object, Refusals>();
 const [MOST, WITHIN, PAUSE] = [3, 60_000, 600_000];
 
-/**
- * Runs a statement by its name; if it is refused, again without, which takes another connection. RUN gets the name, and
- * the milliseconds that are left of a time-out.
- */
+/** Runs a statement by its name; if it is refused, again without. RUN gets the name, and what is left of a time-out. */
 export async function prepared<T>(
     pool: object,
     text: string,
