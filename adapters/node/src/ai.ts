@@ -51,10 +51,7 @@ export interface Settlement extends Pick<Unsettled, 'used'> {
 export interface BudgetOptions<D> {
     /** The limits of every call, or of this one. The same name may be repeated only with the same count. */
     limits: BudgetLimit<D>[] | ((call: ModelCall) => BudgetLimit<D>[] | PromiseLike<BudgetLimit<D>[]>);
-    /**
-     * The maximum number of tokens of an answer, if the call has none: they are held, and the maximum is sent to the
-     * model. Required unless each limit counts a number.
-     */
+    /** Most tokens of an answer if the call has none: held, and sent. Required unless each limit counts a number. */
     maxOutputTokens?: number | undefined;
     /** The id of a call's hold: the id of an existing hold means the same hold. Default: a random one. */
     id?: string | ((call: ModelCall) => string | undefined) | undefined;
@@ -110,10 +107,7 @@ export function budget<D extends Definitions>(
     };
 }
 
-/**
- * A result of streamText, once its answer begins. Throws the error that ended it before, such as a denial, so that the
- * caller can answer with another status.
- */
+/** A result of streamText, once its answer begins. Throws the error, such as a denial, that ended it before. */
 export async function opened<R extends { stream: AsyncIterable<{ type: string; error?: unknown }> }>(
     result: R,
 ): Promise<R> {
@@ -320,12 +314,10 @@ const usageOf = (inputTokens: number, outputTokens: number): Usage => ({
     totalTokens: inputTokens + outputTokens,
 });
 
-const counted = (count: Count, usage: Usage, modelId: string, report?: Report): number =>
-    typeof count === 'function'
-        ? count({ ...usage, modelId, report })
-        : typeof count === 'string'
-          ? usage[count]
-          : count;
+function counted(count: Count, usage: Usage, modelId: string, report?: Report): number {
+    if (typeof count === 'function') return count({ ...usage, modelId, report });
+    return typeof count === 'string' ? usage[count] : count;
+}
 
 // The numbers of the estimate, as listed in docs/llm-budgets.md, the same in the package for Python.
 const PICTURE = 1600;
@@ -348,24 +340,14 @@ type Content = Exclude<Message['content'], string>[number];
 type Output = Extract<Content, { type: 'tool-result' }>['output'];
 
 function ofPart(part: Content | Extract<Output, { type: 'content' }>['value'][number]): number {
-    switch (part.type) {
-        case 'text':
-        case 'reasoning':
-            return ofText(part.text);
-        case 'file':
-            if (part.data.type === 'text') return ofText(part.data.text);
-            return /^image\b/i.test(part.mediaType) ? PICTURE : FILE;
-        case 'reasoning-file':
-            return FILE;
-        case 'tool-call':
-            return ofJson(part.input);
-        case 'tool-result':
-            return ofOutput(part.output);
-        case 'tool-approval-response':
-            return ofText(part.reason);
-        default:
-            return ofJson(part);
-    }
+    if (part.type === 'text' || part.type === 'reasoning') return ofText(part.text);
+    if (part.type === 'file' && part.data.type === 'text') return ofText(part.data.text);
+    if (part.type === 'file' && /^image\b/i.test(part.mediaType)) return PICTURE;
+    if (part.type === 'file' || part.type === 'reasoning-file') return FILE;
+    if (part.type === 'tool-call') return ofJson(part.input);
+    if (part.type === 'tool-result') return ofOutput(part.output);
+    if (part.type === 'tool-approval-response') return ofText(part.reason);
+    return ofJson(part);
 }
 
 function ofOutput(output: Output): number {
