@@ -123,7 +123,10 @@ export class Batch {
     /** The rows of a call. TIMEOUT, in milliseconds, and SIGNAL end the call, but no statement that others share. */
     join(call: Shareable, timeout?: number, signal?: AbortSignal): Promise<any[]> {
         const goesAtOnce = this.#isFree && this.#busy.size === 0 && performance.now() >= this.#apart;
-        if (goesAtOnce && !signal) return this.#first(call, timeout); // the short way of most that come alone
+        if (goesAtOnce && !signal) {
+            const statement = this.#begins(call); // the short way of most that come alone
+            return call.alone(timeout).finally(() => this.#ended(statement));
+        }
         const request = call.request();
         if (!request) return call.alone(timeout);
         return new Promise((resolve, reject) => {
@@ -184,15 +187,6 @@ export class Batch {
         if (this.#current === statement) this.#waitNoMore();
         else if (statement.only) this.#busy.delete(idOf(statement)!);
         this.#next();
-    }
-
-    async #first(call: Shareable, timeout: number | undefined): Promise<any[]> {
-        const statement = this.#begins(call);
-        try {
-            return await call.alone(timeout);
-        } finally {
-            this.#ended(statement);
-        }
     }
 
     /** Sets the time after which the queue doesn't wait for the statement that is under way. */

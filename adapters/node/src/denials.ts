@@ -81,13 +81,9 @@ export class Denials {
     }
 
     /** Runs a call that gives tokens back to this id, or to all. Calls meanwhile may be denied by the state before. */
-    async forgetting<T>(id: string | undefined, run: () => Promise<T>): Promise<T> {
+    forgetting<T>(id: string | undefined, run: () => Promise<T>): Promise<T> {
         this.#forget(id);
-        try {
-            return await run();
-        } finally {
-            this.#forget(id);
-        }
+        return run().finally(() => this.#forget(id));
     }
 
     #forget(id: string | undefined): void {

@@ -2,7 +2,7 @@
 import { 'not now' as notNow } from '../../facts.json';
 import { allow, causes, sqlstate } from './errors';
 
-/** "open": a call that can't be decided now is allowed. Denials, mistakes and refused logins are errors in any case. */
+/** "open": such a call is allowed. Denials, mistakes, refused logins, and all errors in a transaction stay errors. */
 export type OnError = 'closed' | 'open';
 
 /** Of a server that is a standby, full, starting or stopping, or timed out. PgBouncer refuses logins by 08P01, too. */

@@ -8,7 +8,7 @@ import type { AllResult, RequestResult, Result, SettleResult } from './results';
 
 type Decided = Readonly<Omit<Result, 'ok' | 'headers' | 'error'>>;
 interface Expiring extends Readonly<Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'error'>> {
-    /** For calls in another process: of a hold also the id of another hold call. null: denied, or exempt. */
+    /** For calls in another process; of a hold also for another hold call. null: denied, exempt or unchecked. */
     readonly id: string | null;
     /** The time when it expires, unless it is ended or extended. */
     expiresAt: Date | null;
@@ -66,10 +66,7 @@ export abstract class Ending {
 }
 
 export interface Lease extends Expiring, Decided {}
-/**
- * A lease of a concurrency limit, or a denial (`ok` is false). `await using` releases it. `remaining`: the slots that
- * are free, `resetAt`: when the last lease expires, `error`: it was granted unchecked, and there is no lease.
- */
+/** A lease, or a denial (`ok` is false). `remaining`: the free slots; `resetAt`: when the last lease expires. */
 export class Lease extends Ending {
     #calls: LeaseCalls;
     #released = false;
@@ -106,7 +103,7 @@ interface LeaseCalls {
     release(lease: string): Promise<boolean>;
 }
 
-/** A hold that was not settled by the actual use. */
+/** A hold not settled by the actual use: that was no number of tokens, so all held counts; or the database failed. */
 export interface Unsettled {
     hold: string;
     /** The `used` with which settle or settleAll can be sent again, for a day; undefined: everything held. */
@@ -131,10 +128,7 @@ interface HoldCalls<A, U, R, M> {
     onException: Otherwise;
 }
 
-/**
- * Tokens that are held until they are settled. A: their fields; U: what was used; R: the answer to a settlement; M: what
- * more to hold. `error`: it was allowed unchecked, and there is no hold.
- */
+/** Tokens held until they are settled. A: their fields; U: the use; R: the answer to that; M: what more to hold. */
 abstract class Held<A extends HoldRow | HoldAllRow, U extends Used, R, M> extends Ending {
     /** The use so far, if the application knows it: settled, as by settle, when the block or the callback ends. */
     used: U | undefined;

@@ -41,35 +41,19 @@ export interface RateLimiterOptions {
     schema?: string | undefined;
     /** `true`: the names are defined in the database, and calls send no configs: see define and sql. */
     defined?: boolean | undefined;
-    /**
-     * What to do if a call can't be decided: no server answers, it is full or a standby, or the call timed out. "open":
-     * the call is allowed, and its result has the error. Default: "closed", the error. Denials, mistakes and refused
-     * logins are errors with both, and so are all errors in a transaction.
-     */
+    /** If a call can't be decided: no server answers, or it is full, a standby or too late. Default: "closed". */
     onError?: OnError | undefined;
     /** Milliseconds for a connection and the answer, outside transactions. Default: none; 5000 with onError "open". */
     timeout?: number | undefined;
-    /**
-     * Prepares statements, on a Pool of pg, and on postgres.js as that has been set. Not in a transaction, nor on a
-     * client. If a pooler refuses them, they go unprepared. Default: true.
-     */
+    /** Prepares statements, on a Pool of pg, or as postgres.js is set, outside of transactions. Default: true. */
     prepare?: boolean | undefined;
-    /**
-     * On a Pool of pg or postgres.js, calls of limit that come while a statement is under way go together in the next
-     * one, by rl_limit_each. Not with the `db` of a call. Default: true.
-     */
+    /** Calls of limit that come during a statement, without a `db` of their own, share the next one. Default: true. */
     batch?: boolean | undefined;
-    /**
-     * Answers a denied key without the database: until it can pass, and for at most a second, or `atMost`. Remembers
-     * `max` denials of limit, check, limitAll and checkAll. Default: false.
-     */
+    /** Answers a denied key without the database until it can pass, at most a second, or `atMost`. Default: false. */
     rememberDenials?: boolean | RememberDenials | undefined;
     /** Called for each call that takes, or would have; never gets a key. Its errors are ignored. */
     onDecision?: ((decision: Decision) => void) | undefined;
-    /**
-     * Called with a hold that a callback or a block has left, and that was not settled by the actual use: either the
-     * use was not a number of tokens, so that everything held counts, or the database failed. Default: a warning.
-     */
+    /** Called with a hold that a callback or a block has left, and that its use has not settled. Default: a warning. */
     onUnsettled?: ((unsettled: Unsettled) => void) | undefined;
 }
 
@@ -211,10 +195,7 @@ export class RateLimiter<const D extends Definitions = {}> {
         return this.#all('checkAll', requests, { ...options, wait: undefined });
     }
 
-    /**
-     * Takes of this limit that need no round trip: the process takes batches, and spends them in memory. They are taken
-     * outside any transaction, so a rollback returns nothing.
-     */
+    /** Takes that need no round trip: the process takes batches, outside any transaction, and spends them in memory. */
     borrow<N extends NameOf<D, HoldKind>>(name: N, options?: Borrows): Borrowed<D[N]>;
     borrow<C extends ConfigOf<HoldKind>>(name: string, options: Borrows & { config: C }): Borrowed<C>;
     borrow(name: string, options: AnyOptions = {}): Borrowed<any> {

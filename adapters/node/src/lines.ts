@@ -2,7 +2,7 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 
 export class Lines {
-    #lines = new WeakMap<object, Map<string, (() => void)[]>>();
+    #lines = new WeakMap<object, Map<string, AbortController[]>>();
 
     /** Runs this when those before it in the line have left, or after this number of milliseconds. */
     async join<T>(
@@ -12,23 +12,22 @@ export class Lines {
         signal: AbortSignal | undefined,
         run: () => Promise<T>,
     ): Promise<T> {
-        const lines = this.#lines.get(db) ?? new Map<string, (() => void)[]>();
+        const lines = this.#lines.get(db) ?? new Map<string, AbortController[]>();
         this.#lines.set(db, lines);
         const line = lines.get(id) ?? [];
         lines.set(id, line);
-        const own = new AbortController();
-        const come = () => own.abort();
-        line.push(come);
+        const own = new AbortController(); // aborted when it is the first
+        line.push(own);
         try {
             const either = signal ? AbortSignal.any([own.signal, signal]) : own.signal;
-            const waits = line[0] === come ? undefined : pause(milliseconds, either);
+            const waits = line[0] === own ? undefined : pause(milliseconds, either);
             await waits?.catch((error) => {
                 if (!own.signal.aborted || signal?.aborted) throw error;
             });
             return await run();
         } finally {
-            line.splice(line.indexOf(come), 1);
-            line[0]?.();
+            line.splice(line.indexOf(own), 1);
+            line[0]?.abort();
             if (line.length === 0) lines.delete(id);
         }
     }
