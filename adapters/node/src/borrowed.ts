@@ -22,24 +22,26 @@ export interface BorrowCalls {
     patiently(options: object, attempt: () => Promise<BorrowResult>): Promise<BorrowResult>;
 }
 
-/** A batch, and the time of its request by both clocks: the monotonic one stops on a suspended machine. */
 interface Batch {
     taken: number;
     left: number;
-    sent: number;
-    sentAt: number;
+    /** The milliseconds since its request. */
+    passed(): number;
     lasts: number;
     /** Absent: taken without a limit, so nothing is returned. */
     takenAt?: Date;
 }
-const passed = ({ sent, sentAt }: Pick<Batch, 'sent' | 'sentAt'>) =>
-    Math.max(performance.now() - sent, Date.now() - sentAt);
+/** The milliseconds from now on, by both clocks: the monotonic one stops on a suspended machine. */
+function stopwatch(): () => number {
+    const [sent, sentAt] = [performance.now(), Date.now()];
+    return () => Math.max(performance.now() - sent, Date.now() - sentAt);
+}
 
 const isCount = (count: unknown): boolean => Number.isFinite(count) && (count as number) >= 0;
 
 /** Spends from a batch; false: it has too few tokens, or has ended. */
 function spends(batch: Batch | undefined, count: number): boolean {
-    if (!batch || !isCount(count) || count > batch.left || passed(batch) >= batch.lasts) return false;
+    if (!batch || !isCount(count) || count > batch.left || batch.passed() >= batch.lasts) return false;
     batch.left -= count;
     return true;
 }
@@ -48,17 +50,13 @@ interface Account {
     batch?: Batch;
     /** Tokens of the next batch, to last between half and all of its time. 0: unknown. */
     size: number;
-    /** The running call, and the tokens for which others wait for it. */
-    asking?: Promise<Asked>;
+    /** The running call, its count, and the tokens for which others wait for it. */
+    asking?: Promise<BorrowResult>;
+    asked: number;
     awaited: number;
     /** The return of the rest of the batch before. */
     returning?: Promise<unknown>;
     timer?: NodeJS.Timeout;
-}
-interface Asked {
-    answer: BorrowResult;
-    /** The count of the call. */
-    count: number;
 }
 
 /** Takes of one limit that usually need no database call. `await using` closes it. */
@@ -101,23 +99,24 @@ export class Borrowed<C = unknown> {
             if (spends(account?.batch, count))
                 return { ok: true, retryAfter: null, retryAt: null, limitedBy: null, headers: {} };
             if (this.#closed) throw new Error('the borrowed tokens were returned by close()');
-            if (!account) this.#accounts.set(key, (account = { size: 0, awaited: 0 }));
+            if (!account) this.#accounts.set(key, (account = { size: 0, asked: 0, awaited: 0 }));
             if (!account.asking) {
-                const asking = this.#ask(key, account, count).finally(() => (account.asking = undefined));
-                return (await (account.asking = asking)).answer;
+                account.asked = count;
+                return (account.asking = this.#ask(key, account, count).finally(() => (account.asking = undefined)));
             }
+            const { asked } = account;
             account.awaited += count;
-            const { answer, count: asked } = await account.asking.finally(() => (account.awaited -= count));
+            const answer = await account.asking.finally(() => (account.awaited -= count));
             if (answer.error || (!answer.ok && asked <= count)) return answer;
         }
     }
 
     /** Requests the tokens missing for COUNT, and a batch. */
-    async #ask(key: string, account: Account, count: number): Promise<Asked> {
+    async #ask(key: string, account: Account, count: number): Promise<BorrowResult> {
         const { batch } = account;
         let had = 0;
-        if (batch && passed(batch) < batch.lasts) {
-            if (passed(batch) < batch.lasts / 2) account.size = Math.min(account.size * 2, this.#max);
+        if (batch && batch.passed() < batch.lasts) {
+            if (batch.passed() < batch.lasts / 2) account.size = Math.min(account.size * 2, this.#max);
             had = Math.min(batch.left, count);
             batch.left -= had;
         } else if (batch) this.#end(key, account);
@@ -126,7 +125,7 @@ export class Borrowed<C = unknown> {
         await account.returning;
         const wanted = account.size > 0 ? Math.max(account.size, missing + account.awaited) : 0;
         const most = Math.max(missing, Math.min(wanted, this.#max));
-        const since = { sent: performance.now(), sentAt: Date.now() };
+        const passed = stopwatch();
         let row;
         try {
             row = await this.#calls.take(key, missing, most);
@@ -137,15 +136,15 @@ export class Borrowed<C = unknown> {
         }
         if (row.ok && !row.error) {
             if (batch) this.#end(key, account);
-            account.batch = this.#batchOf(row, missing, since);
+            account.batch = this.#batchOf(row, missing, passed);
             const size = row.taken < most ? Math.floor(account.size / 2) : account.size; // others want them, too
             account.size = account.batch.lasts > 0 ? Math.max(size, 1) : 0;
         }
         const { remaining, capacity, resetAt, ...answer } = resultOf(row);
-        return { answer, count };
+        return answer;
     }
 
-    #batchOf({ taken, reset, value }: any, spent: number, since: Pick<Batch, 'sent' | 'sentAt'>): Batch {
+    #batchOf({ taken, reset, value }: any, spent: number, passed: () => number): Batch {
         const { config, now } = JSON.parse(value);
         // Rounded up: a window may have begun with the call, and rounded down this would be in the one before.
         const takenAt = Math.ceil(now);
@@ -156,7 +155,7 @@ export class Borrowed<C = unknown> {
             'fixed window': Math.min(this.#borrowFor, Number(reset) * 1000 - takenAt),
         };
         const kept = config.enforce === false ? 0 : (lasts[config.kind as keyof typeof lasts] ?? 0);
-        const batch = { taken, left: taken - spent, ...since, lasts: kept };
+        const batch = { taken, left: taken - spent, passed, lasts: kept };
         return config.kind === 'unlimited' ? batch : { ...batch, takenAt: new Date(takenAt) };
     }
 
