@@ -22,9 +22,6 @@ export class RateLimitStore {
     readonly prefix: string;
     #windows: Windows;
     #window!: Window;
-    /** The limit, also in words, for an error. */
-    #limit: unknown;
-    #limiter!: string;
 
     constructor(options: RateLimitStoreOptions) {
         this.#windows = new Windows('RateLimitStore', options);
@@ -33,19 +30,15 @@ export class RateLimitStore {
 
     /** Called by the middleware, with its options. Throws a TypeError for a second one with other options. */
     init({ limit: given, max, windowMs, skipFailedRequests, skipSuccessfulRequests }: any): void {
-        const limit = given ?? max;
         // To give back a denial, it must have been taken.
         const countsAll = Boolean(skipFailedRequests || skipSuccessfulRequests);
-        const limiter = `${limit} in ${windowMs} ms${countsAll ? ' and skips requests' : ''}`;
-        if (this.#window && (limit !== this.#limit || limiter !== this.#limiter)) {
-            throw new TypeError(
-                `RateLimitStore: a second limiter has ${limiter}, the first ${this.#limiter}; \
-allowed: a store with a name of its own for each`,
-            );
+        const window = { limit: given ?? max, milliseconds: windowMs, countsAll };
+        const first: Window = this.#window ?? window;
+        if (first.limit !== window.limit || inWords(first) !== inWords(window)) {
+            const both = `a second limiter has ${inWords(window)}, the first ${inWords(first)}`;
+            throw new TypeError(`RateLimitStore: ${both}; allowed: a store with a name of its own for each`);
         }
-        this.#window = { limit, milliseconds: windowMs, countsAll };
-        this.#limit = limit;
-        this.#limiter = limiter;
+        this.#window = window;
     }
 
     /** The number that a key has used; undefined: it has no window. */
@@ -73,6 +66,9 @@ allowed: a store with a name of its own for each`,
         await this.#windows.sender.row('resetKeys', {}, [this.prefix]);
     }
 }
+
+const inWords = ({ limit, milliseconds, countsAll }: Window): string =>
+    `${limit} in ${milliseconds} ms${countsAll ? ' and skips requests' : ''}`;
 
 /** When a wait ends by this process's clock. The middleware rounds the rest a moment later: a denial's to a second. */
 const resetTimeOf = ({ ok, wait }: { ok: boolean; wait: number }): Date =>
