@@ -4,9 +4,8 @@ import { AsyncResource } from 'node:async_hooks';
 import type { Calls } from './calls';
 import { late } from './failing';
 
-/** What a call asks for. */
 export interface Request {
-    /** What it counts for: its row is locked. */
+    /** What the call counts for: its row is locked. */
     id: string;
     /** Calls with one id go together only if they have one config. */
     config: string | null;
@@ -22,7 +21,7 @@ export interface Shareable {
     alone(timeout: number | undefined): Promise<any[]>;
 }
 /** The answer to one of several requests: a row, or an error; or its row is locked, and nothing was taken. */
-export type Answer = { row: any } | { error: Error } | 'locked';
+export type Answer = Record<string, any> | Error | 'locked';
 
 /** Calls in one statement, and bytes of their requests. */
 const [MOST_CALLS, MOST_BYTES] = [64, 1_000_000];
@@ -95,11 +94,9 @@ class Waiting {
 const aborted = ({ reason }: AbortSignal): Error =>
     Object.assign(new Error('The operation was aborted', { cause: reason }), { name: 'AbortError', code: 'ABORT_ERR' });
 
-/** The calls of a pool. */
 export class Batch {
     /** The connections of the pool. */
     #most: number;
-    /** Calls that wait to be sent. */
     #queue: Waiting[] = [];
     /** The statement that the queue waits for, and its time-out; the number of those under way. */
     #current: Statement | undefined;
@@ -242,9 +239,8 @@ export class Batch {
         setImmediate(ended); // their callers' next calls go with those that wait
         calls.forEach((waiting, n) => {
             const answer = answers[n];
-            if (answer === 'locked') return;
-            if ('row' in answer) waiting.resolve([answer.row]);
-            else waiting.reject(answer.error);
+            if (answer instanceof Error) waiting.reject(answer);
+            else if (answer !== 'locked') waiting.resolve([answer]);
         });
     }
 

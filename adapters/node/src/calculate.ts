@@ -192,9 +192,8 @@ const KINDS: Record<string, typeof refill> = {
 };
 
 /**
- * The answer of rl_check at a time, in epoch milliseconds by the database's clock, including blocks and dry runs. A
- * kind unknown here admits: the server decides. Throws a RangeError for an invalid count, and for a time zone that the
- * browser does not know.
+ * The answer of rl_check at a time, in epoch milliseconds by the database's clock, including blocks and dry runs. An
+ * unknown kind admits: the server decides. Throws a RangeError for an invalid count, and an unknown time zone.
  */
 export function calculate(value: Value, at: number = value.now, count = 1): Status {
     if (!(count >= 0)) throw new RangeError(`count is ${count}`);

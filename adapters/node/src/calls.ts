@@ -83,8 +83,7 @@ export type HeaderStyle = (typeof STYLES)[number];
 
 /**
  * The schema of rl_limit: found by the search_path, or else that of the extension, or by default of the SQL file. And
- * how long calls that go together wait for locked rows: 5 ms, and at most a tenth of the time after which PostgreSQL
- * looks for deadlocks.
+ * how long calls that go together wait for locked rows: 5 ms, and at most a tenth of deadlock_timeout.
  */
 const FIND = `SELECT least(5, extract(epoch FROM pg_catalog.current_setting('deadlock_timeout')::interval) * 100)::text || ' ms' AS wait,
     pg_catalog.current_setting('default_transaction_isolation') = 'serializable' AS serializable, (
@@ -98,6 +97,9 @@ offer the extension, npx postgres-rate-limit install. If they are in a schema of
 
 /** A schema in the form in which SQL writes it before a name. */
 export const prefix = (schema: string) => `"${schema.replaceAll('"', '""')}".`;
+
+/** What FIND has found; the place is the schema as of prefix. */
+type Found = { place: string; wait: string; serializable: boolean };
 
 /** Runs the statements in a given schema, or in one that it finds, again if an error shows that it has moved. */
 export class Calls {
@@ -137,7 +139,6 @@ export class Calls {
         for (const row of await this.rows(db, 'each', values, how, told)) answers[row.n - 1] = answerOf(row);
         return answers;
     }
-    /** What to do with such requests after an error of their statement, as of fateOf. */
     fate(error: unknown) {
         return fateOf(error, this.#found?.serializable ?? false);
     }
@@ -149,7 +150,6 @@ export class Calls {
         return (this.#found = { ...found, place: this.#given ?? prefix(name) });
     }
 
-    /** The statement in the schema. */
     #placed(sql: string, place: string): string {
         const text = this.#texts.get(sql) ?? sql.replaceAll('$rl_', () => `${place}rl_`);
         this.#texts.set(sql, text);
@@ -157,18 +157,10 @@ export class Calls {
     }
 }
 
-interface Found {
-    /** The schema as of prefix. */
-    place: string;
-    /** An interval. */
-    wait: string;
-    serializable: boolean;
-}
-
 function answerOf(row: any): Answer {
-    if (row.error === null) return { row };
+    if (row.error === null) return row;
     const { message, ...error } = JSON.parse(row.error);
-    return error.code === '55P03' ? 'locked' : { error: explained(Object.assign(new Error(message), error), 'limit') as Error };
+    return error.code === '55P03' ? 'locked' : explained(Object.assign(new Error(message), error), 'limit');
 }
 
 /** A call of rl_limit with these values as a request of rl_limit_each, and what it counts for. */
@@ -185,7 +177,7 @@ export function requestOf([name, key, count, reserve, config]: any[], headers?: 
 const NO_TEXT = /\\u(0000|d[89a-f])/;
 
 /** The error, or one that explains how to solve it with this package. */
-function explained(error: unknown, call: Call): unknown {
+function explained<E>(error: E, call: Call): E | Error {
     const { code, message = '' } = databaseError(error, '42883', '3F000', '42501') ?? {};
     const name = /permission denied to override rate limit ("(?:[^"]|"")*")/.exec(message)?.[1];
     let text;

@@ -43,9 +43,8 @@ const codesOf = (all: any[]) => all.map((each) => String(sqlstate(each) ?? each.
 const isState = (code: string) => /^(?!P[1-9])[0-9A-Z]{5}$/.test(code) && !NO_ANSWER.includes(code);
 
 /**
- * What to do with the calls of a statement that failed: they end with it, or each is sent again, alone; "apart": and so
- * are those after them, since none can go together. None is sent again if each would have failed alone, or may have
- * taken what it asked for.
+ * What to do with the calls of a failed statement: they end with it, or each is sent again, alone; "apart": as those
+ * after them. None is sent again if each would have failed alone, or may have taken what it asked for.
  */
 export function fateOf(error: unknown, isSerializable: boolean): 'ended' | 'alone' | 'apart' {
     const state = codesOf(causes(error)).find(isState);

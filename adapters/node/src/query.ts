@@ -23,7 +23,6 @@ export interface How {
     prepare?: boolean | undefined;
 }
 
-/** The rows of a statement. */
 export async function rowsOf(db: any, text: string, values: unknown[], { timeout, prepare }: How = {}): Promise<any[]> {
     const send = (name?: string, timeout?: number) => {
         if (timeout !== undefined && isPool(db)) return pooled(db, { text, values, name }, timeout);

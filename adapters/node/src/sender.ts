@@ -10,7 +10,6 @@ import { checked, inTransaction, isLender } from './query';
 import { denying, milliseconds } from './results';
 
 export type AnyOptions = Record<string | symbol, any>;
-/** A request of several. */
 export interface Sent {
     name: string;
     key: string;
@@ -30,7 +29,6 @@ const OPEN_WITH_DB =
 /** Of a pool: those of limiters with the same schema and statements. */
 const BATCHES = new WeakMap<object, Map<string, Batch>>();
 
-/** The key of a call or a request. */
 export function keyOf(options: AnyOptions): string {
     const { key } = options;
     if (key === undefined && !Object.hasOwn(options, 'key')) return '';
@@ -44,7 +42,6 @@ export class Sender {
     #options: RateLimiterOptions;
     #denials: Denials | undefined;
     #calls: Calls;
-    /** The calls that go together. */
     #batch: Batch | undefined;
 
     /** Throws a TypeError for invalid options. */
@@ -75,7 +72,6 @@ export class Sender {
         return db === undefined && onError === 'open' && isNotNow(error) && !inTransaction(this.#options.db);
     }
 
-    /** The rows of a statement. */
     async rows(call: Call, options: AnyOptions, values: unknown[]): Promise<any[]> {
         const db = this.of(options);
         const { onError = this.#options.onError, headers, signal } = options;

@@ -33,8 +33,8 @@ type Installable =
 /** Runs installSql on a Pool or a Client of pg, in its transaction if it is in one, on a PGlite or a Knex. */
 export async function install(database: Installable, options?: InstallOptions): Promise<void> {
     const text = installSql(options);
-    const { raw, exec } = database as any;
+    const db: any = database;
     // Knex makes a parameter of each question mark without a backslash.
-    if (typeof raw === 'function') await (database as any).raw(text.replaceAll('?', '\\?'));
-    else await (typeof exec === 'function' ? (database as any).exec(text) : (database as any).query(text));
+    if (typeof db.raw === 'function') await db.raw(text.replaceAll('?', '\\?'));
+    else await (typeof db.exec === 'function' ? db.exec(text) : db.query(text));
 }
