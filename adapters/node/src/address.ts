@@ -13,8 +13,8 @@ function groupsOf(address: string): number[] {
 }
 
 /**
- * Makes a key of a client's address: of IPv4, also mapped into IPv6, the address; of IPv6 its network of `masklen` bits,
- * because a customer usually has all addresses of a /64 network. Throws a TypeError if it is not an address.
+ * Makes a key of a client's address: an IPv4 address, also one mapped into IPv6, is its own; of IPv6 it is the network,
+ * the first `masklen` bits, 0 to 128, because a customer usually has a /64. Throws a TypeError if it is no address.
  */
 export function addressKey(address: string, masklen = 64): string {
     const isLength = Number.isInteger(masklen) && masklen >= 0 && masklen <= 128;

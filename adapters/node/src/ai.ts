@@ -237,13 +237,12 @@ class Held {
     }
 
     #used(usage: Usage, report?: Report): Record<string, number> {
-        const used = new Map<string, number>();
-        for (const [name, count] of this.counts) {
+        const used = Array.from(this.counts, ([name, count]) => {
             const number = counted(count, usage, this.modelId, report);
             // The database would refuse it, and settle none.
             if (!isCount(number)) throw new TypeError(`the count of ${JSON.stringify(name)} is ${inspect(number)}`);
-            used.set(name, number);
-        }
+            return [name, number];
+        });
         return Object.fromEntries(used);
     }
 

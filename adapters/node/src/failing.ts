@@ -2,7 +2,7 @@
 import { 'not now' as notNow } from '../../facts.json';
 import { allow, causes, sqlstate } from './errors';
 
-/** "open": such a call is allowed. Denials, mistakes, refused logins, and all errors in a transaction stay errors. */
+/** "open": a call that can't be decided is allowed. Denials, mistakes, and all errors in a transaction stay errors. */
 export type OnError = 'closed' | 'open';
 
 /** Of a server that is a standby, full, starting or stopping, or timed out. PgBouncer refuses logins by 08P01, too. */

@@ -30,8 +30,8 @@ export abstract class Ending {
     protected abstract unended(error: unknown): void;
 
     /**
-     * Runs the callback when reserved work may begin, then ends this. If SIGNAL ends the wait, none was used. An error of
-     * the end is one of the call, unless IGNORED takes it. @internal
+     * Runs the callback when reserved work may begin, then ends this. If SIGNAL ends the wait, none was used. An error
+     * of the end is one of the call, unless IGNORED takes it. @internal
      */
     static async during<H extends Ending, T>(
         held: H,

@@ -41,13 +41,13 @@ export interface RateLimiterOptions {
     schema?: string | undefined;
     /** `true`: the names are defined in the database, and calls send no configs: see define and sql. */
     defined?: boolean | undefined;
-    /** If a call can't be decided: no server answers, or it is full, a standby or too late. Default: "closed". */
+    /** "open" allows a call that can't be decided: no answer in time, a full server or a standby. Default: "closed". */
     onError?: OnError | undefined;
     /** Milliseconds for a connection and the answer, outside transactions. Default: none; 5000 with onError "open". */
     timeout?: number | undefined;
     /** Prepares statements, on a Pool of pg, or as postgres.js is set, outside of transactions. Default: true. */
     prepare?: boolean | undefined;
-    /** Calls of limit that come during a statement, without a `db` of their own, share the next one. Default: true. */
+    /** On a Pool of pg or postgres.js, calls of limit that come during a statement share the next. Default: true. */
     batch?: boolean | undefined;
     /** Answers a denied key without the database until it can pass, at most a second, or `atMost`. Default: false. */
     rememberDenials?: boolean | RememberDenials | undefined;

@@ -97,7 +97,7 @@ export class Sender {
         return (await this.decidedAll(call, [{ name, key, count }], options, values, run))[0];
     }
 
-    /** The rows of a deciding call, by RUN; or others, if it fails open. Tells onDecision, if it takes. */
+    /** The rows of a deciding call, by RUN; or others, if it fails open. It reports to onDecision, if it takes. */
     async decidedAll(
         call: Call,
         list: Sent[],
