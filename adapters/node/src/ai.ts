@@ -153,14 +153,12 @@ async function hold<D extends Definitions>(limiter: RateLimiter<D>, options: Bud
 
 /** The hold of a call, until it is settled. */
 class Held {
-    #timer: ReturnType<typeof setInterval> | undefined;
+    #extended = performance.now();
     #extending: Promise<unknown> = Promise.resolve();
     #settled: Promise<void> | undefined;
     #sent = false;
     /** The model's API has begun to answer. */
     #answers = false;
-    /** Whether the model works. While the answer waits for its reader, the hold is not extended. */
-    #active = true;
     /** The bytes of the answer received so far, and its text. */
     streamed = 0;
     text = '';
@@ -172,9 +170,7 @@ class Held {
         private readonly most: Usage,
         private readonly modelId: string,
         private readonly options: BudgetOptions<any>,
-    ) {
-        this.#tick();
-    }
+    ) {}
 
     /** Sends the call, unless the user has ended it meanwhile. If that fails, it is settled. */
     async sent<T>(send: () => PromiseLike<T>, signal: AbortSignal | undefined): Promise<T> {
@@ -190,31 +186,23 @@ class Held {
         }
     }
 
-    /** Waits for the model. */
+    /** Waits for the model, and meanwhile extends the hold: not while the answer waits for its reader. */
     async working<T>(work: () => PromiseLike<T>): Promise<T> {
-        this.#active = true;
-        if (this.#timer === undefined && this.#settled === undefined) {
-            this.#extendNow();
-            this.#tick();
-        }
+        const often = this.ttl / 3;
+        if (performance.now() - this.#extended > often) this.#extend();
+        const timer = setInterval(() => this.#extend(), often);
+        timer.unref?.();
         try {
             return await work();
         } finally {
-            this.#active = false;
+            clearInterval(timer);
         }
     }
-    #tick() {
-        if (this.hold.id === null) return; // exempt, or unchecked
-        this.#timer = setInterval(() => {
-            if (this.#active) return this.#extendNow();
-            clearInterval(this.#timer);
-            this.#timer = undefined;
-        }, this.ttl / 3);
-        this.#timer.unref?.();
-    }
-    #extendNow() {
-        // A hold that can't be extended may expire, and is settled all the same.
-        this.#extending = this.#extending.then(() => this.hold.extend()).catch(() => {});
+    #extend() {
+        // After its settlement it would be a new hold. One that can't be extended may expire, and is settled all the same.
+        if (this.#settled) return;
+        this.#extended = performance.now();
+        this.#extending = this.#extending.then(() => this.hold.extend()).catch(ignore);
     }
 
     /** Settles the reported usage, and everything held for kinds of tokens not reported. */
@@ -251,8 +239,6 @@ class Held {
         return (this.#settled ??= this.#settling(counts));
     }
     async #settling(counts: () => Used | undefined): Promise<void> {
-        clearInterval(this.#timer);
-        this.#timer = undefined;
         let used: Used | undefined;
         const { id: hold } = this.hold; // null: exempt, or unchecked
         const { settle, onUnsettled = warnUnsettled } = this.options;
