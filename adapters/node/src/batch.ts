@@ -14,12 +14,9 @@ export interface Request {
     /** The style of the HTTP headers that it asks for. */
     headers: string | undefined;
 }
-/** A call, which gets its answer alone or with others. */
-export interface Shareable {
-    /** Makes its request; undefined: it can only go alone. */
-    request(): Request | undefined;
-    alone(timeout: number | undefined): Promise<any[]>;
-}
+/** Makes the request of a call; undefined: it can only go alone. */
+type Asks = () => Request | undefined;
+type Alone = (timeout: number | undefined) => Promise<any[]>;
 /** The answer to one of several requests: a row, or an error; or its row is locked, and nothing was taken. */
 export type Answer = Record<string, any> | Error | 'locked';
 
@@ -38,9 +35,9 @@ const NOWHERE = new AsyncResource('postgres-rate-limit');
 /** A statement under way; `only`: its call, if it has one. */
 interface Statement {
     began: number;
-    only: Shareable | undefined;
+    only: Asks | undefined;
 }
-const idOf = ({ only }: Statement): string | undefined => only?.request()?.id;
+const idOf = ({ only }: Statement): string | undefined => only?.()?.id;
 
 /** A call that may wait, from the time when it comes to its answer. */
 class Waiting {
@@ -51,7 +48,7 @@ class Waiting {
     #aborts = () => this.reject(aborted(this.signal!));
 
     constructor(
-        readonly call: Shareable,
+        readonly alone: Alone,
         readonly request: Request,
         timeout: number | undefined,
         private readonly signal: AbortSignal | undefined,
@@ -118,16 +115,16 @@ export class Batch {
     }
 
     /** The rows of a call. TIMEOUT, in milliseconds, and SIGNAL end the call, but no statement that others share. */
-    join(call: Shareable, timeout?: number, signal?: AbortSignal): Promise<any[]> {
+    join(asks: Asks, alone: Alone, timeout?: number, signal?: AbortSignal): Promise<any[]> {
         const goesAtOnce = this.#isFree && this.#busy.size === 0 && performance.now() >= this.#apart;
         if (goesAtOnce && !signal) {
-            const statement = this.#begins(call); // the short way of most that come alone
-            return call.alone(timeout).finally(() => this.#ended(statement));
+            const statement = this.#begins(asks); // the short way of most that come alone
+            return alone(timeout).finally(() => this.#ended(statement));
         }
-        const request = call.request();
-        if (!request) return call.alone(timeout);
+        const request = asks();
+        if (!request) return alone(timeout);
         return new Promise((resolve, reject) => {
-            const waiting = new Waiting(call, request, timeout, signal, resolve, reject);
+            const waiting = new Waiting(alone, request, timeout, signal, resolve, reject);
             if (waiting.isEnded) return;
             if (performance.now() < this.#apart) this.#alone(waiting);
             else if (this.#isFree && !this.#busy.has(request.id)) this.#send([waiting]);
@@ -168,13 +165,13 @@ export class Batch {
     }
 
     #send(calls: Waiting[]): void {
-        const statement = this.#begins(calls.length === 1 ? calls[0].call : undefined);
+        const statement = this.#begins(calls.length === 1 ? () => calls[0].request : undefined);
         const ended = () => this.#ended(statement);
         if (statement.only) this.#alone(calls[0], ended);
         else void this.#share(calls, ended);
     }
 
-    #begins(only: Shareable | undefined): Statement {
+    #begins(only?: Asks): Statement {
         this.#running++;
         return (this.#current = { began: performance.now(), only });
     }
@@ -211,7 +208,7 @@ export class Batch {
     #alone(waiting: Waiting, ended?: () => void): void {
         if (waiting.isEnded) return ended?.();
         waiting.isSent = true;
-        const answer = waiting.call.alone(waiting.left).finally(ended);
+        const answer = waiting.alone(waiting.left).finally(ended);
         answer.then((rows) => waiting.resolve(rows), (error) => waiting.reject(error));
     }
 

@@ -79,7 +79,7 @@ export class Sender {
         const prepare = this.#options.prepare && options.db === undefined;
         const send = (timeout?: number) => this.#calls.rows(db, call, values, { timeout, prepare }, headers);
         if (this.#batch && call === 'limit' && options.db === undefined)
-            return this.#batch.join({ request: () => requestOf(values, headers), alone: send }, timeout, signal);
+            return this.#batch.join(() => requestOf(values, headers), send, timeout, signal);
         // In a transaction the statement would continue, and the next one wait for it.
         const isOwn = options.db === undefined && !inTransaction(db);
         const run = () => send(isOwn ? timeout : undefined);
