@@ -86,9 +86,10 @@ export async function pooled(pool: any, statement: object, milliseconds: number)
 /** The result of what can't be stopped, which may come later: WHAT there was not within that time. */
 export function within<T>(running: Promise<T>, milliseconds: number, what: Parameters<typeof late>[0]): Promise<T> {
     return new Promise((resolve, reject) => {
-        const ended = () => reject(late(what, milliseconds));
-        const timer = setTimeout(ended, milliseconds);
-        running.then(resolve, reject).finally(() => clearTimeout(timer));
+        const timer = setTimeout(() => reject(late(what, milliseconds)), milliseconds);
+        const stop = () => clearTimeout(timer);
+        running.then(stop, stop);
+        running.then(resolve, reject);
     });
 }
 

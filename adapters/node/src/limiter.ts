@@ -283,9 +283,8 @@ export class RateLimiter<const D extends Definitions = {}> {
     }
 
     /**
-     * Runs the callback while it holds tokens, then settles `hold.used`, or else everything held. If it throws:
-     * `hold.used`, or else as `onException` says. A denial is a RateLimitError. With `reserve` it waits until the work
-     * may begin; `signal` ends that, and gives the tokens back.
+     * Runs the callback with a hold, then settles `hold.used`, or else everything held; if it throws, as `onException`
+     * says. A denial is a RateLimitError. With `reserve` it first waits; `signal` ends that, and gives the tokens back.
      */
     withHold<N extends NameOf<D, HoldKind>, T>(
         name: N,
