@@ -88,18 +88,14 @@ export class Denials {
 
     #forget(id: string | undefined): void {
         this.#lastForgotten = performance.now();
-        if (id === undefined) {
-            this.#allForgotten = this.#lastForgotten;
-            this.#known.clear();
-            this.#forgotten.clear();
-            return;
+        if (id === undefined) this.#allForgotten = this.#lastForgotten;
+        else {
+            this.#forgotten.delete(id);
+            this.#forgotten.set(id, this.#lastForgotten);
         }
-        this.#known.delete(id);
-        this.#forgotten.delete(id);
-        this.#forgotten.set(id, this.#lastForgotten);
         if (this.#forgotten.size <= this.#max) return;
         const [[oldest, at]] = this.#forgotten;
         this.#forgotten.delete(oldest);
-        this.#allForgotten = at;
+        this.#allForgotten = Math.max(this.#allForgotten, at);
     }
 }
