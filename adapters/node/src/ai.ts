@@ -199,7 +199,7 @@ class Held {
         }
     }
     #extend() {
-        // After its settlement it would be a new hold. One that can't be extended may expire, and is settled all the same.
+        // After its settlement it would be a new hold. One that can't be extended is settled all the same, or expires.
         if (this.#settled) return;
         this.#extended = performance.now();
         this.#extending = this.#extending.then(() => this.hold.extend()).catch(ignore);
