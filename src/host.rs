@@ -9,8 +9,8 @@ use ratelimit_core::config::{Definition, StoreKind};
 use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
-    BlockInForce, Clock, Counted, Defined, Definitions, Encoding, ExemptKey, Holds, Host, Id,
-    InlineConfig, Interrupts, KeyHolds, Random, RowAccess, Rows, Subtransaction, Tally,
+    BlockInForce, Counted, Defined, ExemptKey, Holds, Host, Id, InlineConfig, KeyHolds, RowAccess,
+    Rows,
 };
 
 use crate::cache::{blocks, changed, definitions};
@@ -87,14 +87,39 @@ impl Session<'_> {
     }
 }
 
-impl Clock for Session<'_> {
+/// The config of a call.
+pub struct CallConfig<'a>(pub Jsonb<'a>);
+
+impl InlineConfig for CallConfig<'_> {
+    fn definition(&self) -> PortResult<Rc<Definition>> {
+        let definition = definitions::inline(self.0)?;
+        Ok(definition.passed().map_or(definition, Rc::new))
+    }
+
+    fn json(&self) -> Vec<u8> {
+        // Parsed before, and so not too long.
+        self.0.to_server_json(MAX_BYTES).map_or(Vec::new(), <[u8]>::to_vec)
+    }
+}
+
+/// The config of a call, in the form that a request takes.
+pub fn inline<'a>(config: &'a Option<CallConfig>) -> Option<&'a dyn InlineConfig> {
+    config.as_ref().map(|config| config as &dyn InlineConfig)
+}
+
+impl Host for Session<'_> {
+    type Entries = SharedEntries;
+    type Counter = tally::Counter;
+
+    fn utf8(bytes: &[u8]) -> Cow<'_, str> {
+        utf8(bytes)
+    }
+
     #[inline]
     fn now(&self) -> Micros {
         clock::now()
     }
-}
 
-impl Interrupts for Session<'_> {
     #[inline]
     fn check_for_interrupts(&self) {
         check_for_interrupts();
@@ -108,9 +133,7 @@ impl Interrupts for Session<'_> {
             }
         }
     }
-}
 
-impl Random for Session<'_> {
     /// Drawn 64 at a time, each used once: asking OpenSSL for one takes a third of the time of rl_limit.
     fn unguessable(&self) -> PortResult<u64> {
         const AT_ONCE: usize = 64;
@@ -132,9 +155,7 @@ impl Random for Session<'_> {
     fn below(&self, end: usize) -> usize {
         fastrand::usize(..end)
     }
-}
 
-impl Subtransaction for Session<'_> {
     fn attempt<T>(&self, work: impl FnOnce() -> PortResult<Option<T>>) -> PortResult<Option<T>> {
         subtransaction::attempt(work)
     }
@@ -152,15 +173,7 @@ impl Subtransaction for Session<'_> {
     fn own_rows(&self, name: &[u8], key: &[u8]) -> Vec<i32> {
         own_locks::own_rows(name, key)
     }
-}
 
-impl Encoding for Session<'_> {
-    fn utf8(bytes: &[u8]) -> Cow<'_, str> {
-        utf8(bytes)
-    }
-}
-
-impl Definitions for Session<'_> {
     fn look_up(&self, name: &[u8], key: &[u8]) -> PortResult<Defined> {
         Ok(definitions::look_up(self.catalog, name, key)?)
     }
@@ -213,37 +226,6 @@ impl Definitions for Session<'_> {
     fn prune_blocks(&self, max_rows: i64) -> PortResult<i64> {
         Ok(blocks::prune(self.catalog, max_rows)?)
     }
-}
-
-/// The config of a call.
-pub struct CallConfig<'a>(pub Jsonb<'a>);
-
-impl<'call> Checked<'call> for CallConfig<'call> {
-    type Base = Jsonb<'call>;
-
-    fn check(config: Jsonb<'call>, _: &'static str) -> Result<CallConfig<'call>, ArgumentError> {
-        Ok(CallConfig(config))
-    }
-}
-
-impl InlineConfig for CallConfig<'_> {
-    fn definition(&self) -> PortResult<Rc<Definition>> {
-        let definition = definitions::inline(self.0)?;
-        Ok(definition.passed().map_or(definition, Rc::new))
-    }
-
-    fn json(&self) -> Vec<u8> {
-        json_text(self.0)
-    }
-}
-
-/// The config of a call, in the form that a request takes.
-pub fn inline<'a>(config: &'a Option<CallConfig>) -> Option<&'a dyn InlineConfig> {
-    config.as_ref().map(|config| config as &dyn InlineConfig)
-}
-
-impl Tally for Session<'_> {
-    type Counter = tally::Counter;
 
     fn counter(&self, name: &[u8], key: &[u8]) -> PortResult<Option<tally::Counter>> {
         Ok(tally::counter(self.catalog, name, key)?)
@@ -252,10 +234,6 @@ impl Tally for Session<'_> {
     fn count(&self, counter: Option<tally::Counter>, counted: Counted) {
         tally::count(self.catalog, counter, counted);
     }
-}
-
-impl Host for Session<'_> {
-    type Entries = SharedEntries;
 
     /// Accesses the rows in the heap or through SQL, depending on `ratelimit.access` and the table. The lock must be
     /// the strongest that the whole work needs: upgrading it later could deadlock with REINDEX, which upgrades its own.
@@ -364,4 +342,31 @@ impl Host for Session<'_> {
     fn refuse_read_only(&self) -> PortResult<()> {
         Ok(refuse_read_only_call(self.function).map_err(Error::from)?)
     }
+}
+
+/// The config of a call.
+pub struct CallConfig<'a>(pub Jsonb<'a>);
+
+impl<'call> Checked<'call> for CallConfig<'call> {
+    type Base = Jsonb<'call>;
+
+    fn check(config: Jsonb<'call>, _: &'static str) -> Result<CallConfig<'call>, ArgumentError> {
+        Ok(CallConfig(config))
+    }
+}
+
+impl InlineConfig for CallConfig<'_> {
+    fn definition(&self) -> PortResult<Rc<Definition>> {
+        let definition = definitions::inline(self.0)?;
+        Ok(definition.passed().map_or(definition, Rc::new))
+    }
+
+    fn json(&self) -> Vec<u8> {
+        json_text(self.0)
+    }
+}
+
+/// The config of a call, in the form that a request takes.
+pub fn inline<'a>(config: &'a Option<CallConfig>) -> Option<&'a dyn InlineConfig> {
+    config.as_ref().map(|config| config as &dyn InlineConfig)
 }

@@ -10,7 +10,7 @@ use ratelimit_core::{Decision, Level, Limit, Micros, Shards, State, kinds};
 use ratelimit_faults::Fault;
 
 use crate::error::{LimiterError, Result};
-use crate::ports::Interrupts;
+use crate::ports::Host;
 use crate::request::{Answer, LimitedBy, Take};
 use crate::target::{FOREVER, Target, after_block};
 use held::{HeldTake, HoldChange, Settlement};
@@ -207,7 +207,7 @@ impl<'a> Change<'a> {
     #[inline(always)]
     pub(crate) fn decide(
         &self,
-        host: &impl Interrupts,
+        host: &impl Host,
         target: &Target,
         contents: Contents,
         now: Micros,
@@ -223,7 +223,7 @@ impl<'a> Change<'a> {
     #[cold]
     fn decide_blocked(
         &self,
-        host: &impl Interrupts,
+        host: &impl Host,
         target: &Target,
         contents: Contents,
         until: Micros,
@@ -256,7 +256,7 @@ impl<'a> Change<'a> {
     #[inline(always)]
     pub(crate) fn decide_unblocked(
         &self,
-        host: &impl Interrupts,
+        host: &impl Host,
         target: &Target,
         contents: Contents,
         now: Micros,

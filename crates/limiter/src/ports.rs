@@ -6,17 +6,21 @@ mod definitions;
 mod entries;
 mod holds;
 mod rows;
-mod session;
 mod tally;
 
-pub use definitions::{BlockInForce, Defined, Definitions, Encoding, ExemptKey, InlineConfig};
+pub use definitions::{BlockInForce, Defined, ExemptKey, InlineConfig};
 pub use entries::{
     Absent, Entries, Id, Loaded, LockedEntries, NewKey, Pool, Retention, SavedKey, Seen,
 };
 pub use holds::{Deleted, HoldRow, Holds, KeyHolds};
 pub use rows::{KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId, Version};
-pub use session::{Clock, Interrupts, Random, Subtransaction};
-pub use tally::{Counted, Tally, Verdict};
+pub use tally::{Counted, Verdict};
+
+use std::borrow::Cow;
+use std::rc::Rc;
+
+use ratelimit_core::Micros;
+use ratelimit_core::config::Definition;
 
 use crate::error::Result;
 
@@ -36,9 +40,100 @@ pub enum RowAccess {
 }
 
 /// The limiter's environment: a transaction of a session.
-pub trait Host: Clock + Interrupts + Random + Subtransaction + Definitions + Tally {
+pub trait Host {
     /// The entries of memory.
     type Entries: Entries;
+
+    /// The counter of a request.
+    type Counter: Copy;
+
+    /// Converts text from the server's encoding to UTF-8.
+    fn utf8(bytes: &[u8]) -> Cow<'_, str>;
+
+    /// Returns the time.
+    fn now(&self) -> Micros;
+
+    /// Ends the work with an error of the host if that was requested, or if memory is short.
+    fn check_for_interrupts(&self);
+
+    /// Runs `page` until it returns something, and after each run frees what the host allocated for it.
+    fn each_page<T: 'static>(&self, page: impl FnMut() -> Option<T>) -> T;
+
+    /// Draws 64 unpredictable bits.
+    ///
+    /// # Errors
+    /// An error of the host: it has none to give (58000).
+    fn unguessable(&self) -> Result<u64>;
+
+    /// Draws a number below `end`, which is not 0, to spread calls.
+    fn below(&self, end: usize) -> usize;
+
+    /// Runs `work` in a subtransaction: commits it if `work` returns `Some`; otherwise, also after an error, rolls it
+    /// back, which releases its locks.
+    fn attempt<T>(&self, work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>>;
+
+    /// Runs `work` as [`attempt`](Host::attempt), and waits for no lock in it for longer than `limit`, nor than the
+    /// session does: `None` also after that. Returns the time that it took, too.
+    fn attempt_within<T>(
+        &self,
+        limit: Micros,
+        work: impl FnOnce() -> Result<Option<T>>,
+    ) -> Result<(Option<T>, Micros)>;
+
+    /// Returns the shard numbers of a key's rows that the transaction has locked or written, the last locked one first.
+    fn own_rows(&self, name: &[u8], key: &[u8]) -> Vec<i32>;
+
+    /// Looks up the definition of (name, key), or of its plan, or else of the name, as stored, and the end of the key's
+    /// block.
+    ///
+    /// # Errors
+    /// [`LimiterError::StoredConfig`](crate::error::LimiterError::StoredConfig) (22023).
+    fn look_up(&self, name: &[u8], key: &[u8]) -> Result<Defined>;
+
+    /// Returns a definition or config of a name as it applies to this call: its state may be elsewhere for now.
+    fn in_force(&self, _name: &[u8], definition: Rc<Definition>) -> Rc<Definition> {
+        definition
+    }
+
+    /// Looks up the definition alone, as it is [in force](Host::in_force).
+    fn defined(&self, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>>;
+
+    /// Whether states of a name may be in the table: true unless each of its definitions exempts a key, or keeps states
+    /// in memory without saving them.
+    fn may_be_in_table(&self, name: &[u8]) -> Result<bool>;
+
+    /// Whether the caller may define limits, and so pass a config for a defined one.
+    fn may_define(&self) -> bool;
+
+    /// Reads the blocks in force, of one name or one key if given, in the order of name and key.
+    fn blocks_in_force(&self, name: Option<&[u8]>, key: Option<&[u8]>)
+    -> Result<Vec<BlockInForce>>;
+
+    /// Reads the names and keys that an override or its plan exempts, with the definition that exempts them, of one
+    /// name or one key if given. If both are given, the key counts also if its name exempts it.
+    ///
+    /// # Errors
+    /// [`LimiterError::StoredConfig`](crate::error::LimiterError::StoredConfig) (22023).
+    fn exempt_keys(&self, name: Option<&[u8]>, key: Option<&[u8]>) -> Result<Vec<ExemptKey>>;
+
+    /// Parses the config of a hold.
+    ///
+    /// # Errors
+    /// [`LimiterError::Config`](crate::error::LimiterError::Config) (22023).
+    fn of_hold(&self, config: &[u8]) -> Result<Rc<Definition>>;
+
+    /// Deletes at most `max_rows` expired blocks; returns how many. Skips rows that others have locked.
+    fn prune_blocks(&self, max_rows: i64) -> Result<i64>;
+
+    /// Returns the counter of a request; `None`: it is not counted.
+    ///
+    /// # Errors
+    /// A cancel. If nothing can be counted, calls go on.
+    fn counter(&self, name: &[u8], key: &[u8]) -> Result<Option<Self::Counter>>;
+
+    /// Counts an answer to a request of `count` tokens, and logs a share of the denials; `retry_after` as in
+    /// [`Answer`](crate::request::Answer).
+    fn count(&self, counter: Option<Self::Counter>, counted: Counted);
 
     /// Runs `work` on the rows of the table. The access is the strongest that the whole work needs.
     fn with_rows<T>(

@@ -8,7 +8,7 @@ use ratelimit_core::{AsMany, Micros, State};
 use crate::change::{Change, Contents};
 use crate::engine::{self, Ask};
 use crate::error::{LimiterError, Result};
-use crate::ports::{Counted, Definitions, Host, RowAccess};
+use crate::ports::{Counted, Host, RowAccess};
 use crate::request::{Answer, Request, Take};
 use crate::stores::{self, Peeked, memory};
 use crate::target::{
@@ -177,7 +177,7 @@ pub fn reset<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<bool> {
 /// Resets every key of a name, and adds the number of keys that had a state to `count`, also if it ends with an error,
 /// so that the caller can go on.
 pub fn reset_keys<H: Host>(host: &H, name: &[u8], count: &mut i64) -> Result<()> {
-    let may_be_in_table = match Definitions::may_be_in_table(host, name) {
+    let may_be_in_table = match host.may_be_in_table(name) {
         Err(LimiterError::StoredConfig { .. }) => true,
         in_table => in_table?,
     };

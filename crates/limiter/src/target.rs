@@ -9,7 +9,7 @@ use ratelimit_core::text::float_text;
 use ratelimit_core::{ArgumentError, AsMany, Kind, Limit, Micros, State};
 
 use crate::error::{LimiterError, Result};
-use crate::ports::{Defined, Definitions, Encoding, RowId, Stored};
+use crate::ports::{Defined, Host, RowId, Stored};
 use crate::request::{Request, Take};
 
 /// The end of an indefinite block: the timestamptz infinity.
@@ -86,18 +86,18 @@ pub struct Target<'a> {
 
 impl<'a> Target<'a> {
     /// The target of a definition.
-    pub fn defined<E: Encoding>(
+    pub fn defined<H: Host>(
         name: &'a [u8],
         key: &'a [u8],
         definition: Rc<Definition>,
         blocked_until: Option<Micros>,
     ) -> Target<'a> {
         let store = Store::from_definition(&definition);
-        Target { name, key, definition, store, is_defined: true, blocked_until, utf8: E::utf8 }
+        Target { name, key, definition, store, is_defined: true, blocked_until, utf8: H::utf8 }
     }
 
     /// The target of the remains of an undefined limit: nowhere.
-    pub(crate) fn undefined<E: Encoding>(name: &'a [u8], key: &'a [u8]) -> Target<'a> {
+    pub(crate) fn undefined<H: Host>(name: &'a [u8], key: &'a [u8]) -> Target<'a> {
         let definition = Definition {
             limit: Limit::Unlimited(Unlimited),
             store: StoreKind::Table,
@@ -107,7 +107,7 @@ impl<'a> Target<'a> {
             enforce: true,
             keyed: None,
         };
-        Target::defined::<E>(name, key, Rc::new(definition), None)
+        Target::defined::<H>(name, key, Rc::new(definition), None)
     }
 
     /// Resolves a request: its config, or else the definition of its name and key, or else of its name; and the end of
@@ -116,67 +116,59 @@ impl<'a> Target<'a> {
     /// # Errors
     /// 42704: neither config nor definition, or its plan has none; 42501: a config for a defined name without the
     /// privilege to define; 22023: an invalid config; 22004 or 22023: as [`check_key`].
-    pub fn resolve<D: Definitions>(definitions: &D, request: &Request<'a>) -> Result<Target<'a>> {
-        Target::resolve_checking(definitions, request, |_| true)
+    pub fn resolve<H: Host>(host: &H, request: &Request<'a>) -> Result<Target<'a>> {
+        Target::resolve_checking(host, request, |_| true)
     }
 
     /// Resolves a request to look at the state of a key. A limit that takes no key now may have had keys before.
     ///
     /// # Errors
     /// As [`resolve`](Target::resolve), except the 22023 of `check_key`.
-    pub fn resolve_to_look<D: Definitions>(
-        definitions: &D,
-        request: &Request<'a>,
-    ) -> Result<Target<'a>> {
-        Target::resolve_checking(definitions, request, |keyed| keyed)
+    pub fn resolve_to_look<H: Host>(host: &H, request: &Request<'a>) -> Result<Target<'a>> {
+        Target::resolve_checking(host, request, |keyed| keyed)
     }
 
     /// Resolves a lease by the key with which it was taken.
     ///
     /// # Errors
     /// As [`resolve`](Target::resolve), except the errors of `check_key`.
-    pub fn resolve_lease<D: Definitions>(
-        definitions: &D,
-        request: &Request<'a>,
-    ) -> Result<Target<'a>> {
-        Target::resolve_checking(definitions, request, |_| false)
+    pub fn resolve_lease<H: Host>(host: &H, request: &Request<'a>) -> Result<Target<'a>> {
+        Target::resolve_checking(host, request, |_| false)
     }
 
     /// Resolves a request, and checks its key by those `keyed` of its definition and of its config that are `checked`.
-    fn resolve_checking<D: Definitions>(
-        definitions: &D,
+    fn resolve_checking<H: Host>(
+        host: &H,
         request: &Request<'a>,
         checked: impl Fn(bool) -> bool,
     ) -> Result<Target<'a>> {
         let (name, key) = (request.name, request.key);
-        let Defined { definition, missing_plan, blocked_until } = definitions.look_up(name, key)?;
+        let Defined { definition, missing_plan, blocked_until } = host.look_up(name, key)?;
         let is_defined = definition.is_some();
         let keyed = definition.as_ref().and_then(|definition| definition.keyed);
         // A config in the call doesn't override that.
         if let Some(plan) = missing_plan {
-            return Err(undefined(D::utf8(name), Some(&plan)));
+            return Err(undefined(H::utf8(name), Some(&plan)));
         }
         let definition = match (request.config, definition) {
-            (Some(_), Some(_)) if !definitions.may_define() => {
-                return Err(LimiterError::InlineConfig { name: D::utf8(name).into_owned() });
+            (Some(_), Some(_)) if !host.may_define() => {
+                return Err(LimiterError::InlineConfig { name: H::utf8(name).into_owned() });
             }
-            (Some(config), Some(defined)) => {
-                in_call(definitions, name, config.definition()?, defined)?
-            }
+            (Some(config), Some(defined)) => in_call(host, name, config.definition()?, defined)?,
             (Some(config), None) => {
                 let definition = config.definition()?;
                 definition.check_in_call()?;
                 definition
             }
             (None, Some(definition)) => definition,
-            (None, None) => return Err(undefined(D::utf8(name), None)),
+            (None, None) => return Err(undefined(H::utf8(name), None)),
         };
         let keyed = [keyed, definition.keyed];
-        let definition = definitions.in_force(name, definition);
-        let (store, utf8) = (Store::from_definition(&definition), D::utf8);
+        let definition = host.in_force(name, definition);
+        let (store, utf8) = (Store::from_definition(&definition), H::utf8);
         let target = Target { name, key, definition, store, is_defined, blocked_until, utf8 };
         for keyed in keyed.into_iter().flatten().filter(|&keyed| checked(keyed)) {
-            check_key::<D>(name, key, Some(keyed), target.limit())?;
+            check_key::<H>(name, key, Some(keyed), target.limit())?;
         }
         Ok(target)
     }
@@ -263,15 +255,15 @@ impl<'a> Target<'a> {
 /// # Errors
 /// [`LimiterError::Config`] (22023): it asks for another store than a saved limit's, or for `save` on a limit that is
 /// not saved.
-fn in_call<D: Definitions>(
-    definitions: &D,
+fn in_call<H: Host>(
+    host: &H,
     name: &[u8],
     config: Rc<Definition>,
     defined: Rc<Definition>,
 ) -> Result<Rc<Definition>> {
     // Definitions as stored: `in_force` is applied to the result.
     let of_state = match Store::from_definition(&defined) {
-        Store::Nowhere => definitions.look_up(name, b"")?.definition.unwrap_or(defined),
+        Store::Nowhere => host.look_up(name, b"")?.definition.unwrap_or(defined),
         _ => defined,
     };
     match of_state.save {
@@ -296,13 +288,13 @@ pub fn undefined(name: Cow<str>, missing_plan: Option<&str>) -> LimiterError {
 ///
 /// # Errors
 /// [`LimiterError::Keyed`] (22004), [`LimiterError::NotKeyed`] (22023).
-pub fn check_key<E: Encoding>(
+pub fn check_key<H: Host>(
     name: &[u8],
     key: &[u8],
     keyed: Option<bool>,
     limit: &Limit,
 ) -> Result<()> {
-    let name = || E::utf8(name).into_owned();
+    let name = || H::utf8(name).into_owned();
     match keyed {
         Some(true) if key.is_empty() => {
             Err(LimiterError::Keyed { name: name(), kind: limit.kind() })
@@ -316,14 +308,10 @@ pub fn check_key<E: Encoding>(
 
 /// Looks up the limit that has a key's state: if the key alone is exempt, the name's limit, which holds again
 /// afterwards. `None`: there is none.
-pub fn of_state(
-    definitions: &impl Definitions,
-    name: &[u8],
-    key: &[u8],
-) -> Result<Option<Rc<Definition>>> {
-    match definitions.defined(name, key)? {
+pub fn of_state(host: &impl Host, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {
+    match host.defined(name, key)? {
         Some(own) if Store::from_definition(&own) == Store::Nowhere => {
-            Ok(definitions.defined(name, b"")?.or(Some(own)))
+            Ok(host.defined(name, b"")?.or(Some(own)))
         }
         own => Ok(own),
     }

@@ -10,8 +10,7 @@ use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
 use ratelimit_limiter::error::{LimiterError, Result};
 use ratelimit_limiter::ports::{
-    BlockInForce, Clock, Counted, Defined, Definitions, Encoding, ExemptKey, Holds, Host, Id,
-    Interrupts, KeyHolds, Random, RowAccess, Rows, Subtransaction, Tally,
+    BlockInForce, Counted, Defined, ExemptKey, Holds, Host, Id, KeyHolds, RowAccess, Rows,
 };
 use ratelimit_limiter::target::{FOREVER, Store, has_no_rows};
 
@@ -186,7 +185,14 @@ impl Run<'_> {
     }
 }
 
-impl Clock for Run<'_> {
+impl Host for Run<'_> {
+    type Entries = Self;
+    type Counter = ();
+
+    fn utf8(bytes: &[u8]) -> Cow<'_, str> {
+        String::from_utf8_lossy(bytes)
+    }
+
     fn now(&self) -> Micros {
         // When the clock moves no more, no other session can distinguish the time of reading it.
         let moves = self.setting.clock_moves && !self.inner.borrow().database.clock_stands;
@@ -195,9 +201,7 @@ impl Clock for Run<'_> {
         let StepReply::Instant(now) = reply else { unreachable!("{reply:?}") };
         Micros(now)
     }
-}
 
-impl Interrupts for Run<'_> {
     fn check_for_interrupts(&self) {}
 
     fn each_page<T: 'static>(&self, mut page: impl FnMut() -> Option<T>) -> T {
@@ -207,9 +211,7 @@ impl Interrupts for Run<'_> {
             }
         }
     }
-}
 
-impl Random for Run<'_> {
     fn unguessable(&self) -> Result<u64> {
         let reply = self.at_once(Primitive::Draw);
         let StepReply::Number(number) = reply else { unreachable!("{reply:?}") };
@@ -226,9 +228,7 @@ impl Random for Run<'_> {
         let StepReply::Number(number) = reply else { unreachable!("{reply:?}") };
         usize::from(number)
     }
-}
 
-impl Subtransaction for Run<'_> {
     fn attempt<T>(&self, work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>> {
         self.at_once(Primitive::BeginSub);
         let result = work();
@@ -253,15 +253,7 @@ impl Subtransaction for Run<'_> {
         let StepReply::OwnRows(shards) = reply else { unreachable!("{reply:?}") };
         shards
     }
-}
 
-impl Encoding for Run<'_> {
-    fn utf8(bytes: &[u8]) -> Cow<'_, str> {
-        String::from_utf8_lossy(bytes)
-    }
-}
-
-impl Definitions for Run<'_> {
     fn look_up(&self, _: &[u8], key: &[u8]) -> Result<Defined> {
         let (limit, blocked) = self.look_up(key);
         // Blocks have no end here.
@@ -296,20 +288,12 @@ impl Definitions for Run<'_> {
     fn prune_blocks(&self, _: i64) -> Result<i64> {
         Ok(0)
     }
-}
-
-impl Tally for Run<'_> {
-    type Counter = ();
 
     fn counter(&self, _: &[u8], _: &[u8]) -> Result<Option<()>> {
         Ok(None)
     }
 
     fn count(&self, _: Option<()>, _: Counted) {}
-}
-
-impl Host for Run<'_> {
-    type Entries = Self;
 
     fn with_rows<T>(&self, _: RowAccess, work: impl FnOnce(&dyn Rows) -> Result<T>) -> Result<T> {
         work(self)

@@ -6,7 +6,7 @@ use ratelimit_core::{AsMany, Decision, Limit, Micros, Shards, State, decide};
 
 use super::Decided;
 use crate::error::Result;
-use crate::ports::{HoldRow, Random};
+use crate::ports::{HoldRow, Host};
 use crate::request::{Answer, Take, Terms};
 use crate::target::{Store, Target};
 
@@ -175,7 +175,7 @@ fn slots(state: &State, lease: Micros, now: Micros) -> f64 {
 }
 
 /// A random id, as text of a UUID (version 4).
-pub(crate) fn random_id(host: &impl Random) -> Result<Vec<u8>> {
+pub(crate) fn random_id(host: &impl Host) -> Result<Vec<u8>> {
     let (high, low) = (host.unguessable()?, host.unguessable()?);
     let high = high & !0xf000 | 0x4000;
     let low = low & !(0b11 << 62) | 0b10 << 62;

@@ -4,13 +4,13 @@ use ratelimit_core::kinds::{Kind, first_pass};
 use ratelimit_core::{Decision, Limit, Micros, Shards, State, decide as decide_one};
 
 use super::{Decided, More};
-use crate::ports::Interrupts;
+use crate::ports::Host;
 use crate::request::{Answer, Take};
 use crate::target::Target;
 
 /// Decides the takes at `now`, all or none, with one wait for all that are denied.
 pub(super) fn decide(
-    host: &impl Interrupts,
+    host: &impl Host,
     target: &Target,
     takes: &[Take],
     shards: &Shards,
@@ -52,7 +52,7 @@ pub(super) fn one_by_one(target: &Target, takes: &[Take], shards: &Shards, now: 
 
 /// The wait from `now` until all pass; `None`: they never do.
 fn retry_after(
-    host: &impl Interrupts,
+    host: &impl Host,
     target: &Target,
     takes: &[Take],
     shards: &Shards,

@@ -1,18 +1,11 @@
 //! The definitions of limits, and the blocks of their keys.
 
-use std::borrow::Cow;
 use std::rc::Rc;
 
 use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
 
 use crate::error::Result;
-
-/// The encoding of names and keys.
-pub trait Encoding {
-    /// Converts text from the server's encoding to UTF-8.
-    fn utf8(bytes: &[u8]) -> Cow<'_, str>;
-}
 
 /// The definition and the block of a name and key.
 #[derive(Clone, Default)]
@@ -35,51 +28,6 @@ pub trait InlineConfig {
 
     /// Returns it as JSON in the server's encoding, for storage.
     fn json(&self) -> Vec<u8>;
-}
-
-/// The definitions of limits, and the blocks of their keys.
-pub trait Definitions: Encoding {
-    /// Looks up the definition of (name, key), or of its plan, or else of the name, as stored, and the end of the key's
-    /// block.
-    ///
-    /// # Errors
-    /// [`LimiterError::StoredConfig`](crate::error::LimiterError::StoredConfig) (22023).
-    fn look_up(&self, name: &[u8], key: &[u8]) -> Result<Defined>;
-
-    /// Returns a definition or config of a name as it applies to this call: its state may be elsewhere for now.
-    fn in_force(&self, _name: &[u8], definition: Rc<Definition>) -> Rc<Definition> {
-        definition
-    }
-
-    /// Looks up the definition alone, as it is [in force](Definitions::in_force).
-    fn defined(&self, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>>;
-
-    /// Whether states of a name may be in the table: true unless each of its definitions exempts a key, or keeps states
-    /// in memory without saving them.
-    fn may_be_in_table(&self, name: &[u8]) -> Result<bool>;
-
-    /// Whether the caller may define limits, and so pass a config for a defined one.
-    fn may_define(&self) -> bool;
-
-    /// Reads the blocks in force, of one name or one key if given, in the order of name and key.
-    fn blocks_in_force(&self, name: Option<&[u8]>, key: Option<&[u8]>)
-    -> Result<Vec<BlockInForce>>;
-
-    /// Reads the names and keys that an override or its plan exempts, with the definition that exempts them, of one
-    /// name or one key if given. If both are given, the key counts also if its name exempts it.
-    ///
-    /// # Errors
-    /// [`LimiterError::StoredConfig`](crate::error::LimiterError::StoredConfig) (22023).
-    fn exempt_keys(&self, name: Option<&[u8]>, key: Option<&[u8]>) -> Result<Vec<ExemptKey>>;
-
-    /// Parses the config of a hold.
-    ///
-    /// # Errors
-    /// [`LimiterError::Config`](crate::error::LimiterError::Config) (22023).
-    fn of_hold(&self, config: &[u8]) -> Result<Rc<Definition>>;
-
-    /// Deletes at most `max_rows` expired blocks; returns how many. Skips rows that others have locked.
-    fn prune_blocks(&self, max_rows: i64) -> Result<i64>;
 }
 
 /// A key that is exempt from its limit.

@@ -1,8 +1,6 @@
-//! The counters of requests.
+//! What is counted of a request.
 
 use ratelimit_core::Micros;
-
-use crate::error::Result;
 
 /// How a request was answered.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,22 +12,6 @@ pub enum Verdict {
         /// `false`: in a dry run, so it passed.
         enforced: bool,
     },
-}
-
-/// The counters of requests.
-pub trait Tally {
-    /// The counter of a request.
-    type Counter: Copy;
-
-    /// Returns the counter of a request; `None`: it is not counted.
-    ///
-    /// # Errors
-    /// A cancel. If nothing can be counted, calls go on.
-    fn counter(&self, name: &[u8], key: &[u8]) -> Result<Option<Self::Counter>>;
-
-    /// Counts an answer to a request of `count` tokens, and logs a share of the denials; `retry_after` as in
-    /// [`Answer`](crate::request::Answer).
-    fn count(&self, counter: Option<Self::Counter>, counted: Counted);
 }
 
 /// A request to count.

@@ -14,7 +14,7 @@ use ratelimit_core::{Micros, Shards, State};
 use ratelimit_faults::Fault;
 
 use crate::error::{LimiterError, Result};
-use crate::ports::{Definitions, HoldRow, Host, Row, RowId, Rows, Stored, TRIES, Version};
+use crate::ports::{HoldRow, Host, Row, RowId, Rows, Stored, TRIES, Version};
 use crate::target::{FOREVER, Store, Target, after_block, if_valid};
 
 /// The contents of a limit as they were read, and when holds of its key are due.
@@ -95,8 +95,8 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    pub(crate) fn new<D: Definitions>(
-        host: &D,
+    pub(crate) fn new<H: Host>(
+        host: &H,
         name: &[u8],
         key: &[u8],
         called: Option<&Target>,
@@ -110,7 +110,7 @@ impl Limits {
     /// holds now.
     pub(crate) fn of_expiry(
         &mut self,
-        host: &impl Definitions,
+        host: &impl Host,
         hold: &HoldRow,
     ) -> Result<Option<Rc<Definition>>> {
         let own = self.of(host, hold)?.filter(|own| returns(own));
@@ -120,7 +120,7 @@ impl Limits {
     /// The definition of a hold; `None`: it no longer has one, or no valid one.
     pub(crate) fn of(
         &mut self,
-        host: &impl Definitions,
+        host: &impl Host,
         hold: &HoldRow,
     ) -> Result<Option<Rc<Definition>>> {
         let (None, Some(config)) = (&self.own, &hold.config) else { return Ok(self.own.clone()) };

@@ -8,7 +8,7 @@ use super::locked::LockedShard;
 use super::room;
 use crate::change::{Change, Contents, Decided};
 use crate::error::Result;
-use crate::ports::{Host, Random, Row, Rows, Stored};
+use crate::ports::{Host, Row, Rows, Stored};
 use crate::target::Target;
 
 /// The shard of the row that this transaction last locked, counted from 0: it takes from that row again.
@@ -20,15 +20,15 @@ pub(super) fn own_shard(host: &impl Host, target: &Target) -> Option<usize> {
 }
 
 /// Puts a list into random order.
-fn shuffle(random: &impl Random, list: &mut [usize]) {
+fn shuffle(host: &impl Host, list: &mut [usize]) {
     for end in (2..=list.len()).rev() {
-        list.swap(random.below(end), end - 1);
+        list.swap(host.below(end), end - 1);
     }
 }
 
 /// The shards with room for the whole change, in random order, so that calls spread.
 pub(super) fn rows_with_room(
-    random: &impl Random,
+    host: &impl Host,
     shards: &Shards,
     now: Micros,
     amount: f64,
@@ -36,7 +36,7 @@ pub(super) fn rows_with_room(
     let mut rows: Vec<usize> = (0..shards.states().len())
         .filter(|&shard| room(shards, shard, now, amount) >= amount.abs())
         .collect();
-    shuffle(random, &mut rows);
+    shuffle(host, &mut rows);
     rows
 }
 
