@@ -9,8 +9,7 @@ use ratelimit_core::config::{Definition, StoreKind};
 use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
-    BlockInForce, Counted, Defined, ExemptKey, Holds, Host, Id, InlineConfig, KeyHolds, RowAccess,
-    Rows,
+    Block, Counted, Defined, Holds, Host, Id, InlineConfig, Key, KeyHolds, RowAccess, Rows,
 };
 
 use crate::cache::{blocks, changed, definitions};
@@ -207,13 +206,17 @@ impl Host for Session<'_> {
         &self,
         name: Option<&[u8]>,
         key: Option<&[u8]>,
-    ) -> PortResult<Vec<BlockInForce>> {
+    ) -> PortResult<Vec<(Key, Block)>> {
         Ok(blocks::in_force(self.catalog, name, key)?)
     }
 
-    fn exempt_keys(&self, name: Option<&[u8]>, key: Option<&[u8]>) -> PortResult<Vec<ExemptKey>> {
+    fn exempt_keys(
+        &self,
+        name: Option<&[u8]>,
+        key: Option<&[u8]>,
+    ) -> PortResult<Vec<(Key, Rc<Definition>)>> {
         let mut keys = definitions::exempt_keys(self.catalog, name, key)?;
-        for ExemptKey { name, definition, .. } in &mut keys {
+        for ((name, _), definition) in &mut keys {
             *definition = self.in_force(name, definition.clone());
         }
         Ok(keys)

@@ -4,7 +4,7 @@
 
 use pgrx::pg_sys::BuiltinOid::{INT8OID, TEXTOID, TIMESTAMPTZOID};
 use ratelimit_core::Micros;
-use ratelimit_limiter::ports::BlockInForce;
+use ratelimit_limiter::ports::{Block, Key};
 use ratelimit_limiter::target::FOREVER;
 
 use crate::schema::catalog::{Catalog, TableLock};
@@ -134,7 +134,7 @@ pub fn in_force(
     catalog: &Catalog,
     name: Option<&[u8]>,
     key: Option<&[u8]>,
-) -> Result<Vec<BlockInForce>> {
+) -> Result<Vec<(Key, Block)>> {
     const IN_FORCE: Statement = Statement::reads(
         "SELECT name, key, until, reason FROM ONLY @schema@.rl_blocks \
          WHERE name @>@ '' AND until @>@ $1 \
@@ -149,12 +149,8 @@ pub fn in_force(
         let block = |row| {
             check_for_interrupts();
             let until = clock::from_timestamptz(spi.field(row, 3)?.value() as i64);
-            Some(BlockInForce {
-                name: spi.text(row, 1)?,
-                key: spi.text(row, 2)?,
-                until,
-                reason: spi.text(row, 4),
-            })
+            let block = Block { until, reason: spi.text(row, 4) };
+            Some(((spi.text(row, 1)?, spi.text(row, 2)?), block))
         };
         Ok((0..count).filter_map(block).collect())
     })

@@ -21,7 +21,7 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::{BOOLOID, INT8OID, JSONBOID, REGCLASSOID, TEXTOID};
 use ratelimit_core::config::{self, ConfigError, Definition};
 use ratelimit_limiter::error::LimiterError;
-use ratelimit_limiter::ports::{Defined, ExemptKey};
+use ratelimit_limiter::ports::{Defined, Key};
 use ratelimit_limiter::target::{has_no_rows, undefined};
 
 use super::blocks;
@@ -400,7 +400,7 @@ pub fn exempt_keys(
     catalog: &Catalog,
     name: Option<&[u8]>,
     key: Option<&[u8]>,
-) -> Result<Vec<ExemptKey>> {
+) -> Result<Vec<(Key, Rc<Definition>)>> {
     const EXEMPT: Statement = Statement::reads(
         "SELECT name, key, config FROM \
          (SELECT name, key::pg_catalog.text, \
@@ -417,15 +417,15 @@ pub fn exempt_keys(
     if let (Some(name), Some(key)) = (name, key) {
         let definition = defined(catalog, name, key)?;
         let exempt = definition.filter(|definition| definition.limit.is_unlimited());
-        let of_key = |definition| ExemptKey { name: name.to_vec(), key: key.to_vec(), definition };
-        return Ok(exempt.map(of_key).into_iter().collect());
+        let own = (name.to_vec(), key.to_vec());
+        return Ok(exempt.map(|definition| (own, definition)).into_iter().collect());
     }
     spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
         let count = spi.execute(&EXEMPT, &[name.map(text_datum), key.map(text_datum)])?;
         let exempt = |row| {
             let (name, key, config) = (spi.text(row, 1)?, spi.text(row, 2)?, spi.jsonb(row, 3)?);
             Some(match inline(config) {
-                Ok(definition) => Ok(ExemptKey { name, key, definition }),
+                Ok(definition) => Ok(((name, key), definition)),
                 Err(error) => Err(error.of_config(&name, true)),
             })
         };

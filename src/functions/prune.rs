@@ -7,12 +7,13 @@ use pgrx::pg_sys;
 use super::arguments::{Idle, MaxRows};
 use crate::declaration::sql_function;
 use crate::host::{Session, Use};
-use ratelimit_limiter::prune::{Position, prune};
+use ratelimit_limiter::ports::Key;
+use ratelimit_limiter::prune::prune;
 use ratelimit_pg::call::Call;
 
 thread_local! {
-    /// The position at which the session's last batch ended, and its table.
-    static POSITION: RefCell<Option<(pg_sys::Oid, Position)>> = const { RefCell::new(None) };
+    /// The table of the session's last batch, and the key with which it ended.
+    static POSITION: RefCell<Option<(pg_sys::Oid, Key)>> = const { RefCell::new(None) };
 }
 
 sql_function! {

@@ -51,24 +51,25 @@ sql_function! {
         let listing = Listing { name: name.map(|name| name.0), key: key.map(|key| key.0), after };
         let mut left = max_rows.map_or(i64::MAX, |max_rows| max_rows.0);
         let mut put = |status: Status| {
-            if limited && status.limited != Some(true) {
+            let is_limited = status.limited_by.is_some();
+            if limited && !is_limited {
                 return ControlFlow::Continue(());
             }
-            let standing = status.limit.as_ref();
+            let limit = status.definition.as_ref().map(|definition| &definition.limit);
             let (_, retry_at) = retry(status.now, status.retry_after, Micros::ceil_to_millis);
             rows.put(StatusRow {
                 name: Text::new(status.name),
                 key: Text::new(status.key),
-                kind: standing.map(|standing| Text::new(standing.definition.limit.kind().as_str().as_bytes())),
-                remaining: standing.and_then(|standing| finite(standing.remaining)),
-                capacity: standing.and_then(|standing| finite(standing.definition.limit.capacity())),
+                kind: limit.map(|limit| Text::new(limit.kind().as_str().as_bytes())),
+                remaining: finite(status.remaining),
+                capacity: limit.and_then(|limit| finite(limit.capacity())),
                 retry_at,
                 as_of: time(status.as_of),
                 shards: status.shards as i32,
-                limited: status.limited,
+                limited: (limit.is_some() || is_limited).then_some(is_limited),
                 limited_by: status.limited_by.map(word),
                 block_reason: status.block_reason.as_deref().map(Text::new),
-                held: status.held,
+                held: limit.map(|_| status.held),
             });
             left -= 1;
             if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 
 use crate::error::Result;
-use crate::ports::{Entries, Host, RowAccess, SavedKey};
+use crate::keys::Listing;
+use crate::ports::{Entries, Host, RowAccess};
 use crate::stores;
+use crate::target::{if_valid, of_state};
 
 /// Resets a key in memory, of these names and of the names for which it is saved; adds to `forgotten` the names that
 /// had a state of it. Locks no row: all rows of the key are locked later, in one order.
@@ -18,12 +20,13 @@ pub fn reset_in_memory<H: Host>(
     forgotten: &mut BTreeSet<Vec<u8>>,
 ) -> Result<()> {
     if let Some(entries) = host.entries_if_any()? {
-        let saved = entries.saved_keys(None).into_iter().filter(|saved| saved.key == key);
-        names.extend(saved.map(|SavedKey { name, .. }| name));
+        let saved = entries.saved_keys(None).into_iter().filter(|(_, saved)| saved == key);
+        names.extend(saved.map(|(name, _)| name));
     }
     for name in names {
         host.check_for_interrupts();
-        if stores::forget_in_memory(host, &name, key)? {
+        let definition = if_valid(of_state(host, &name, key))?;
+        if stores::forget_in_memory(host, &name, key, definition.as_ref())? {
             forgotten.insert(name);
         }
     }
@@ -37,9 +40,8 @@ pub fn reset_in_memory<H: Host>(
 /// [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
 pub fn delete_rows<H: Host>(host: &H, key: &[u8], forgotten: &mut BTreeSet<Vec<u8>>) -> Result<()> {
     host.with_rows(RowAccess::Write, |rows| {
-        let delete =
-            |name: &[u8], of: &[u8]| Ok(of == key && stores::delete_key(host, rows, name, key)?);
-        let had = |name| forgotten.extend([name]);
-        stores::forget_keys(host, rows, None, Some(key), delete, had)
+        let listing = Listing { key: Some(key), ..Listing::default() };
+        let delete = |name: &[u8], key: &[u8]| stores::delete_key(host, rows, name, key);
+        stores::forget_keys(host, rows, listing, delete, |name| forgotten.extend([name]))
     })
 }

@@ -13,21 +13,54 @@ const PAGE: usize = 128;
 /// The rows of a page if a key fills a usual one: more than a key can have.
 const LARGE_PAGE: usize = 2048;
 
-/// Visits each key after (name, key), in order, until `visit` breaks; with `same_name`, only keys of that name. Each
-/// page is read on the latest state, and has all rows of its keys.
-pub fn each_key(
+/// The keys to list, in the server's encoding.
+#[derive(Clone, Copy, Default)]
+pub struct Listing<'a> {
+    /// Only keys of this name.
+    pub name: Option<&'a [u8]>,
+    /// Only this key.
+    pub key: Option<&'a [u8]>,
+    /// Only keys after this name and key.
+    pub after: Option<(&'a [u8], &'a [u8])>,
+}
+
+impl Listing<'_> {
+    /// Whether it has a key of its name.
+    pub(crate) fn has(&self, name: &[u8], key: &[u8]) -> bool {
+        self.key.is_none_or(|own| own == key) && self.after.is_none_or(|after| (name, key) > after)
+    }
+}
+
+/// Visits each key of a listing that has rows, in order, until `visit` breaks. Each page is read on the latest state,
+/// and has all rows of its keys.
+pub(crate) fn each_key(
     host: &impl Host,
     rows: &dyn Rows,
-    (name, key): (&[u8], &[u8]),
-    same_name: bool,
+    listing: Listing,
     mut visit: impl FnMut(KeyRows) -> Result<ControlFlow<()>>,
 ) -> Result<ControlFlow<()>> {
-    let mut after = (name.to_vec(), key.to_vec());
+    let mut start = listing.after.unwrap_or_default();
+    if let Some(name) = listing.name {
+        // The empty key is the first of a name, and comes after no other.
+        let key = listing.key.unwrap_or_default();
+        if listing.has(name, key) {
+            let found = rows.read_key(name, key, None)?;
+            let first = KeyRows { name: name.to_vec(), key: key.to_vec(), rows: found };
+            if !first.rows.is_empty() && visit(first)?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        if listing.key.is_some() || start.0 > name {
+            return Ok(ControlFlow::Continue(()));
+        }
+        start = start.max((name, b""));
+    }
+    let mut after = (start.0.to_vec(), start.1.to_vec());
     let mut usual = PAGE.min(rows.facts().page);
     let mut page = usual;
     let mut visit_page = || -> Result<Option<ControlFlow<()>>> {
         host.check_for_interrupts();
-        let found = rows.read_after((&after.0, &after.1), same_name, page as i64)?;
+        let found = rows.read_after((&after.0, &after.1), listing.name.is_some(), page as i64)?;
         let more = found.len() == page;
         let is_large = |row: &KeyedRow| matches!(row.row.1.stored, Stored::State(State::Log(_)));
         let most = if found.iter().any(is_large) { PAGE } else { 16 * usual };
@@ -41,7 +74,7 @@ pub fn each_key(
         }
         for key in keys {
             after = (key.name.clone(), key.key.clone());
-            if visit(key)?.is_break() {
+            if listing.has(&key.name, &key.key) && visit(key)?.is_break() {
                 return Ok(Some(ControlFlow::Break(())));
             }
         }

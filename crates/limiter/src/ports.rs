@@ -8,10 +8,8 @@ mod holds;
 mod rows;
 mod tally;
 
-pub use definitions::{BlockInForce, Defined, ExemptKey, InlineConfig};
-pub use entries::{
-    Absent, Entries, Id, Loaded, LockedEntries, NewKey, Pool, Retention, SavedKey, Seen,
-};
+pub use definitions::{Block, Defined, InlineConfig};
+pub use entries::{Absent, Entries, Id, LockedEntries, Pool, Retention, Seen};
 pub use holds::{Deleted, HoldRow, Holds, KeyHolds};
 pub use rows::{KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId, Version};
 pub use tally::{Counted, Verdict};
@@ -27,6 +25,9 @@ use crate::error::Result;
 /// The most tries of a call: it tries again if a concurrent session has inserted or deleted the row between two
 /// statements.
 pub const TRIES: u32 = 1000;
+
+/// A name and a key, in the server's encoding.
+pub type Key = (Vec<u8>, Vec<u8>);
 
 /// The use of the rows, which determines the lock on their table.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -107,14 +108,18 @@ pub trait Host {
 
     /// Reads the blocks in force, of one name or one key if given, in the order of name and key.
     fn blocks_in_force(&self, name: Option<&[u8]>, key: Option<&[u8]>)
-    -> Result<Vec<BlockInForce>>;
+    -> Result<Vec<(Key, Block)>>;
 
     /// Reads the names and keys that an override or its plan exempts, with the definition that exempts them, of one
     /// name or one key if given. If both are given, the key counts also if its name exempts it.
     ///
     /// # Errors
     /// [`LimiterError::StoredConfig`](crate::error::LimiterError::StoredConfig) (22023).
-    fn exempt_keys(&self, name: Option<&[u8]>, key: Option<&[u8]>) -> Result<Vec<ExemptKey>>;
+    fn exempt_keys(
+        &self,
+        name: Option<&[u8]>,
+        key: Option<&[u8]>,
+    ) -> Result<Vec<(Key, Rc<Definition>)>>;
 
     /// Parses the config of a hold.
     ///

@@ -9,24 +9,21 @@ use ratelimit_core::Micros;
 
 use crate::error::Result;
 use crate::holds;
-use crate::keys::each_key;
-use crate::ports::{Host, KeyRows, RowAccess, Rows, ShardRow};
-use crate::stores::{self, Batch};
-
-/// The end of a batch: the name and key that it scanned last.
-pub type Position = (Vec<u8>, Vec<u8>);
+use crate::keys::{Listing, each_key};
+use crate::ports::{Host, Key, KeyRows, RowAccess, ShardRow};
+use crate::stores;
 
 /// Gives back the tokens of expired holds, which counts as one a key, and deletes holds that expired a day ago, then
 /// expired blocks, then idle rows, all rows of a key together. Stops at `max_rows`, or at most a key's rows beyond.
 /// Adds the number to `deleted`, also if it ends with an error, so that the caller can go on. 0 means that no unlocked
 /// row is idle, and nothing has expired. Rows of undefined names, and of exempt keys, which may be limited again, are
-/// deleted if their last call is longer than `undefined_idle` ago. `position`: the end of the session's last batch in
-/// this table.
+/// deleted if their last call is longer than `undefined_idle` ago. `position`: the key that the session's last batch in this
+/// table ended with.
 pub fn prune<H: Host>(
     host: &H,
     max_rows: i64,
     undefined_idle: Option<Micros>,
-    position: &mut Option<Position>,
+    position: &mut Option<Key>,
     deleted: &mut i64,
 ) -> Result<()> {
     *deleted += holds::prune::prune(host, max_rows - *deleted)?;
@@ -44,7 +41,7 @@ pub fn prune<H: Host>(
         };
         let mut reached = start.clone();
         let most = rows.facts().batch;
-        let mut batch = (most > 1).then(Batch::default);
+        let mut waiting = Vec::new();
         let mut visit = |mut key: KeyRows| {
             // `holds_due` is a lower bound: the hold may have been settled since, or be about to expire.
             let is_past = |(_, row): &ShardRow| row.is_due(host.now());
@@ -52,30 +49,27 @@ pub fn prune<H: Host>(
                 holds::prune::give_back_if_valid(host, rows, &key.name, &key.key)?;
                 key.rows = rows.read_key(&key.name, &key.key, None)?;
             }
-            *deleted += stores::prune_key(host, rows, &key, undefined_idle, batch.as_mut())?;
+            *deleted += stores::prune_key(host, rows, &key, undefined_idle, &mut waiting)?;
             reached = (key.name, key.key);
-            let waiting = batch.as_ref().map_or(0, |batch| batch.rows);
-            if waiting >= most.min(max_rows - *deleted) {
-                *deleted += remove_batch(rows, batch.as_mut())?;
+            let row_count: usize = waiting.iter().map(|key| key.rows.len()).sum();
+            if row_count as i64 >= most.min(max_rows - *deleted) {
+                *deleted += rows.remove(&std::mem::take(&mut waiting))? as i64;
             }
             let more = *deleted < max_rows;
             Ok(if more { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
         };
-        if each_key(host, rows, (&start.0, &start.1), false, &mut visit)?.is_continue() {
+        let rest = Listing { after: Some((&start.0, &start.1)), ..Listing::default() };
+        if each_key(host, rows, rest, &mut visit)?.is_continue() {
             // Wraps around, up to the start.
-            let _ = each_key(host, rows, (b"", b""), false, |key| {
+            let _ = each_key(host, rows, Listing::default(), |key| {
                 let past = (&key.name, &key.key) > (&start.0, &start.1);
                 if past { Ok(ControlFlow::Break(())) } else { visit(key) }
             })?;
         }
-        *deleted += remove_batch(rows, batch.as_mut())?;
+        if !waiting.is_empty() {
+            *deleted += rows.remove(&waiting)? as i64;
+        }
         *position = Some(reached);
         Ok(())
     })
-}
-
-/// Deletes the rows of a batch, if there is one, and empties it; returns how many it deleted.
-fn remove_batch(rows: &dyn Rows, batch: Option<&mut Batch>) -> Result<i64> {
-    let Some(batch) = batch.filter(|batch| batch.rows > 0) else { return Ok(0) };
-    Ok(rows.remove(&std::mem::take(batch).keys)? as i64)
 }

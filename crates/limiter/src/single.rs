@@ -10,7 +10,7 @@ use crate::engine::{self, Ask};
 use crate::error::{LimiterError, Result};
 use crate::ports::{Counted, Host, RowAccess};
 use crate::request::{Answer, Request, Take};
-use crate::stores::{self, Peeked, memory};
+use crate::stores::{self, memory};
 use crate::target::{
     Store, Target, bad_tokens, check_as_many, check_count, check_key, if_valid, of_state,
 };
@@ -96,7 +96,7 @@ pub(crate) fn look<H: Host>(host: &H, ask: &Ask) -> Result<Answer> {
     let Ask { target, change, .. } = ask;
     let now = host.now();
     if change.block(target, now).is_none() && !change.never_passes(target, now) {
-        let Peeked { now, found } = stores::peek(host, target)?;
+        let (found, now) = stores::peek(host, target)?;
         let decided = change.decide(host, target, Contents::All(&found.shards, None), now)?;
         if decided.answer.ok || !found.has_holds() {
             return Ok(Answer { level: found.shards.level(now), ..decided.answer });
@@ -148,7 +148,7 @@ pub struct Value {
 /// As [`check`].
 pub fn value<H: Host>(host: &H, request: &Request) -> Result<Value> {
     let target = Target::resolve_to_look(host, request)?;
-    let (now, stored) = stores::stored(host, &target)?;
+    let (stored, now) = stores::stored(host, &target)?;
     let state = stored.map(|state| target.limit().reported(state, now));
     // While the state lives, its time fixes the phase, even if too late for a clock that was adjusted.
     let phase = match &state {

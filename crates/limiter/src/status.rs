@@ -5,19 +5,19 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use ratelimit_core::config::Definition;
-use ratelimit_core::{Micros, kinds};
+use ratelimit_core::{Micros, Shards, kinds};
 
 use crate::change::{Change, Contents};
 use crate::engine::Ask;
 use crate::error::Result;
+pub use crate::keys::Listing;
 use crate::keys::each_key;
-use crate::ports::{
-    BlockInForce, Defined, Entries, ExemptKey, Host, KeyRows, RowAccess, Rows, SavedKey,
-};
+use crate::ports::{Block, Entries, Host, Key, KeyRows, RowAccess, Rows};
 use crate::request::{LimitedBy, Take};
 use crate::single;
-use crate::stores::{self, Keys, Peeked};
-use crate::target::{Store, Target, after_block, has_no_rows};
+use crate::stores::expiry::Found;
+use crate::stores::{self, Keys};
+use crate::target::{Store, Target, has_no_rows};
 
 /// The status of a key.
 pub struct Status<'a> {
@@ -31,60 +31,28 @@ pub struct Status<'a> {
     pub as_of: Micros,
     /// The number of shards, from 1.
     pub shards: u32,
-    /// `None` for an undefined name.
-    pub limit: Option<LimitStatus>,
-    /// Whether a call for one token is denied; `None` for an undefined name.
-    pub limited: Option<bool>,
-    /// The reason for the denial.
+    /// The definition; `None` for an undefined name.
+    pub definition: Option<Rc<Definition>>,
+    /// Tokens; negative: debt; infinite without a limit.
+    pub remaining: f64,
+    /// The reason why a call for one token is denied; `None`: it isn't.
     pub limited_by: Option<LimitedBy>,
     /// The reason for the block in force, in the server's encoding.
     pub block_reason: Option<Vec<u8>>,
     /// The wait until such a call passes, from `now`.
     pub retry_after: Option<Micros>,
-    /// The tokens that would come back if all of the key's holds were settled as unused now; `None` for an undefined
-    /// name.
-    pub held: Option<f64>,
+    /// The tokens that would come back if all of the key's holds were settled as unused now.
+    pub held: f64,
 }
 
-/// The level of a key under its limit.
-pub struct LimitStatus {
-    /// The definition.
-    pub definition: Rc<Definition>,
-    /// Tokens; negative: debt; infinite without a limit.
-    pub remaining: f64,
-}
-
-/// Keys not visited yet that may have no row, by name and key: blocked keys, exempt keys, and keys of saved limits.
-type Others = BTreeMap<(Vec<u8>, Vec<u8>), Other>;
+/// Keys not visited yet that may have no row: blocked keys, exempt keys, and keys of limits in memory.
+type Others = BTreeMap<Key, Other>;
 
 #[derive(Default)]
 struct Other {
     block: Option<Block>,
-    /// The definition of an exempt key, which is not looked up.
-    exempt: Option<Rc<Definition>>,
-}
-
-/// A block that is in force.
-struct Block {
-    until: Micros,
-    reason: Option<Vec<u8>>,
-}
-
-/// The keys to list, in the server's encoding.
-#[derive(Clone, Copy, Default)]
-pub struct Listing<'a> {
-    /// Only keys of this name.
-    pub name: Option<&'a [u8]>,
-    /// Only this key.
-    pub key: Option<&'a [u8]>,
-    /// Only keys after this name and key.
-    pub after: Option<(&'a [u8], &'a [u8])>,
-}
-
-impl Listing<'_> {
-    fn has(&self, name: &[u8], key: &[u8]) -> bool {
-        self.after.is_none_or(|after| (name, key) > after)
-    }
+    /// The definition of an exempt key, or of one with a state in memory alone, which is not looked up.
+    definition: Option<Rc<Definition>>,
 }
 
 /// Visits the status of each key of a listing that has a row, is blocked or is exempt, in the byte order of name and
@@ -98,156 +66,91 @@ pub fn each<H: Host>(
     listing: Listing,
     mut visit: impl FnMut(Status) -> ControlFlow<()>,
 ) -> Result<()> {
-    let Listing { name, key, after } = listing;
-    if let (Some(name), Some(key)) = (name, key)
-        && !listing.has(name, key)
-    {
-        return Ok(());
-    }
-    let mut others: Others = BTreeMap::new();
+    let Listing { name, key, .. } = listing;
+    let mut others = Others::new();
     if let Some(entries) = host.entries_if_any()? {
-        let keys = entries.saved_keys(name).into_iter();
-        let keys = keys.filter(|saved| key.is_none_or(|key| saved.key == key));
-        others.extend(keys.map(|SavedKey { name, key, .. }| ((name, key), Other::default())));
+        others.extend(entries.saved_keys(name).into_iter().map(|own| (own, Other::default())));
     }
-    for ExemptKey { name, key, definition } in host.exempt_keys(name, key)? {
-        others.entry((name, key)).or_default().exempt = Some(definition);
+    for (own, definition) in host.exempt_keys(name, key)? {
+        others.entry(own).or_default().definition = Some(definition);
     }
-    for BlockInForce { name, key, until, reason } in host.blocks_in_force(name, key)? {
-        others.entry((name, key)).or_default().block = Some(Block { until, reason });
+    for (own, block) in host.blocks_in_force(name, key)? {
+        others.entry(own).or_default().block = Some(block);
     }
     others.retain(|(name, key), _| listing.has(name, key));
     if let (Some(name), Some(key)) = (name, key)
-        && let Defined { definition: Some(definition), blocked_until, .. } =
-            host.look_up(name, key)?
-        && let definition = host.in_force(name, definition)
+        && listing.has(name, key)
+        && let Some(definition) = host.defined(name, key)?
         && has_no_rows(&definition)
     {
-        let target = Target::defined::<H>(name, key, definition, blocked_until);
-        if !others.is_empty() || stores::stored(host, &target)?.1.is_some() {
-            let block = others.into_values().next().and_then(|other| other.block);
-            let _ = visit(without_rows(host, &target, block)?);
+        let target = Target::defined::<H>(name, key, definition.clone(), None);
+        if !others.is_empty() || stores::stored(host, &target)?.0.is_some() {
+            let other = others.entry((name.to_vec(), key.to_vec())).or_default();
+            other.definition = Some(definition);
         }
-        return Ok(());
+        return show_others(host, others, &mut visit).map(drop);
     }
     let holders = stores::holders(host, name, key, true)?;
-    let mut show = |rows: &dyn Rows, found: KeyRows| {
-        let own = (found.name.clone(), found.key.clone());
-        if show_others(host, &mut others, |key| *key < own, &mut visit)?.is_break() {
-            return Ok(ControlFlow::Break(()));
-        }
-        let status = with_rows(host, rows, &found, &mut others, &holders)?;
-        Ok(status.map_or(ControlFlow::Continue(()), &mut visit))
-    };
     let ended = host.with_rows(RowAccess::Read, |rows| {
-        let mut show_key = |name: &[u8], key: &[u8]| match rows.read_key(name, key, None)? {
-            found if found.is_empty() => Ok(ControlFlow::Continue(())),
-            found => show(rows, KeyRows { name: name.to_vec(), key: key.to_vec(), rows: found }),
-        };
-        match (name, key, after) {
-            (Some(name), Some(key), _) => show_key(name, key),
-            (Some(name), None, Some((after, _))) if after > name => Ok(ControlFlow::Continue(())),
-            (Some(name), None, after) => {
-                let after = after.filter(|(after, _)| *after == name);
-                // The empty key is the first, and comes after no other.
-                if after.is_none() && show_key(name, b"")?.is_break() {
-                    return Ok(ControlFlow::Break(()));
-                }
-                each_key(host, rows, after.unwrap_or((name, b"")), true, |found| show(rows, found))
+        each_key(host, rows, listing, |found| {
+            let own = (found.name.clone(), found.key.clone());
+            let later = others.split_off(&own);
+            let before = std::mem::replace(&mut others, later);
+            if show_others(host, before, &mut visit)?.is_break() {
+                return Ok(ControlFlow::Break(()));
             }
-            (None, _, after) => {
-                each_key(host, rows, after.unwrap_or_default(), false, |found| match key {
-                    Some(key) if found.key != key => Ok(ControlFlow::Continue(())),
-                    _ => show(rows, found),
-                })
-            }
-        }
+            let status = with_rows(host, rows, &found, &mut others, &holders)?;
+            Ok(status.map_or(ControlFlow::Continue(()), &mut visit))
+        })
     })?;
     if ended.is_continue() {
-        let _ = show_others(host, &mut others, |_| true, &mut visit)?;
+        let _ = show_others(host, others, &mut visit)?;
     }
     Ok(())
 }
 
-/// Visits the first of the other keys, while they are `due` and until `visit` breaks.
+/// Visits other keys until `visit` breaks.
 fn show_others<H: Host>(
     host: &H,
-    others: &mut Others,
-    due: impl Fn(&(Vec<u8>, Vec<u8>)) -> bool,
-    mut visit: impl FnMut(Status) -> ControlFlow<()>,
+    others: Others,
+    visit: &mut impl FnMut(Status) -> ControlFlow<()>,
 ) -> Result<ControlFlow<()>> {
-    while let Some(first) = others.first_entry().filter(|first| due(first.key())) {
+    for ((name, key), Other { block, definition: known }) in others {
         host.check_for_interrupts();
-        let ((name, key), Other { block, exempt }) = first.remove_entry();
-        let (name, key) = (&name[..], &key[..]);
-        let listed = |definition: &Definition| {
-            block.is_some() || definition.save.is_some() || definition.limit.is_unlimited()
-        };
-        let definition = match exempt {
-            None => host.defined(name, key)?,
-            exempt => exempt,
-        };
-        let visited = match definition {
-            Some(definition) if listed(&definition) => {
-                let until = block.as_ref().map(|block| block.until);
-                let target = Target::defined::<H>(name, key, definition, until);
-                visit(without_rows(host, &target, block)?)
-            }
-            None if block.is_some() => visit(undefined(host.now(), name, key, 1, block)),
-            // The key was saved or exempt once; its name is now undefined, or its state elsewhere.
-            _ => ControlFlow::Continue(()),
-        };
-        if visited.is_break() {
-            return Ok(visited);
+        let is_known = known.is_some();
+        let definition = if is_known { known } else { host.defined(&name, &key)? };
+        let is_listed = |own: &Rc<Definition>| own.save.is_some() || own.limit.is_unlimited();
+        // A key that was saved or exempt once; its name is now undefined, or its state elsewhere.
+        if !is_known && block.is_none() && !definition.as_ref().is_some_and(is_listed) {
+            continue;
+        }
+        let until = block.as_ref().map(|block| block.until);
+        let target = Target::remaining::<H>(&name, &key, definition, until);
+        if visit(without_rows(host, &target, block)?).is_break() {
+            return Ok(ControlFlow::Break(()));
         }
     }
     Ok(ControlFlow::Continue(()))
 }
 
-/// The status of a key with an undefined name.
-fn undefined<'a>(
-    now: Micros,
-    name: &'a [u8],
-    key: &'a [u8],
-    shards: u32,
-    block: Option<Block>,
-) -> Status<'a> {
-    let block = block.filter(|block| block.until > now);
-    let until = block.as_ref().map(|block| block.until);
-    Status {
-        name,
-        key,
-        now,
-        as_of: now,
-        shards,
-        limit: None,
-        limited: until.map(|_| true),
-        limited_by: until.map(|_| LimitedBy::Block),
-        block_reason: block.and_then(|block| block.reason),
-        retry_after: until.and_then(|until| after_block(until, now, |_| Some(Micros(0)))),
-        held: None,
-    }
-}
-
-/// The status of a key without rows: in memory, or full.
+/// The status of a key without rows: in memory, full, or undefined.
 fn without_rows<'a, H: Host>(
     host: &H,
     target: &Target<'a>,
     block: Option<Block>,
 ) -> Result<Status<'a>> {
     let peeked = stores::without_rows(host, target)?;
-    defined(host, target, &peeked, block)
+    of_contents(host, target, peeked, block)
 }
 
-/// The status of a key with these shards. `block` is the target's block, if its reason is known.
-fn defined<'a, H: Host>(
+/// The status of a key with these contents. `block` is the target's block, if its reason is known.
+fn of_contents<'a, H: Host>(
     host: &H,
     target: &Target<'a>,
-    peeked: &Peeked,
+    (found, now): (Found, Micros),
     block: Option<Block>,
 ) -> Result<Status<'a>> {
-    let Peeked { now, found } = peeked;
-    let (now, shards) = (*now, &found.shards);
+    let shards = &found.shards;
     let until = target.block(now);
     // Enforced, to show what would be denied in a dry run, too.
     let mut enforced = target.clone();
@@ -266,19 +169,18 @@ fn defined<'a, H: Host>(
         }
         _ => answer.retry_after,
     };
-    let remaining = shards.level(now).remaining;
     Ok(Status {
         name: target.name,
         key: target.key,
         now,
         as_of: shards.present(now),
         shards: target.limit().shards(),
-        limit: Some(LimitStatus { definition: target.definition.clone(), remaining }),
-        limited: Some(answer.limited_by.is_some()),
+        definition: target.is_defined.then(|| target.definition.clone()),
+        remaining: shards.level(now).remaining,
         limited_by: answer.limited_by,
         block_reason: until.and(block).and_then(|block| block.reason),
         retry_after,
-        held: Some(0.0),
+        held: 0.0,
     })
 }
 
@@ -297,28 +199,34 @@ fn with_rows<'a, H: Host>(
         return Ok(None);
     }
     let block = others.remove(&(name.clone(), key.clone())).and_then(|other| other.block);
-    let Some(definition) = definition else {
-        let shards = stores::of_shards(of_key).count() as u32;
-        return Ok(Some(undefined(host.now(), name, key, shards, block)));
-    };
     let until = block.as_ref().map(|block| block.until);
-    let target = Target::defined::<H>(name, key, definition, until);
+    let target = Target::remaining::<H>(name, key, definition, until);
+    if !target.is_defined {
+        let shards = stores::of_shards(of_key).count() as u32;
+        return Ok(Some(Status { shards, ..without_rows(host, &target, block)? }));
+    }
     if target.store == Store::Saved {
         return without_rows(host, &target, block).map(Some);
     }
     let now = host.now();
-    let peeked = stores::peek_found(host, rows, &target, of_key.clone(), now)?;
-    let held = held_of(host, holders, &target, &peeked)?;
-    Ok(Some(Status { held: Some(held), ..defined(host, &target, &peeked, block)? }))
+    let (found, now) = stores::peek_found(host, rows, &target, of_key.clone(), now)?;
+    let held = held_of(host, holders, &target, &found.shards, now)?;
+    Ok(Some(Status { held, ..of_contents(host, &target, (found, now), block)? }))
 }
 
 /// The tokens that would come back to a key, if it is one of those that have holds.
-fn held_of<H: Host>(host: &H, holders: &Keys, target: &Target, peeked: &Peeked) -> Result<f64> {
-    let (name, key, now) = (target.name, target.key, peeked.now);
+fn held_of<H: Host>(
+    host: &H,
+    holders: &Keys,
+    target: &Target,
+    shards: &Shards,
+    now: Micros,
+) -> Result<f64> {
+    let (name, key, limit) = (target.name, target.key, target.limit());
     let is_held = !holders.is_empty() && holders.contains(&(name.to_vec(), key.to_vec()));
-    let (limit, state) = (target.limit(), peeked.found.shards.total(now));
+    let state = shards.total(now);
     // The holds of an ignored state are ignored, too.
-    let is_ignored = peeked.found.shards.states().iter().any(|state| limit.ignores(state, now));
+    let is_ignored = shards.states().iter().any(|state| limit.ignores(state, now));
     let returnable = kinds::returnable(limit, &state, now).filter(|_| is_held && !is_ignored);
     returnable.map_or(Ok(0.0), |returnable| {
         let held = host.with_key_holds(|holds| holds.held(name, key, returnable.since, now))?;

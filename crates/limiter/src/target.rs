@@ -96,9 +96,15 @@ impl<'a> Target<'a> {
         Target { name, key, definition, store, is_defined: true, blocked_until, utf8: H::utf8 }
     }
 
-    /// The target of the remains of an undefined limit: nowhere.
-    pub(crate) fn undefined<H: Host>(name: &'a [u8], key: &'a [u8]) -> Target<'a> {
-        let definition = Definition {
+    /// The target of what remains of a limit: of its definition, or nowhere if it is undefined.
+    pub(crate) fn remaining<H: Host>(
+        name: &'a [u8],
+        key: &'a [u8],
+        definition: Option<Rc<Definition>>,
+        blocked_until: Option<Micros>,
+    ) -> Target<'a> {
+        let is_defined = definition.is_some();
+        let unlimited = || Definition {
             limit: Limit::Unlimited(Unlimited),
             store: StoreKind::Table,
             names_store: false,
@@ -107,7 +113,8 @@ impl<'a> Target<'a> {
             enforce: true,
             keyed: None,
         };
-        Target::defined::<H>(name, key, Rc::new(definition), None)
+        let definition = definition.unwrap_or_else(|| Rc::new(unlimited()));
+        Target { is_defined, ..Target::defined::<H>(name, key, definition, blocked_until) }
     }
 
     /// Resolves a request: its config, or else the definition of its name and key, or else of its name; and the end of

@@ -2,7 +2,7 @@
 
 use ratelimit_core::State;
 use ratelimit_limiter::ports::{
-    Absent, Entries, Id, Loaded, LockedEntries, NewKey, Pool, Retention, SavedKey, Seen,
+    Absent, Entries, Id, Key, LockedEntries, Pool, Retention, RowId, Seen,
 };
 
 use crate::content::Total;
@@ -31,28 +31,21 @@ impl Entries for Run<'_> {
         LockedPartition(self)
     }
 
-    fn load(&self, id: Id, NewKey { state, absent, .. }: NewKey) -> Loaded {
+    fn load(&self, id: Id, _: RowId, state: Option<&State>, absent: Absent) -> bool {
         let before = (absent.evictions as u8, absent.on_standby);
         let load = Primitive::LoadSaved(id.key[0] as u8, state.cloned().map(Total), before);
         let _locked = self.lock(&[id]);
-        match self.at_once(load) {
-            StepReply::Loaded(LoadedKey::Yes) => Loaded::Yes,
-            StepReply::Loaded(LoadedKey::Moved) => Loaded::Moved,
-            _ => Loaded::Full,
-        }
+        matches!(self.at_once(load), StepReply::Loaded(LoadedKey::Yes | LoadedKey::Moved))
     }
 
-    fn saved_keys(&self, _: Option<&[u8]>) -> Vec<SavedKey> {
+    fn saved_keys(&self, _: Option<&[u8]>) -> Vec<Key> {
         if !self.setting.has_saved() {
             return Vec::new();
         }
         let _locked = self.lock(&[]);
         let reply = self.at_once(Primitive::ListSaved);
         let StepReply::Copies(keys, _) = reply else { unreachable!("{reply:?}") };
-        let key = |(key, _): (u8, Option<Total>)| SavedKey {
-            name: NAME.to_vec(),
-            key: KEYS[usize::from(key)].to_vec(),
-        };
+        let key = |(key, _): (u8, Option<Total>)| (NAME.to_vec(), KEYS[usize::from(key)].to_vec());
         keys.into_iter().map(key).collect()
     }
 

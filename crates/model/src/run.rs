@@ -10,7 +10,7 @@ use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
 use ratelimit_limiter::error::{LimiterError, Result};
 use ratelimit_limiter::ports::{
-    BlockInForce, Counted, Defined, ExemptKey, Holds, Host, Id, KeyHolds, RowAccess, Rows,
+    Block, Counted, Defined, Holds, Host, Id, Key, KeyHolds, RowAccess, Rows,
 };
 use ratelimit_limiter::target::{FOREVER, Store, has_no_rows};
 
@@ -273,11 +273,15 @@ impl Host for Run<'_> {
         true
     }
 
-    fn blocks_in_force(&self, _: Option<&[u8]>, _: Option<&[u8]>) -> Result<Vec<BlockInForce>> {
+    fn blocks_in_force(&self, _: Option<&[u8]>, _: Option<&[u8]>) -> Result<Vec<(Key, Block)>> {
         Ok(Vec::new())
     }
 
-    fn exempt_keys(&self, _: Option<&[u8]>, _: Option<&[u8]>) -> Result<Vec<ExemptKey>> {
+    fn exempt_keys(
+        &self,
+        _: Option<&[u8]>,
+        _: Option<&[u8]>,
+    ) -> Result<Vec<(Key, Rc<Definition>)>> {
         Ok(Vec::new())
     }
 

@@ -3,7 +3,7 @@
 use pgrx::pg_sys;
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::ports::{
-    Absent, Entries, Id, Loaded, LockedEntries, NewKey, Pool, Retention, SavedKey, Seen,
+    Absent, Entries, Id, Key, LockedEntries, Pool, Retention, RowId, Seen,
 };
 use ratelimit_memory::saved::SavedCopy;
 use ratelimit_memory::states::{self, Owner, Partition};
@@ -69,14 +69,13 @@ impl Entries for SharedEntries {
         SharedLocked { entries: self, states, saved, due: None }
     }
 
-    fn load(&self, id: Id, new: NewKey) -> Loaded {
-        SavedMemory::seen().map_or(Loaded::Full, |saved| saved.load(self.origin.scope, id, new))
+    fn load(&self, id: Id, row: RowId, state: Option<&State>, absent: Absent) -> bool {
+        SavedMemory::seen().is_some_and(|saved| saved.load(self.origin.scope, id, row, state, absent))
     }
 
-    fn saved_keys(&self, name: Option<&[u8]>) -> Vec<SavedKey> {
-        let keys =
-            SavedMemory::seen().map_or_else(Vec::new, |saved| saved.keys(self.origin.scope, name));
-        keys.into_iter().map(|SavedCopy { name, key, .. }| SavedKey { name, key }).collect()
+    fn saved_keys(&self, name: Option<&[u8]>) -> Vec<Key> {
+        let keys = SavedMemory::seen().map_or_else(Vec::new, |saved| saved.keys(self.origin.scope, name));
+        keys.into_iter().map(|SavedCopy { name, key, .. }| (name, key)).collect()
     }
 
     fn forget_name(&self, name: &[u8]) -> u64 {

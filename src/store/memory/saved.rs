@@ -7,9 +7,9 @@ use std::ffi::{CStr, CString};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64};
 
-use ratelimit_core::Micros;
-use ratelimit_limiter::ports::{self, Id, Loaded};
-use ratelimit_memory::saved::{Full, NewKey, Outcome, SavedCopy, Unsaved};
+use ratelimit_core::{Micros, State};
+use ratelimit_limiter::ports::{Absent, Id, RowId};
+use ratelimit_memory::saved::{NewKey, Outcome, SavedCopy, Unsaved};
 use ratelimit_memory::{Guarded, SavedGuard, SavedPartitions};
 
 use super::SessionLock;
@@ -226,18 +226,21 @@ impl SavedMemory {
     }
 
     /// Loads a key; see [`Entries::load`](ports::Entries::load).
-    pub(super) fn load(&self, scope: Scope, id: Id, new: ports::NewKey) -> Loaded {
-        let ports::NewKey { name, key, state, absent } = new;
+    pub(super) fn load(
+        &self,
+        scope: Scope,
+        id: Id,
+        RowId { name, key, .. }: RowId,
+        state: Option<&State>,
+        absent: Absent,
+    ) -> bool {
         let mut guard = self.partitions.write(partition_of(id.key));
         let mut partition = guard.partition();
         if partition.head().evictions != absent.evictions {
-            return Loaded::Moved;
+            return true;
         }
         let (scope, on_standby) = (scope.numbers(), absent.on_standby);
-        match partition.load(NewKey { hash: id.key, scope, name, key, on_standby }, state) {
-            Ok(()) => Loaded::Yes,
-            Err(Full) => Loaded::Full,
-        }
+        partition.load(NewKey { hash: id.key, scope, name, key, on_standby }, state).is_ok()
     }
 
     /// The unsaved keys of a scope, or of all.

@@ -250,10 +250,7 @@ fn settle_held<H: Host>(host: &H, held: Vec<HoldRow>, used: &Used) -> Result<Vec
         .zip(&definitions)
         .map(|(row, definition)| {
             let (name, key) = (&row.name[..], &row.key[..]);
-            let target = match definition {
-                Some(definition) => Target::defined::<H>(name, key, definition.clone(), None),
-                None => Target::undefined::<H>(name, key),
-            };
+            let target = Target::remaining::<H>(name, key, definition.clone(), None);
             let change = Change::Settle(Settlement { row: row.clone(), used: used.of(name) });
             Ask { target, change, entry: None }
         })

@@ -30,22 +30,8 @@ pub trait InlineConfig {
     fn json(&self) -> Vec<u8>;
 }
 
-/// A key that is exempt from its limit.
-pub struct ExemptKey {
-    /// The limit's name, in the server's encoding.
-    pub name: Vec<u8>,
-    /// The key, in the server's encoding.
-    pub key: Vec<u8>,
-    /// The definition that exempts it.
-    pub definition: Rc<Definition>,
-}
-
-/// A block in force.
-pub struct BlockInForce {
-    /// The limit's name, in the server's encoding.
-    pub name: Vec<u8>,
-    /// The key, in the server's encoding.
-    pub key: Vec<u8>,
+/// A block of a key.
+pub struct Block {
     /// The end, or [`FOREVER`](crate::target::FOREVER).
     pub until: Micros,
     /// The reason, in the server's encoding.

@@ -2,6 +2,8 @@
 
 use ratelimit_core::{Micros, State};
 
+use super::{Key, RowId};
+
 /// The address of an entry: keyed hashes of name and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Id {
@@ -58,39 +60,6 @@ pub struct Absent {
     pub on_standby: bool,
 }
 
-/// A saved key to load.
-#[derive(Clone, Copy, Debug)]
-pub struct NewKey<'k> {
-    /// The limit's name.
-    pub name: &'k [u8],
-    /// The key.
-    pub key: &'k [u8],
-    /// The state in its row; `None`: full.
-    pub state: Option<&'k State>,
-    /// The absence that the call found before it read the row.
-    pub absent: Absent,
-}
-
-/// The outcome of a load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loaded {
-    /// The key is in memory.
-    Yes,
-    /// Keys were evicted meanwhile, maybe this one: its row may be newer than the state that was read.
-    Moved,
-    /// The pool is full: every key in it is unsaved.
-    Full,
-}
-
-/// A saved key that is in memory.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SavedKey {
-    /// The limit's name.
-    pub name: Vec<u8>,
-    /// The key.
-    pub key: Vec<u8>,
-}
-
 /// Entries of memory that sessions share: changed at once, outside any transaction.
 pub trait Entries {
     /// Entries that are locked.
@@ -111,11 +80,12 @@ pub trait Entries {
     /// nothing of the host but its clock, and only for a short time.
     fn lock(&self, ids: &[Id]) -> Self::Locked<'_>;
 
-    /// Loads a saved key.
-    fn load(&self, id: Id, new: NewKey) -> Loaded;
+    /// Loads the state of a saved key that was read from its row (`None`: full), unless keys were evicted since it was
+    /// found absent, maybe this one: its row may then be newer. False if the pool is full of unsaved keys.
+    fn load(&self, id: Id, row: RowId, state: Option<&State>, absent: Absent) -> bool;
 
     /// Lists the saved keys in memory, of one name or of all.
-    fn saved_keys(&self, name: Option<&[u8]>) -> Vec<SavedKey>;
+    fn saved_keys(&self, name: Option<&[u8]>) -> Vec<Key>;
 
     /// Removes the entries of a name that are not saved; returns the number of keys that had one.
     fn forget_name(&self, name: &[u8]) -> u64;

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use ratelimit_core::Micros;
 use ratelimit_core::hold::Hold;
 
+use super::Key;
 use crate::error::Result;
 
 /// A hold of one limit.
@@ -78,7 +79,7 @@ pub trait KeyHolds {
         name: Option<&[u8]>,
         key: Option<&[u8]>,
         held_at: Option<Micros>,
-    ) -> Result<BTreeSet<(Vec<u8>, Vec<u8>)>>;
+    ) -> Result<BTreeSet<Key>>;
 
     /// Sums `count - spent`, if above 0, of the holds of a key that have a `taken_at` from `since` on and are held at
     /// `now`, as in [`keys`](KeyHolds::keys).
@@ -86,12 +87,7 @@ pub trait KeyHolds {
 
     /// Lists, in order, at most `most` keys after (name, key) with a hold that gives tokens back and has expired by
     /// `now`.
-    fn due_keys(
-        &self,
-        after: (&[u8], &[u8]),
-        now: Micros,
-        most: i64,
-    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>>;
+    fn due_keys(&self, after: (&[u8], &[u8]), now: Micros, most: i64) -> Result<Vec<Key>>;
 
     /// Deletes at most `most` holds that no longer give anything back and expired before an instant; skips holds that
     /// others have locked. Returns how many.

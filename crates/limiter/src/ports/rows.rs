@@ -4,6 +4,7 @@ use std::ops::Deref;
 
 use ratelimit_core::{Limit, Micros, State};
 
+use super::Key;
 use crate::error::Result;
 
 /// The primary key of a row.
@@ -238,7 +239,7 @@ pub trait Rows {
     ) -> Result<Vec<KeyedRow>>;
 
     /// Returns the (name, key) of a random row; `None`: none was found.
-    fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>>;
+    fn random_key(&self) -> Result<Option<Key>>;
 
     /// Returns facts about all rows.
     fn facts(&self) -> RowFacts;

@@ -10,18 +10,9 @@ use super::expiry;
 use super::shards::contents::{of_shards, shard_limit_of, shards_of};
 use super::with_locked;
 use crate::error::{LimiterError, Result};
-use crate::keys::each_key;
-use crate::ports::{Host, KeyRows, KeyedRow, Row, RowId, Rows, ShardRow, Stored, TRIES};
+use crate::keys::{Listing, each_key};
+use crate::ports::{Host, Key, KeyRows, KeyedRow, Row, RowId, Rows, ShardRow, Stored, TRIES};
 use crate::target::{FOREVER, Store, Target};
-
-/// Idle keys to delete together.
-#[derive(Default)]
-pub struct Batch {
-    /// The keys with their rows.
-    pub keys: Vec<KeyRows>,
-    /// The number of their rows.
-    pub rows: i64,
-}
 
 /// Whether rows of a key hold a state that a limit uses.
 pub(super) fn has_state(limit: &Limit, rows: &[ShardRow]) -> bool {
@@ -120,7 +111,7 @@ fn reset_shards(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> R
 }
 
 /// A set of names and keys, in the order in which rows are locked.
-pub(crate) type Keys = BTreeSet<(Vec<u8>, Vec<u8>)>;
+pub(crate) type Keys = BTreeSet<Key>;
 
 /// Lists the keys that have holds, of one name or one key if given; with `held`, only those that hold tokens now. See
 /// [`KeyHolds::keys`](crate::ports::KeyHolds::keys).
@@ -139,56 +130,38 @@ pub(crate) fn holders<H: Host>(
     }
 }
 
-/// Forgets keys one by one, in the order in which every call locks rows: those with rows by `forget`, which returns
-/// whether the key had a state, and those with holds alone, of one name or one key if given. Passes the name of each
-/// key that had a state to `had`.
+/// Forgets the keys of a listing one by one, in the order in which every call locks rows: those with rows by `forget`,
+/// which returns whether the key had a state, and those with holds alone. Passes the name of each key that had a state
+/// to `had`.
 pub(crate) fn forget_keys<H: Host>(
     host: &H,
     rows: &dyn Rows,
-    name: Option<&[u8]>,
-    key: Option<&[u8]>,
+    listing: Listing,
     mut forget: impl FnMut(&[u8], &[u8]) -> Result<bool>,
     mut had: impl FnMut(Vec<u8>),
 ) -> Result<()> {
-    let mut held = holders(host, name, key, false)?;
-    if let Some(name) = name
-        && forget(name, b"")?
-    // the first key, which comes after no other
-    {
-        had(name.to_vec());
-    }
-    let visit = |KeyRows { name, key, .. }| {
+    let forget_held = |held: Keys, wait: bool, had: &mut dyn FnMut(Vec<u8>)| {
+        held.into_iter().try_for_each(|(name, key)| {
+            host.check_for_interrupts();
+            if forget_holds(host, rows, &name, &key, wait)? {
+                had(name);
+            }
+            Ok(())
+        })
+    };
+    let mut held = holders(host, listing.name, listing.key, false)?;
+    let _ = each_key(host, rows, listing, |KeyRows { name, key, .. }| {
         let own = (name, key);
-        forget_held(host, rows, &mut held, true, |first| *first < own, &mut had)?;
+        let later = held.split_off(&own);
+        forget_held(std::mem::replace(&mut held, later), true, &mut had)?;
         if forget(&own.0, &own.1)? {
             had(own.0);
         }
         Ok(ControlFlow::Continue(()))
-    };
-    let _ = each_key(host, rows, (name.unwrap_or_default(), b""), name.is_some(), visit)?;
+    })?;
     // Includes holds that came meanwhile, of keys that are locked here; others would be locked out of order.
-    held = holders(host, name, key, false)?;
-    forget_held(host, rows, &mut held, false, |_| true, had)
-}
-
-/// Deletes the holds of the first of these keys while they are `due`, and removes these keys. `wait` as in
-/// [`forget_holds`], `had` as in [`forget_keys`].
-fn forget_held<H: Host>(
-    host: &H,
-    rows: &dyn Rows,
-    held: &mut Keys,
-    wait: bool,
-    due: impl Fn(&(Vec<u8>, Vec<u8>)) -> bool,
-    mut had: impl FnMut(Vec<u8>),
-) -> Result<()> {
-    while let Some((name, key)) = held.first().filter(|first| due(first)).cloned() {
-        host.check_for_interrupts();
-        if forget_holds(host, rows, &name, &key, wait)? {
-            had(name);
-        }
-        held.pop_first();
-    }
-    Ok(())
+    let held = holders(host, listing.name, listing.key, false)?;
+    forget_held(held, false, &mut had)
 }
 
 /// Deletes the holds of a key under the lock of its row 0, which a new hold waits for; if there is no row, under the
@@ -231,9 +204,7 @@ pub(crate) fn forget_holds<H: Host>(
 /// [`LimiterError::NotWritten`] (55000).
 pub fn delete_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<bool> {
     let locked = lock_key(host, rows, name, key, true)?;
-    for &(shard, ref row) in &locked {
-        rows.delete(RowId { name, key, shard }, row.tuple)?;
-    }
+    delete_locked(rows, name, key, &locked)?;
     Ok(locked.iter().any(|(_, row)| row.stored.reset().is_some()))
 }
 
@@ -272,13 +243,13 @@ pub fn delete_name(
 
 /// Deletes the rows of a key if they are idle, can all be locked without waiting, and are still idle then; returns
 /// their number. Without a limit, rows are idle if they are reset, or unused for longer than `undefined_idle`, and hold
-/// no lease. With a `batch`, puts idle keys into it instead.
+/// no lease. If rows are deleted together, adds idle keys to `waiting` instead.
 pub fn prune_key<H: Host>(
     host: &H,
     rows: &dyn Rows,
     found: &KeyRows,
     undefined_idle: Option<Micros>,
-    batch: Option<&mut Batch>,
+    waiting: &mut Vec<KeyRows>,
 ) -> Result<i64> {
     let KeyRows { name, key, rows: seen } = found;
     let definition = match host.look_up(name, key) {
@@ -312,9 +283,8 @@ pub fn prune_key<H: Host>(
     if !idle(seen) && !Fault::BusyRowsPruned.is_on() {
         return Ok(0);
     }
-    if let Some(batch) = batch {
-        batch.rows += seen.len() as i64;
-        batch.keys.push(found.without_states());
+    if rows.facts().batch > 1 {
+        waiting.push(found.without_states());
         return Ok(0);
     }
     // In one step if possible: each subtransaction uses up a transaction id, and more than 64 of them in one
@@ -327,42 +297,37 @@ pub fn prune_key<H: Host>(
         return Ok(removed as i64);
     }
     let deleted = host.attempt(|| {
-        let mut locked = Vec::new();
-        for &(shard, _) in seen {
-            match rows.lock(RowId { name, key, shard }, false)? {
-                Some(found) => locked.push((shard, found)),
-                None => return Ok(None),
-            }
-        }
-        // The number of shards may have changed since the read: row 0 then marks other rows.
-        if !idle(&locked) && !Fault::PrunedUnseen.is_on()
-            || !same_rows(&locked, &rows.read_key(name, key, None)?)
-        {
+        let locked = lock_key(host, rows, name, key, false)?;
+        if !idle(&locked) && !Fault::PrunedUnseen.is_on() {
             return Ok(None);
         }
         if has_holds(seen) {
             expiry::forget(host, RowId { name, key, shard: 0 })?;
         }
-        for &(shard, ref found) in &locked {
-            rows.delete(RowId { name, key, shard }, found.tuple)?;
-        }
+        delete_locked(rows, name, key, &locked)?;
         Ok(Some(locked.len() as i64))
-    })?;
-    Ok(deleted.unwrap_or(0))
+    });
+    match deleted {
+        Err(LimiterError::Busy) => Ok(0),
+        deleted => Ok(deleted?.unwrap_or(0)),
+    }
+}
+
+/// Deletes the locked rows of a key.
+fn delete_locked(rows: &dyn Rows, name: &[u8], key: &[u8], locked: &[ShardRow]) -> Result<()> {
+    for &(shard, ref row) in locked {
+        rows.delete(RowId { name, key, shard }, row.tuple)?;
+    }
+    Ok(())
 }
 
 /// Whether the rows of a key are idle: every call would be answered the same without them.
 fn is_idle(target: &Target, rows: &[ShardRow], now: Micros) -> bool {
-    let mut shard_limit: Option<(u32, Limit)> = None;
     of_shards(rows).all(|(number, found)| {
-        let of = shards_of(*number);
-        let (_, limit) = match shard_limit.take().filter(|&(shard_count, _)| shard_count == of) {
-            Some(same) => shard_limit.insert(same),
-            None => shard_limit.insert((of, shard_limit_of(target.limit(), of))),
-        };
+        let limit = shard_limit_of(target.limit(), shards_of(*number));
         // Keeps invalid rows for inspection, and rows that are ahead of the clock, which may be wrong now.
         target
-            .state(limit, Some(&found.stored), now)
+            .state(&limit, Some(&found.stored), now)
             .is_ok_and(|state| state.ts() <= now && limit.is_idle(&state, now, target.phase()))
     })
 }

@@ -13,6 +13,7 @@ use ratelimit_core::{Micros, Shards, State};
 
 use ratelimit_faults::Fault;
 
+use super::memory;
 use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Host, Row, RowId, Rows, Stored, TRIES, Version};
 use crate::target::{FOREVER, Store, Target, after_block, if_valid};
@@ -33,8 +34,9 @@ impl<'a> From<Shards<'a>> for Found<'a> {
 }
 
 impl<'a> Found<'a> {
-    /// A limit with this state, without holds.
-    pub(crate) fn of_state(target: &'a Target, state: State) -> Found<'a> {
+    /// A limit with this state in memory, without holds; see [`memory::state`].
+    pub(crate) fn of_state(target: &'a Target, found: Option<State>, now: Micros) -> Found<'a> {
+        let state = memory::state(target, found, now, target.phase());
         Shards::new(target.limit(), vec![state]).into()
     }
 

@@ -18,30 +18,21 @@ use ratelimit_core::config::{Definition, MAX_SLOTS_IN_MEMORY};
 use ratelimit_core::{Micros, State};
 
 use crate::error::Result;
-use crate::ports::{Entries, Host, Id, Pool, Row, RowAccess, RowId, Rows, SavedKey, ShardRow};
+use crate::keys::Listing;
+use crate::ports::{Entries, Host, Id, Pool, Row, RowAccess, RowId, Rows};
 use crate::target::{Store, Target, has_no_rows, if_valid, of_state};
 use expiry::Found;
 use shards::contents;
 
-pub use delete::{Batch, delete_key, prune_key, reset_key};
 pub(crate) use delete::{Keys, forget_keys, holders};
+pub use delete::{delete_key, prune_key, reset_key};
 pub use saved::write as save;
 pub use shards::contents::interpret;
 pub(crate) use shards::contents::{of_shards, peek_found};
 
-/// The contents of a target, as read.
-pub struct Peeked<'t> {
-    /// The instant after the read.
-    pub now: Micros,
-    /// Its contents; holds are due later than `now`.
-    pub found: Found<'t>,
-}
-
-/// Reads a target's contents, without locking, writing or waiting; computes expired holds.
-///
-/// # Errors
-/// [`BadState`](crate::error::LimiterError::BadState) (55000).
-pub fn peek<'t, H: Host>(host: &H, target: &'t Target) -> Result<Peeked<'t>> {
+/// Reads a target's contents, without locking, writing or waiting, and returns them with the instant after the read.
+/// Computes expired holds: those in the contents are due later.
+pub fn peek<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Found<'t>, Micros)> {
     match target.store {
         Store::Row | Store::Shards(_) => {
             host.with_rows(RowAccess::Read, |rows| contents::peek(host, rows, target))
@@ -56,13 +47,12 @@ pub fn peek_with<'t, H: Host>(
     rows: Option<&dyn Rows>,
     target: &'t Target,
     entry: Option<Id>,
-) -> Result<Peeked<'t>> {
+) -> Result<(Found<'t>, Micros)> {
     match (rows, entry) {
         (_, Some(id)) => {
             let found = memory::touch(host, target, id)?.state;
             let now = host.now();
-            let state = memory::state(target, found, now, target.phase());
-            Ok(Peeked { now, found: Found::of_state(target, state) })
+            Ok((Found::of_state(target, found, now), now))
         }
         (Some(rows), None) if target.store.is_in_table() => contents::peek(host, rows, target),
         _ => without_rows(host, target),
@@ -70,25 +60,13 @@ pub fn peek_with<'t, H: Host>(
 }
 
 /// Reads the contents of a target without rows: in memory, or full.
-pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<Peeked<'t>> {
+pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Found<'t>, Micros)> {
     let found = match target.store {
         Store::Memory | Store::Saved => memory::read(host, target)?,
         _ => None,
     };
     let now = host.now();
-    let state = found.unwrap_or_else(|| target.limit().initial_state(now, target.phase()));
-    Ok(Peeked { now, found: Found::of_state(target, state) })
-}
-
-impl<'t> Peeked<'t> {
-    /// The contents in these rows, with their next expiry: none with shards, since a prune applies that, and none for a
-    /// limit without holds, since nothing comes back to it.
-    fn of_rows(target: &'t Target, rows: Vec<ShardRow>, now: Micros) -> Result<Peeked<'t>> {
-        let mut found = interpret(target, rows, now)?;
-        let may_return = target.store == Store::Row && expiry::returns(&target.definition);
-        found.due = found.due.filter(|&due| may_return && due > now);
-        Ok(Peeked { now, found })
-    }
+    Ok((Found::of_state(target, found, now), now))
 }
 
 /// Reads the rows of a target as they are; `None`: nothing has expired that counts.
@@ -112,21 +90,15 @@ pub(crate) fn peek_unexpired<'t, H: Host>(
 
 /// Reads a target's stored state, with the instant after the read; with shards, their total; `None`: nothing is stored,
 /// and the limit is full.
-///
-/// # Errors
-/// [`BadState`](crate::error::LimiterError::BadState) (55000).
-pub fn stored<H: Host>(host: &H, target: &Target) -> Result<(Micros, Option<State>)> {
+pub fn stored<H: Host>(host: &H, target: &Target) -> Result<(Option<State>, Micros)> {
     match target.store {
-        Store::Nowhere => Ok((host.now(), None)),
+        Store::Nowhere => Ok((None, host.now())),
         Store::Memory | Store::Saved => {
             let found = memory::read(host, target)?;
-            Ok((host.now(), found))
+            Ok((found, host.now()))
         }
         Store::Row | Store::Shards(_) => host.with_rows(RowAccess::Read, |rows| {
-            let found = rows.read_key(target.name, target.key, None)?;
-            let Peeked { now, found: Found { shards, .. } } = contents::peek(host, rows, target)?;
-            let total = || shards.undivided().cloned().unwrap_or_else(|| shards.total(now));
-            Ok((now, delete::has_state(target.limit(), &found).then(total)))
+            contents::stored(host, rows, target, rows.read_key(target.name, target.key, None)?)
         }),
     }
 }
@@ -138,15 +110,12 @@ pub fn forget<H: Host>(
     key: &[u8],
     definition: Option<&Rc<Definition>>,
 ) -> Result<bool> {
-    if let Some(definition) = definition.filter(|definition| definition.save.is_some()) {
-        return saved::forget(host, &Target::defined::<H>(name, key, definition.clone(), None));
-    }
-    let in_memory_only = definition.is_some_and(|definition| has_no_rows(definition));
-    if !in_memory_only {
+    let is_in_memory = definition.is_some_and(|own| has_no_rows(own) || own.save.is_some());
+    if !is_in_memory {
         host.refuse_read_only()?;
     }
-    let was_in_memory = forget_entries(host, name, key, definition)?;
-    if in_memory_only {
+    let was_in_memory = forget_in_memory(host, name, key, definition)?;
+    if is_in_memory {
         return Ok(was_in_memory);
     }
     let was_in_table = host.with_rows(RowAccess::Write, |rows| {
@@ -163,22 +132,15 @@ pub fn forget<H: Host>(
 
 /// Forgets the state in memory of a name and key, as [`forget`] does, and locks no row; false if there was none. The
 /// row of a saved limit is reset when it is written.
-pub fn forget_in_memory<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<bool> {
-    match if_valid(of_state(host, name, key))? {
-        Some(definition) if definition.save.is_some() => {
-            saved::forget(host, &Target::defined::<H>(name, key, definition, None))
-        }
-        definition => forget_entries(host, name, key, definition.as_ref()),
-    }
-}
-
-/// Forgets the entries of a name and key; false if there were none.
-fn forget_entries<H: Host>(
+pub fn forget_in_memory<H: Host>(
     host: &H,
     name: &[u8],
     key: &[u8],
     definition: Option<&Rc<Definition>>,
 ) -> Result<bool> {
+    if let Some(saved) = definition.filter(|own| own.save.is_some()) {
+        return saved::forget(host, &Target::defined::<H>(name, key, saved.clone(), None));
+    }
     // Without a definition, as many as any limit has; with another kind, those left from before the definition.
     let slots = match definition {
         Some(definition) if definition.limit.concurrency().is_none() => 0,
@@ -214,7 +176,7 @@ pub fn forget_name<H: Host>(
     let mut saved = BTreeSet::new();
     if let Some(entries) = entries {
         *count += entries.forget_name(name) as i64;
-        saved.extend(entries.saved_keys(Some(name)).into_iter().map(|SavedKey { key, .. }| key));
+        saved.extend(entries.saved_keys(Some(name)).into_iter().map(|(_, key)| key));
     }
     if !may_be_in_table {
         return Ok(());
@@ -234,7 +196,8 @@ pub fn forget_name<H: Host>(
             }
             Ok(false)
         };
-        delete::forget_keys(host, rows, Some(name), None, delete, |_| *count += 1)
+        let listing = Listing { name: Some(name), ..Listing::default() };
+        delete::forget_keys(host, rows, listing, delete, |_| *count += 1)
     })?;
     // Rows of saved keys are written when they are saved: a save in progress would bring the old state back.
     for key in saved {

@@ -11,12 +11,11 @@
 use ratelimit_core::State;
 use ratelimit_faults::Fault;
 
+use super::memory;
 use super::shards::contents;
-use super::{Peeked, delete, memory};
 use crate::error::{LimiterError, Result};
 use crate::ports::{
-    Absent, Entries, Host, Id, Loaded, LockedEntries, NewKey, Retention, RowAccess, RowId, Rows,
-    Stored, TRIES,
+    Absent, Entries, Host, Id, LockedEntries, Retention, RowAccess, RowId, Rows, Stored, TRIES,
 };
 use crate::target::Target;
 
@@ -32,10 +31,9 @@ pub(super) fn load<H: Host>(host: &H, target: &Target, id: Id, absent: Absent) -
         true => entries.read(id).err().unwrap_or(absent),
         false => absent,
     };
-    let new = NewKey { name: target.name, key: target.key, state: state.as_ref(), absent };
-    match entries.load(id, new) {
-        Loaded::Full => wait_for_capacity(host, target),
-        Loaded::Yes | Loaded::Moved => Ok(()),
+    match entries.load(id, target.row(0), state.as_ref(), absent) {
+        true => Ok(()),
+        false => wait_for_capacity(host, target),
     }
 }
 
@@ -60,11 +58,7 @@ pub(super) fn read_row<H: Host>(host: &H, target: &Target) -> Result<Option<Stat
         {
             return Ok(Some(state.clone()));
         }
-        if !delete::has_state(target.limit(), &found) {
-            return Ok(None);
-        }
-        let Peeked { now, found } = contents::peek(host, rows, target)?;
-        Ok(Some(found.shards.total(now)))
+        Ok(contents::stored(host, rows, target, found)?.0)
     })
 }
 

@@ -4,11 +4,10 @@ use ratelimit_core::{Micros, Shards};
 use ratelimit_faults::Fault;
 
 use super::contents::{row_of, shard_number};
-use super::locked::LockedShard;
 use super::room;
 use crate::change::{Change, Contents, Decided};
 use crate::error::Result;
-use crate::ports::{Host, Row, Rows, Stored};
+use crate::ports::{Host, Row, Rows, Stored, TupleId};
 use crate::target::Target;
 
 /// The shard of the row that this transaction last locked, counted from 0: it takes from that row again.
@@ -17,13 +16,6 @@ pub(super) fn own_shard(host: &impl Host, target: &Target) -> Option<usize> {
     let first = shard_number(count as u32, 0);
     let shard = |number: i32| usize::try_from(number - first).ok().filter(|&shard| shard < count);
     host.own_rows(target.name, target.key).into_iter().find_map(shard)
-}
-
-/// Puts a list into random order.
-fn shuffle(host: &impl Host, list: &mut [usize]) {
-    for end in (2..=list.len()).rev() {
-        list.swap(host.below(end), end - 1);
-    }
 }
 
 /// The shards with room for the whole change, in random order, so that calls spread.
@@ -36,7 +28,9 @@ pub(super) fn rows_with_room(
     let mut rows: Vec<usize> = (0..shards.states().len())
         .filter(|&shard| room(shards, shard, now, amount) >= amount.abs())
         .collect();
-    shuffle(host, &mut rows);
+    for end in (2..=rows.len()).rev() {
+        rows.swap(host.below(end), end - 1);
+    }
     rows
 }
 
@@ -151,7 +145,7 @@ pub(super) fn lock_free<H: Host>(
     shards: &mut Shards,
     now: Micros,
     amount: f64,
-) -> Result<Option<Vec<LockedShard>>> {
+) -> Result<Option<Vec<(usize, TupleId)>>> {
     let has_room = |&shard: &usize| room(shards, shard, now, amount) > 0.0;
     let mut wanted: Vec<usize> = (0..shards.states().len()).filter(has_room).collect();
     if Fault::ShardsUnordered.is_on() {

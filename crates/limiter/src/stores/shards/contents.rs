@@ -1,5 +1,6 @@
 //! The rows of a key: their shard numbers, their contents, and resharding.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -7,8 +8,7 @@ use ratelimit_core::kinds::Shape;
 use ratelimit_core::{Limit, Micros, Shards, State};
 use ratelimit_faults::Fault;
 
-use super::super::Peeked;
-use super::super::delete::{lock_key, lock_or_busy};
+use super::super::delete::{has_state, lock_key, lock_or_busy};
 use super::super::expiry::{self, Found};
 use super::locked::LockedRows;
 use crate::error::{LimiterError, Result};
@@ -31,8 +31,11 @@ pub(crate) fn shards_of(number: i32) -> u32 {
 }
 
 /// Returns the limit of each row of a limit with this number of shards.
-pub(crate) fn shard_limit_of(limit: &Limit, shard_count: u32) -> Limit {
-    if shard_count == 1 { limit.clone() } else { limit.shard_limit(shard_count) }
+pub(crate) fn shard_limit_of(limit: &Limit, shard_count: u32) -> Cow<'_, Limit> {
+    match shard_count {
+        1 => Cow::Borrowed(limit),
+        _ => Cow::Owned(limit.shard_limit(shard_count)),
+    }
 }
 
 /// The rows of a key's shards: all but the marker.
@@ -59,8 +62,9 @@ pub fn interpret<'a>(
 ) -> Result<Found<'a>> {
     let limit = target.limit();
     let shard_count = limit.shards();
-    let root = rows.first().filter(|(_, first)| !first.stored.is_marker());
-    let due = root.and_then(|(_, root)| root.holds_due);
+    let may_return = |root: &Row| shard_count == 1 && expiry::may_return(target, &root.stored);
+    let root = rows.first().map(|(_, root)| root).filter(|root| !root.stored.is_marker());
+    let due = root.filter(|root| may_return(root)).and_then(|root| root.holds_due);
     rows.retain(|(_, found)| !found.stored.is_marker());
     let matches_limit = match_limit(limit, &rows);
     let is_fresh = !rows.iter().any(|(_, found)| is_accepted(limit, &found.stored));
@@ -79,7 +83,7 @@ pub fn interpret<'a>(
         let rows = rows.into_iter().map(|(number, found)| {
             let of = shards_of(number);
             let shard_limit =
-                limits.entry(of).or_insert_with(|| Rc::new(shard_limit_of(limit, of)));
+                limits.entry(of).or_insert_with(|| Rc::new(shard_limit_of(limit, of).into_owned()));
             Ok((shard_limit.clone(), state(shard_limit, Some(&found.stored))?))
         });
         Shards::unequal(limit, rows.collect::<Result<_>>()?)
@@ -101,7 +105,7 @@ pub(crate) fn peek<'a>(
     host: &impl Host,
     rows: &dyn Rows,
     target: &'a Target,
-) -> Result<Peeked<'a>> {
+) -> Result<(Found<'a>, Micros)> {
     let mut found = Vec::new();
     if target.limit().shards() == 1 {
         found.extend(rows.read(target.row(0))?.map(|row| (0, row)));
@@ -118,27 +122,19 @@ pub(crate) fn peek_found<'a>(
     host: &impl Host,
     rows: &dyn Rows,
     target: &'a Target,
-    found: Vec<ShardRow>,
-    now: Micros,
-) -> Result<Peeked<'a>> {
-    let is_due = |(_, row): &ShardRow| expiry::is_due(target, row, now);
-    if target.limit().shards() == 1 && found.first().is_some_and(is_due) {
-        return peek_expired(host, rows, target);
-    }
-    Peeked::of_rows(target, found, now)
-}
-
-/// Reads the row of a key as if expired holds were applied.
-#[cold]
-fn peek_expired<'a>(host: &impl Host, rows: &dyn Rows, target: &'a Target) -> Result<Peeked<'a>> {
+    mut found: Vec<ShardRow>,
+    mut now: Micros,
+) -> Result<(Found<'a>, Micros)> {
+    let contents = |found, now| -> Result<(Found<'a>, Micros)> {
+        let Found { shards, due } = interpret(target, found, now)?;
+        Ok((Found { shards, due: due.filter(|&due| due > now) }, now))
+    };
     for _ in 0..TRIES {
-        host.check_for_interrupts();
-        let found = rows.read_key(target.name, target.key, None)?;
-        let now = host.now();
-        let is_due = |(_, row): &&ShardRow| expiry::is_due(target, row, now);
-        let Some((_, row)) = found.first().filter(is_due) else {
-            return Peeked::of_rows(target, found, now);
+        let is_due = |row: &Row| target.limit().shards() == 1 && expiry::is_due(target, row, now);
+        let Some((_, row)) = found.first().filter(|(_, row)| is_due(row)) else {
+            return contents(found, now);
         };
+        host.check_for_interrupts();
         let one = match row.stored.is_marker() {
             false => row.clone(),
             true => joined(target, row.clone(), found.clone(), now)?,
@@ -147,10 +143,25 @@ fn peek_expired<'a>(host: &impl Host, rows: &dyn Rows, target: &'a Target) -> Re
         // The holds were read after the rows.
         let again = rows.read_key(target.name, target.key, None)?;
         if is_unchanged(&found, &again) {
-            return Peeked::of_rows(target, vec![(0, one)], now);
+            return contents(vec![(0, one)], now);
         }
+        (found, now) = (again, host.now());
     }
     Err(LimiterError::not_written())
+}
+
+/// The stored state in a target's rows, which have just been read, with shards their total, and the instant after the
+/// read; `None`: nothing is stored.
+pub(crate) fn stored(
+    host: &impl Host,
+    rows: &dyn Rows,
+    target: &Target,
+    found: Vec<ShardRow>,
+) -> Result<(Option<State>, Micros)> {
+    let is_stored = has_state(target.limit(), &found);
+    let (Found { shards, .. }, now) = peek_found(host, rows, target, found, host.now())?;
+    let total = || shards.undivided().cloned().unwrap_or_else(|| shards.total(now));
+    Ok((is_stored.then(total), now))
 }
 
 /// Row 0 as if the rows of a limit that had shards were one again.
@@ -174,9 +185,7 @@ fn is_unchanged(found: &[ShardRow], again: &[ShardRow]) -> bool {
 /// total. `None`: another session has just made row 0, and the rows must be read again.
 ///
 /// # Errors
-/// [`LimiterError::Busy`]: a row is locked, and `wait` is false; 55000: a trigger undoes it.
-///
-/// [`LimiterError::Busy`]: crate::error::LimiterError::Busy
+/// [`Busy`](LimiterError::Busy): a row is locked, and `wait` is false; 55000: a trigger undoes it.
 pub(crate) fn lock_all<'a>(
     host: &impl Host,
     rows: &dyn Rows,
@@ -184,13 +193,21 @@ pub(crate) fn lock_all<'a>(
     wait: bool,
 ) -> Result<Option<LockedRows<'a>>> {
     let (name, key, root) = (target.name, target.key, target.row(0));
+    let is_one = target.limit().shards() == 1;
     // Every change of the number of rows locks row 0 first: none can follow until this transaction ends.
-    if lock_or_busy(rows, root, wait)?.is_none() && !rows.insert(root, &MARKER.into(), true)? {
-        return Ok(None);
+    let mut first = lock_or_busy(rows, root, wait)?;
+    if first.is_none() {
+        // A row that was reset counts as none until it is written.
+        let new = if is_one { Stored::Reset { ts: host.now() } } else { MARKER };
+        if !rows.insert(root, &new.into(), true)? {
+            return Ok(None);
+        }
+        first = if is_one { rows.lock(root, true)? } else { None };
     }
-    let mut present = match Fault::ReshardWithoutLocks.is_on() {
-        true => rows.read_key(name, key, None)?,
-        false => lock_key(host, rows, name, key, wait)?,
+    let mut present = match first.filter(|row| is_one && !row.stored.is_marker()) {
+        Some(row) => vec![(0, row)],
+        None if Fault::ReshardWithoutLocks.is_on() => rows.read_key(name, key, None)?,
+        None => lock_key(host, rows, name, key, wait)?,
     };
     let now = host.now();
     if !match_limit(target.limit(), &present) {
@@ -202,9 +219,11 @@ pub(crate) fn lock_all<'a>(
             return Err(LimiterError::not_written());
         }
     }
+    let begins_anew = |(_, row): &ShardRow| target.begins_anew(&row.stored, now);
+    let begins_anew = is_one && present.iter().any(begins_anew);
     let locked = of_shards(&present).map(|(_, row)| row.tuple).enumerate().collect();
     let found = interpret(target, present, now)?;
-    Ok(Some(LockedRows { found, locked, begins_anew: false }))
+    Ok(Some(LockedRows { found, locked, begins_anew }))
 }
 
 /// Row 0 of a limit with shards.

@@ -3,7 +3,6 @@
 use ratelimit_core::{Micros, Shards, State};
 use ratelimit_faults::Fault;
 
-use super::super::delete::lock_or_busy;
 use super::super::expiry::{self, Found};
 use super::choose::{lock_free, own_shard, rows_with_room};
 use super::contents::{lock_all, row_of};
@@ -12,15 +11,12 @@ use crate::error::{LimiterError, Result};
 use crate::ports::{Host, Rows, Stored, TupleId, Version};
 use crate::target::Target;
 
-/// The index of a shard, and the locked version of its row.
-pub type LockedShard = (usize, TupleId);
-
 /// The contents of a key, with some of its rows locked.
 pub struct LockedRows<'a> {
     /// With a shard for each row, up to date for the locked ones.
     pub found: Found<'a>,
-    /// The locked rows; none if nothing is to change.
-    pub locked: Vec<LockedShard>,
+    /// The indexes of the shards with locked rows, and these versions; none if nothing is to change.
+    pub locked: Vec<(usize, TupleId)>,
     /// Whether the row has the state of another kind, with holds that are gone once it begins again.
     pub(crate) begins_anew: bool,
 }
@@ -74,7 +70,8 @@ impl<'a> LockedRows<'a> {
         let has_room = || {
             let amount =
                 after.map_or(0.0, |after| after.value() - self.found.shards.total(now).value());
-            let room = |&(shard, _): &LockedShard| room(&self.found.shards, shard, now, amount);
+            let room =
+                |&(shard, _): &(usize, TupleId)| room(&self.found.shards, shard, now, amount);
             self.locked.iter().map(room).sum::<f64>() >= amount.abs()
         };
         locked == all || locked > 0 && has_room()
@@ -148,41 +145,11 @@ pub(crate) fn lock<'a, H: Host>(
         || Fault::OwnRowsOverlooked.is_on();
     // Rows of another number of shards are resharded, under the locks of all.
     match few.filter(|(shards, _)| extent == Extent::Few && shards.are_equal()) {
-        _ if target.limit().shards() == 1 => lock_one(host, rows, target, wait),
-        Some((shards, amount)) => lock_few(host, rows, target, shards, amount, alone && wait),
-        None => lock_all(host, rows, target, wait),
+        Some((shards, amount)) if target.limit().shards() > 1 => {
+            lock_few(host, rows, target, shards, amount, alone && wait)
+        }
+        _ => lock_all(host, rows, target, wait),
     }
-}
-
-/// Locks the row of a limit without shards.
-fn lock_one<'a>(
-    host: &impl Host,
-    rows: &dyn Rows,
-    target: &'a Target,
-    wait: bool,
-) -> Result<Option<LockedRows<'a>>> {
-    let id = target.row(0);
-    let found = match lock_or_busy(rows, id, wait)? {
-        None => {
-            // A row that was reset counts as none until it is written.
-            if !rows.insert(id, &Stored::Reset { ts: host.now() }.into(), true)? {
-                return Ok(None);
-            }
-            rows.lock(id, true)?
-        }
-        Some(row) if row.stored.is_marker() => {
-            return lock_all(host, rows, target, wait);
-        }
-        found => found,
-    };
-    let Some(row) = found else { return Ok(None) };
-    let now = host.now();
-    let state = target.state(target.limit(), Some(&row.stored), now)?.into_owned();
-    let shards = Shards::new(target.limit(), vec![state]);
-    let begins_anew = target.begins_anew(&row.stored, now);
-    let due = row.holds_due.filter(|_| expiry::may_return(target, &row.stored));
-    let found = Found { shards, due };
-    Ok(Some(LockedRows { found, locked: vec![(0, row.tuple)], begins_anew }))
 }
 
 /// Locks one row with room for the whole change, or several unlocked ones. With `wait`, waits for one if all that have

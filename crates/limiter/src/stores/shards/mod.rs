@@ -15,7 +15,6 @@ mod locked;
 use ratelimit_core::{Micros, Shards};
 use ratelimit_faults::Fault;
 
-use super::Peeked;
 use crate::change::{Change, Contents, Decided};
 use crate::error::Result;
 use crate::ports::{Host, Rows, Stored};
@@ -59,7 +58,7 @@ pub(crate) fn credit_own<H: Host>(
         if let Some(after) = decided.after.take_if(|_| !Fault::CreditDropped.is_on()) {
             rows.update(id, row.tuple, &row.with(Stored::State(after)))?;
         }
-        let Peeked { now, found } = contents::peek(host, rows, target)?;
+        let (found, now) = contents::peek(host, rows, target)?;
         decided.set_level(found.shards.level(now));
         return Ok(Some(decided));
     }
