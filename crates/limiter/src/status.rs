@@ -12,10 +12,9 @@ use crate::engine::Ask;
 use crate::error::Result;
 pub use crate::keys::Listing;
 use crate::keys::each_key;
-use crate::ports::{Block, Entries, Host, Key, KeyRows, RowAccess, Rows};
+use crate::ports::{Block, Entries, Host, Key, KeyRows, RowAccess, Rows, ShardRow};
 use crate::request::{LimitedBy, Take};
 use crate::single;
-use crate::stores::expiry::Found;
 use crate::stores::{self, Keys};
 use crate::target::{Store, Target, has_no_rows};
 
@@ -99,8 +98,15 @@ pub fn each<H: Host>(
             if show_others(host, before, &mut visit)?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
-            let status = with_rows(host, rows, &found, &mut others, &holders)?;
-            Ok(status.map_or(ControlFlow::Continue(()), &mut visit))
+            let KeyRows { name, key, rows: of_key } = found;
+            let definition = host.defined(&name, &key)?;
+            // Rows left from before the limit was moved into memory: if listed, the key is one of the others.
+            if definition.as_ref().is_some_and(|definition| has_no_rows(definition)) {
+                return Ok(ControlFlow::Continue(()));
+            }
+            let block = others.remove(&own).and_then(|other| other.block);
+            let in_rows = Some((rows, &of_key[..], &holders));
+            Ok(visit(status_of(host, (&name, &key), definition, block, in_rows)?))
         })
     })?;
     if ended.is_continue() {
@@ -124,34 +130,40 @@ fn show_others<H: Host>(
         if !is_known && block.is_none() && !definition.as_ref().is_some_and(is_listed) {
             continue;
         }
-        let until = block.as_ref().map(|block| block.until);
-        let target = Target::remaining::<H>(&name, &key, definition, until);
-        if visit(without_rows(host, &target, block)?).is_break() {
+        if visit(status_of(host, (&name, &key), definition, block, None)?).is_break() {
             return Ok(ControlFlow::Break(()));
         }
     }
     Ok(ControlFlow::Continue(()))
 }
 
-/// The status of a key without rows: in memory, full, or undefined.
-fn without_rows<'a, H: Host>(
+/// The status of a key, with these rows and of these keys with holds if it has rows; otherwise it is in memory, full, or
+/// undefined. `block` is its block, if the reason is known.
+fn status_of<'a, H: Host>(
     host: &H,
-    target: &Target<'a>,
+    (name, key): (&'a [u8], &'a [u8]),
+    definition: Option<Rc<Definition>>,
     block: Option<Block>,
+    in_rows: Option<(&dyn Rows, &[ShardRow], &Keys)>,
 ) -> Result<Status<'a>> {
-    let peeked = stores::without_rows(host, target)?;
-    of_contents(host, target, peeked, block)
-}
-
-/// The status of a key with these contents. `block` is the target's block, if its reason is known.
-fn of_contents<'a, H: Host>(
-    host: &H,
-    target: &Target<'a>,
-    (found, now): (Found, Micros),
-    block: Option<Block>,
-) -> Result<Status<'a>> {
+    let until = block.as_ref().map(|block| block.until);
+    let target = Target::remaining::<H>(name, key, definition, until);
+    let shard_count = match in_rows {
+        Some((_, of_key, _)) if !target.is_defined => stores::of_shards(of_key).count() as u32,
+        _ => target.limit().shards(),
+    };
+    let in_rows = in_rows.filter(|_| target.is_defined && target.store != Store::Saved);
+    let (found, now) = match in_rows {
+        Some((rows, of_key, _)) => {
+            stores::peek_found(host, rows, &target, of_key.to_vec(), host.now())?
+        }
+        None => stores::without_rows(host, &target)?,
+    };
     let shards = &found.shards;
-    let until = target.block(now);
+    let held = match in_rows {
+        Some((.., holders)) => held_of(host, holders, &target, shards, now)?,
+        None => 0.0,
+    };
     // Enforced, to show what would be denied in a dry run, too.
     let mut enforced = target.clone();
     if !enforced.definition.enforce {
@@ -170,48 +182,18 @@ fn of_contents<'a, H: Host>(
         _ => answer.retry_after,
     };
     Ok(Status {
-        name: target.name,
-        key: target.key,
+        name,
+        key,
         now,
         as_of: shards.present(now),
-        shards: target.limit().shards(),
+        shards: shard_count,
         definition: target.is_defined.then(|| target.definition.clone()),
         remaining: shards.level(now).remaining,
         limited_by: answer.limited_by,
-        block_reason: until.and(block).and_then(|block| block.reason),
+        block_reason: target.block(now).and(block).and_then(|block| block.reason),
         retry_after,
-        held: 0.0,
+        held,
     })
-}
-
-/// The status of a key with rows. `None`: they are left from before its limit was moved into memory, and the key is one
-/// of the `others`, if listed.
-fn with_rows<'a, H: Host>(
-    host: &H,
-    rows: &dyn Rows,
-    found: &'a KeyRows,
-    others: &mut Others,
-    holders: &Keys,
-) -> Result<Option<Status<'a>>> {
-    let KeyRows { name, key, rows: of_key } = found;
-    let definition = host.defined(name, key)?;
-    if definition.as_ref().is_some_and(|definition| has_no_rows(definition)) {
-        return Ok(None);
-    }
-    let block = others.remove(&(name.clone(), key.clone())).and_then(|other| other.block);
-    let until = block.as_ref().map(|block| block.until);
-    let target = Target::remaining::<H>(name, key, definition, until);
-    if !target.is_defined {
-        let shards = stores::of_shards(of_key).count() as u32;
-        return Ok(Some(Status { shards, ..without_rows(host, &target, block)? }));
-    }
-    if target.store == Store::Saved {
-        return without_rows(host, &target, block).map(Some);
-    }
-    let now = host.now();
-    let (found, now) = stores::peek_found(host, rows, &target, of_key.clone(), now)?;
-    let held = held_of(host, holders, &target, &found.shards, now)?;
-    Ok(Some(Status { held, ..of_contents(host, &target, (found, now), block)? }))
 }
 
 /// The tokens that would come back to a key, if it is one of those that have holds.
