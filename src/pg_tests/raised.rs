@@ -14,7 +14,7 @@ mod tests {
         #[effect(Writes)]
         fn test_statement(call: &Call, statement: &[u8], fails: bool) -> bool {
             Spi::run(&String::from_utf8_lossy(statement)).unwrap();
-            if fails { Err(LimiterError::NotWritten { table: "rateLimits" }.into()) } else { Ok(true) }
+            if fails { Err(LimiterError::NotWritten("rateLimits").into()) } else { Ok(true) }
         }
     }
 

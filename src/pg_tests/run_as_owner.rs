@@ -62,10 +62,7 @@ mod tests {
             let outcome = with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
                 Err::<(), _>(spi.not_written())
             });
-            assert!(matches!(
-                outcome,
-                Err(Error::Limiter(LimiterError::NotWritten { table: "rl_config" }))
-            ));
+            assert!(matches!(outcome, Err(Error::Limiter(LimiterError::NotWritten("rl_config")))));
             assert_eq!(who(), before);
             run("RESET ROLE");
         });

@@ -194,7 +194,7 @@ fn of_limiter(error: &LimiterError) -> Report {
         LimiterError::UndefinedPlan { plan, .. } => {
             report(b"42704").hint(format!("Define it: {}", definition(plan, Kind::TokenBucket, false)))
         }
-        LimiterError::Keyed { name, kind } => report(b"22004")
+        LimiterError::Keyed { name, kind, keyed: true } => report(b"22004")
             .detail(
                 "Its config has \"keyed\": true, so that a call without a key fails instead of taking from \
                  a limit that everybody shares.",
@@ -205,7 +205,7 @@ fn of_limiter(error: &LimiterError) -> Report {
                 taker(*kind),
                 literal(name)
             )),
-        LimiterError::NotKeyed { name, kind } => report(b"22023")
+        LimiterError::Keyed { name, kind, keyed: false } => report(b"22023")
             .detail(
                 "Its config has \"keyed\": false: all calls share one limit, and a key would have a second one.",
             )
@@ -214,7 +214,7 @@ fn of_limiter(error: &LimiterError) -> Report {
                 taker(*kind),
                 literal(name)
             )),
-        LimiterError::InlineConfig { name } => report(b"42501")
+        LimiterError::InlineConfig(name) => report(b"42501")
             .detail(
                 "A config passed with the call overrides the definition; that requires EXECUTE on rl_define.",
             )
@@ -225,7 +225,9 @@ fn of_limiter(error: &LimiterError) -> Report {
         LimiterError::InRequest { error: own, .. } => {
             Report { message: error.to_string(), ..of_limiter(own) }
         }
-        LimiterError::NotForHolds { name, why, .. } => not_for_holds(report(b"0A000"), name, *why),
+        LimiterError::NotForHolds { name, kind, why, .. } => {
+            not_for_holds(report(b"0A000"), name, *kind, *why)
+        }
         LimiterError::SeveralLimits { .. } => report(b"22023").hint(format!(
             "Settle all of them: SELECT * FROM {SCHEMA}rl_settle_all($1, '{{\"llmTokens\": 2750}}');"
         )),
@@ -256,7 +258,7 @@ fn of_limiter(error: &LimiterError) -> Report {
                  SELECT key FROM {SCHEMA}{table} WHERE name = {name} AND {found};"
             ))
         }
-        LimiterError::NotWritten { table } => report(b"55000").detail(format!(
+        LimiterError::NotWritten(table) => report(b"55000").detail(format!(
             "A trigger, a rule or row security on the table {table} prevents rows from being written or read."
         )),
         LimiterError::Busy => report(b"55P03"),
@@ -283,21 +285,21 @@ const ROLLED_BACK: &str =
     "A hold is a row, which is rolled back with its transaction; memory is not.";
 
 /// The reason why a limit has no holds, and an alternative.
-fn not_for_holds(report: Report, name: &str, why: NoHolds) -> Report {
+fn not_for_holds(report: Report, name: &str, kind: Kind, why: NoHolds) -> Report {
     let name = literal(name);
     match why {
-        NoHolds::Kind(kind) if kind.has_leases() => {
+        NoHolds::Kind if kind.has_leases() => {
             report.detail("Its slots are taken with leases.").hint(format!(
                 "Take one, or hold it together with other limits: SELECT * FROM {SCHEMA}rl_acquire({name}, $1);"
             ))
         }
-        NoHolds::Kind(_) => report
+        NoHolds::Kind => report
             .detail("Only token buckets and fixed windows can be given tokens back.")
             .hint(format!("Take them: SELECT * FROM {SCHEMA}rl_limit({name}, $1, 10);")),
-        NoHolds::Memory => report.detail(ROLLED_BACK).hint(take_and_give_back(&name)),
-        NoHolds::SlotsInMemory => report
+        NoHolds::Memory if kind.has_leases() => report
             .detail(ROLLED_BACK)
             .hint(format!("Take one: SELECT * FROM {SCHEMA}rl_acquire({name}, $1);")),
+        NoHolds::Memory => report.detail(ROLLED_BACK).hint(take_and_give_back(&name)),
         NoHolds::Shards => report
             .detail("A hold waits for one row of its key; shards are for keys that are too busy for that.")
             .hint(take_and_give_back(&name)),

@@ -310,7 +310,7 @@ impl Connection<'_> {
             table if table == self.catalog.rl_holds => "rl_holds",
             _ => "rateLimits",
         };
-        LimiterError::NotWritten { table }.into()
+        LimiterError::NotWritten(table).into()
     }
 
     /// Checks that there is a result, and the types of its columns.

@@ -151,7 +151,7 @@ impl<'a, H: Host> Call<'a, H> {
     ) -> Result<T> {
         self.host.check_for_interrupts();
         let Some(left) = self.lock_wait else { return work(self.host, rows) };
-        let locked = || LimiterError::Locked { name: H::utf8(target.name).into_owned() };
+        let locked = || LimiterError::Locked(H::utf8(target.name).into_owned());
         match work(self.host, &Unwaiting { rows, locked: &locked }) {
             Err(LimiterError::Locked { .. }) if left > Micros(0) && self.waits < MAX_WAITS => {}
             done => return done,

@@ -1,7 +1,5 @@
 //! The limiter's errors. The extension gives each its SQLSTATE, detail and hint.
 
-use std::fmt;
-
 use ratelimit_core::config::ConfigError;
 use ratelimit_core::{ArgumentError, Kind};
 
@@ -50,28 +48,19 @@ pub enum LimiterError {
         /// The plan.
         plan: String,
     },
-    /// A limit with `keyed` was used without a key.
-    #[error("rate limit \"{name}\" requires a key")]
+    /// A limit with `keyed` was used without a key, or one with `keyed` false with a key.
+    #[error("rate limit \"{name}\" {}", if *.keyed { "requires a key" } else { "takes no key" })]
     Keyed {
         /// The limit.
         name: String,
         /// Its kind.
         kind: Kind,
+        /// Its `keyed`.
+        keyed: bool,
     },
-    /// A limit with `keyed` false was used with a key.
-    #[error("rate limit \"{name}\" takes no key")]
-    NotKeyed {
-        /// The limit.
-        name: String,
-        /// Its kind.
-        kind: Kind,
-    },
-    /// A config was passed for a defined name without the privilege to define.
-    #[error("permission denied to override rate limit \"{name}\"")]
-    InlineConfig {
-        /// The limit.
-        name: String,
-    },
+    /// A config was passed for this defined limit without the privilege to define.
+    #[error("permission denied to override rate limit \"{0}\"")]
+    InlineConfig(String),
     /// The error of one request of a list.
     #[error("request {n}: {error}")]
     InRequest {
@@ -89,21 +78,20 @@ pub enum LimiterError {
         kind: Kind,
     },
     /// The limit can't have holds.
-    #[error("{function}() is not supported for {why}")]
+    #[error("{function}() is not supported for {}", why.of(*.kind))]
     NotForHolds {
         /// The function.
         function: &'static str,
         /// The limit.
         name: String,
+        /// Its kind.
+        kind: Kind,
         /// The reason.
         why: NoHolds,
     },
-    /// A hold of several limits was settled as a hold of one.
-    #[error("the hold is of {limits} limits")]
-    SeveralLimits {
-        /// The number of limits.
-        limits: usize,
-    },
+    /// A hold of this number of limits was settled as a hold of one.
+    #[error("the hold is of {0} limits")]
+    SeveralLimits(usize),
     /// A stored row has a value that no call writes, such as NaN.
     #[error("rate limit \"{name}\" has a stored {column} of {value}")]
     BadState {
@@ -116,27 +104,18 @@ pub enum LimiterError {
         /// Its value.
         value: String,
     },
-    /// A row was not written although no statement failed: a trigger or rule suppressed it.
+    /// A row of this table was not written although no statement failed: a trigger or rule suppressed it.
     #[error("the rate limit could not be stored")]
-    NotWritten {
-        /// The row's table.
-        table: &'static str,
-    },
+    NotWritten(&'static str),
     /// The call needs rows that are locked, and may not wait for them. A function that can deny answers with a denial.
     #[error("could not lock the rows of a rate limit")]
     Busy,
-    /// The row of a request is locked, and the call waits no longer for it.
-    #[error("the row of rate limit \"{name}\" is locked")]
-    Locked {
-        /// The limit.
-        name: String,
-    },
-    /// The memory for saved keys is full of keys that are not saved yet.
-    #[error("no room in memory for another key of rate limit \"{name}\"")]
-    MemoryFull {
-        /// The limit.
-        name: String,
-    },
+    /// The row of a request for this limit is locked, and the call waits no longer for it.
+    #[error("the row of rate limit \"{0}\" is locked")]
+    Locked(String),
+    /// The memory has no room for another key of this limit: it is full of keys that are not saved yet.
+    #[error("no room in memory for another key of rate limit \"{0}\"")]
+    MemoryFull(String),
     /// An error of the host, from below a port.
     #[error("{0}")]
     Host(Box<dyn std::error::Error>),
@@ -145,30 +124,29 @@ pub enum LimiterError {
 /// The reason why a limit can't have holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoHolds {
-    /// It is of this kind.
-    Kind(Kind),
+    /// Its kind.
+    Kind,
     /// It is in memory.
     Memory,
-    /// It is a concurrency limit in memory.
-    SlotsInMemory,
     /// It has shards.
     Shards,
 }
 
-impl fmt::Display for NoHolds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            NoHolds::Kind(kind) => kind.with_article(),
-            NoHolds::Memory | NoHolds::SlotsInMemory => "a limit in memory",
+impl NoHolds {
+    /// The limits of this kind that it is about, as text.
+    fn of(self, kind: Kind) -> &'static str {
+        match self {
+            NoHolds::Kind => kind.with_article(),
+            NoHolds::Memory => "a limit in memory",
             NoHolds::Shards => "a limit with shards",
-        })
+        }
     }
 }
 
 impl LimiterError {
     /// A row could not be written although nothing failed (55000).
     pub fn not_written() -> LimiterError {
-        LimiterError::NotWritten { table: "rateLimits" }
+        LimiterError::NotWritten("rateLimits")
     }
 
     /// A row of this limit has a value that no call writes (55000).

@@ -35,9 +35,6 @@ pub fn reset_in_memory<H: Host>(
 
 /// Deletes the rows of a key, in the order in which every call locks rows; adds to `forgotten` the names that had a
 /// state of it there.
-///
-/// # Errors
-/// [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
 pub fn delete_rows<H: Host>(host: &H, key: &[u8], forgotten: &mut BTreeSet<Vec<u8>>) -> Result<()> {
     host.with_rows(RowAccess::Write, |rows| {
         let listing = Listing { key: Some(key), ..Listing::default() };

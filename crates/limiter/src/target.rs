@@ -159,7 +159,7 @@ impl<'a> Target<'a> {
         }
         let definition = match (request.config, definition) {
             (Some(_), Some(_)) if !host.may_define() => {
-                return Err(LimiterError::InlineConfig { name: H::utf8(name).into_owned() });
+                return Err(LimiterError::InlineConfig(H::utf8(name).into_owned()));
             }
             (Some(config), Some(defined)) => in_call(host, name, config.definition()?, defined)?,
             (Some(config), None) => {
@@ -294,20 +294,17 @@ pub fn undefined(name: Cow<str>, missing_plan: Option<&str>) -> LimiterError {
 /// Refuses the empty key if a limit is `keyed`, and any other key if the limit says that it is not.
 ///
 /// # Errors
-/// [`LimiterError::Keyed`] (22004), [`LimiterError::NotKeyed`] (22023).
+/// [`LimiterError::Keyed`] (22004, 22023).
 pub fn check_key<H: Host>(
     name: &[u8],
     key: &[u8],
     keyed: Option<bool>,
     limit: &Limit,
 ) -> Result<()> {
-    let name = || H::utf8(name).into_owned();
     match keyed {
-        Some(true) if key.is_empty() => {
-            Err(LimiterError::Keyed { name: name(), kind: limit.kind() })
-        }
-        Some(false) if !key.is_empty() => {
-            Err(LimiterError::NotKeyed { name: name(), kind: limit.kind() })
+        Some(keyed) if keyed == key.is_empty() => {
+            let (name, kind) = (H::utf8(name).into_owned(), limit.kind());
+            Err(LimiterError::Keyed { name, kind, keyed })
         }
         _ => Ok(()),
     }

@@ -70,7 +70,7 @@ pub(super) fn take<'a, H: Host>(host: &H, asks: &'a [Ask<'a>]) -> Result<Outcome
                 // If these keys keep evicting each other, all other keys are unsaved.
                 let waited = tried < PLANS || host.wait_for_save()?;
                 if !waited || tried == TRIES {
-                    return Err(LimiterError::MemoryFull { name });
+                    return Err(LimiterError::MemoryFull(name));
                 }
             }
         }

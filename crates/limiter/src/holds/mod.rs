@@ -169,12 +169,11 @@ fn ask<'a, H: Host>(
     let limit = target.limit();
     let kind = limit.kind();
     let why = match target.store {
-        _ if kind.has_leases() && of == For::OneOfTokens => Some(NoHolds::Kind(kind)),
-        Store::Memory | Store::Saved if kind.has_leases() => Some(NoHolds::SlotsInMemory),
+        _ if kind.has_leases() && of == For::OneOfTokens => Some(NoHolds::Kind),
         Store::Memory | Store::Saved => Some(NoHolds::Memory),
         Store::Shards(_) => Some(NoHolds::Shards),
         Store::Row if kind.has_leases() => None,
-        Store::Row => Some(NoHolds::Kind(kind)).filter(|_| !limit.can_be_credited()),
+        Store::Row => Some(NoHolds::Kind).filter(|_| !limit.can_be_credited()),
         Store::Nowhere => None,
     };
     if let Some(why) = why {
@@ -182,7 +181,7 @@ fn ask<'a, H: Host>(
             For::OneOfTokens => "rl_hold",
             For::Several => "rl_hold_all",
         };
-        return Err(LimiterError::NotForHolds { function, name: target.name_text(), why });
+        return Err(LimiterError::NotForHolds { function, name: target.name_text(), kind, why });
     }
     check_count(limit, take.count)?;
     if let Some(at_least) = take.at_least {
@@ -211,7 +210,7 @@ pub fn settle<H: Host>(host: &H, id: &[u8], used: Option<f64>) -> Result<Option<
     let used = used.map_or(Used::All, Used::Count);
     let held = held(host, id, &used)?;
     if held.len() > 1 {
-        return Err(LimiterError::SeveralLimits { limits: held.len() });
+        return Err(LimiterError::SeveralLimits(held.len()));
     }
     Ok(settle_held(host, held, &used)?.pop())
 }
@@ -243,7 +242,7 @@ fn settle_held<H: Host>(host: &H, held: Vec<HoldRow>, used: &Used) -> Result<Vec
     }
     let mut definitions = Vec::with_capacity(held.len());
     for row in &held {
-        definitions.push(Limits::new(host, &row.name, &row.key, None)?.of(host, row)?);
+        definitions.push(Limits::new(host, &row.name, &row.key, None)?.of(row)?);
     }
     let asks: Vec<Ask> = held
         .iter()

@@ -137,7 +137,7 @@ fn give_back_to_shards<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<
     let mut due = host.with_key_holds(|holds| holds.returning(name, key, EARLIEST, now, MOST))?;
     let mut limits = Limits::new(host, name, key, None)?;
     let Some(first) = due.first() else { return Ok(Shards::Done) };
-    let Some(definition) = limits.of_expiry(host, first)? else { return Ok(Shards::Left) };
+    let Some(definition) = limits.of_expiry(first)? else { return Ok(Shards::Left) };
     let target = Target::defined::<H>(name, key, definition, None);
     let locked = host.attempt(|| shards::lock_all(host, rows, &target, false))?;
     let Some(mut locked) = locked else { return Ok(Shards::Left) };

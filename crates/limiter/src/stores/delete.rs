@@ -64,9 +64,6 @@ pub(super) fn lock_key(
 }
 
 /// Resets the rows of a key; false if none had a state.
-///
-/// # Errors
-/// [`LimiterError::NotWritten`] (55000).
 pub fn reset_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<bool> {
     let id = RowId { name, key, shard: 0 };
     for _ in 0..TRIES {
@@ -199,9 +196,6 @@ pub(crate) fn forget_holds<H: Host>(
 }
 
 /// Deletes the rows of a key; false if none had a state.
-///
-/// # Errors
-/// [`LimiterError::NotWritten`] (55000).
 pub fn delete_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<bool> {
     let locked = lock_key(host, rows, name, key, true)?;
     delete_locked(rows, name, key, &locked)?;
@@ -210,9 +204,6 @@ pub fn delete_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) ->
 
 /// Deletes the rows of a name, and adds the number of keys that had a state to `count`; false: they are to be deleted
 /// key by key.
-///
-/// # Errors
-/// [`LimiterError::NotWritten`] (55000).
 pub fn delete_name(
     host: &impl Host,
     rows: &dyn Rows,

@@ -79,58 +79,42 @@ pub(crate) fn returns(definition: &Definition) -> bool {
     is_in_table && definition.limit.can_be_credited()
 }
 
-/// A row after expiries.
-struct Expired {
-    version: Version,
-    /// The expired holds, as they are afterwards.
-    holds: Vec<HoldRow>,
-    /// Whether another hold has expired that can't give back yet.
-    waits: bool,
-}
-
 /// The definitions of holds of one key: the one of name and key, or else the config of each hold.
-pub(crate) struct Limits {
+pub(crate) struct Limits<'h, H> {
+    host: &'h H,
     own: Option<Rc<Definition>>,
     /// The definition of the call, if there is one.
     called: Option<Rc<Definition>>,
     last: Option<(Vec<u8>, Option<Rc<Definition>>)>,
 }
 
-impl Limits {
-    pub(crate) fn new<H: Host>(
-        host: &H,
+impl<'h, H: Host> Limits<'h, H> {
+    pub(crate) fn new(
+        host: &'h H,
         name: &[u8],
         key: &[u8],
         called: Option<&Target>,
-    ) -> Result<Limits> {
+    ) -> Result<Limits<'h, H>> {
         let own = if_valid(host.defined(name, key))?;
         let called = called.map(|target| target.definition.clone());
-        Ok(Limits { own, called, last: None })
+        Ok(Limits { host, own, called, last: None })
     }
 
     /// The definition to which a hold gives back when it expires: its own, or else the call's; `None`: neither has
     /// holds now.
-    pub(crate) fn of_expiry(
-        &mut self,
-        host: &impl Host,
-        hold: &HoldRow,
-    ) -> Result<Option<Rc<Definition>>> {
-        let own = self.of(host, hold)?.filter(|own| returns(own));
+    pub(crate) fn of_expiry(&mut self, hold: &HoldRow) -> Result<Option<Rc<Definition>>> {
+        let own = self.of(hold)?.filter(|own| returns(own));
         Ok(own.or_else(|| self.called.clone().filter(|called| returns(called))))
     }
 
     /// The definition of a hold; `None`: it no longer has one, or no valid one.
-    pub(crate) fn of(
-        &mut self,
-        host: &impl Host,
-        hold: &HoldRow,
-    ) -> Result<Option<Rc<Definition>>> {
+    pub(crate) fn of(&mut self, hold: &HoldRow) -> Result<Option<Rc<Definition>>> {
         let (None, Some(config)) = (&self.own, &hold.config) else { return Ok(self.own.clone()) };
         match &self.last {
             Some((last, definition)) if last == config => return Ok(definition.clone()),
             _ => {}
         }
-        let definition = match host.of_hold(config) {
+        let definition = match self.host.of_hold(config) {
             Err(LimiterError::Config(_)) => None,
             definition => Some(definition?),
         };
@@ -139,8 +123,8 @@ impl Limits {
     }
 }
 
-/// Computes a row after the expiries by `now`, of at most `most` holds; if there are more, the row is still due.
-/// `called` is the target of the call.
+/// Computes a row after the expiries by `now`, of at most `most` holds, and these holds as they are afterwards. The row
+/// is still due if there are more, or if one can't give back yet. `called` is the target of the call.
 fn expired<H: Host>(
     host: &H,
     id: RowId,
@@ -148,7 +132,7 @@ fn expired<H: Host>(
     row: &Row,
     now: Micros,
     most: i64,
-) -> Result<Expired> {
+) -> Result<(Version, Vec<HoldRow>)> {
     let RowId { name, key, .. } = id;
     if let Stored::Invalid { column, value, .. } = &row.stored {
         return Err(LimiterError::bad_state(H::utf8(name).into_owned(), column, value));
@@ -160,16 +144,13 @@ fn expired<H: Host>(
         for n in 0..due.len() {
             host.check_for_interrupts();
             let hold = &mut due[n];
-            let definition = limits.of_expiry(host, hold)?;
-            let Some((after, state)) = expire::<H>(id, definition, &stored, &hold.hold)? else {
+            let Some((after, state)) = expire(limits.of_expiry(hold)?, &stored, &hold.hold) else {
                 let version = Version { stored, holds_due: Some(hold.hold.expires_at) };
                 due.truncate(n);
-                return Ok(Expired { version, holds: due, waits: true });
+                return Ok((version, due));
             };
             hold.hold = after;
-            if let Some(state) = state {
-                stored = Stored::State(state);
-            }
+            stored = state.map_or(stored, Stored::State);
         }
         let more = due.last().filter(|_| due.len() as i64 == most);
         let holds_due = match more {
@@ -179,25 +160,20 @@ fn expired<H: Host>(
                 next.first().map(|next| next.hold.expires_at)
             }
         };
-        Ok(Expired { version: Version { stored, holds_due }, holds: due, waits: false })
+        Ok((Version { stored, holds_due }, due))
     })
 }
 
 /// A hold after its expiry, and the state afterwards (`None`: unchanged); or `None`: it can't give back yet.
-fn expire<H: Host>(
-    RowId { name, key, .. }: RowId,
+fn expire(
     definition: Option<Rc<Definition>>,
     stored: &Stored,
     hold: &Hold,
-) -> Result<Option<(Hold, Option<State>)>> {
-    if matches!(stored, Stored::Reset { .. } | Stored::Marker { .. }) {
-        return Ok(Some((hold.lost(), None))); // full, and so without room
-    }
-    let suited = definition.filter(|definition| stored.suits(&definition.limit) == Some(true));
-    let Some(definition) = suited else { return Ok(None) };
-    let target = Target::defined::<H>(name, key, definition, None);
-    let state = target.state(target.limit(), Some(stored), hold.expires_at)?;
-    Ok(Some(hold.expired(target.limit(), &state)))
+) -> Option<(Hold, Option<State>)> {
+    // Otherwise full, and so without room.
+    let Stored::State(state) = stored else { return Some((hold.lost(), None)) };
+    let limit = &definition?.limit;
+    limit.accepts(state.shape()).then(|| hold.expired(limit, state))
 }
 
 /// Applies expired holds to the row of a key, as a step of its own. Doesn't lock a row that no longer needs that.
@@ -212,9 +188,8 @@ pub(crate) fn apply<H: Host>(host: &H, rows: &dyn Rows, target: &Target) -> Resu
             apply_locked(host, rows, id, called, row).map(Some)
         }
         _ => Ok(None),
-    })?;
-    drop(applied);
-    Ok(())
+    });
+    applied.map(drop)
 }
 
 /// Applies expired holds to a row that this transaction has locked; returns the row afterwards. `called` as in
@@ -232,9 +207,9 @@ pub(crate) fn apply_locked<H: Host>(
         if !is_past(&row, now) || row.stored.is_marker() {
             return Ok(row);
         }
-        let Expired { version, holds, waits } = expired(host, id, called, &row, now, MOST)?;
-        if waits && holds.is_empty() {
-            return Ok(row);
+        let (version, holds) = expired(host, id, called, &row, now, MOST)?;
+        if holds.is_empty() && version.is_due(now) {
+            return Ok(row); // waits
         }
         rows.update(id, row.tuple, &version)?;
         if !holds.is_empty() && !Fault::ExpiredTwice.is_on() {
@@ -260,7 +235,7 @@ pub(crate) fn forget<H: Host>(host: &H, id: RowId) -> Result<()> {
 pub(crate) fn on_copy<H: Host>(host: &H, target: &Target, row: &Row, now: Micros) -> Result<Row> {
     // Without a bound, since nothing is written.
     let id = target.row(0);
-    let Expired { version, .. } = expired(host, id, Some(target), row, now, i64::MAX)?;
+    let (version, _) = expired(host, id, Some(target), row, now, i64::MAX)?;
     Ok(Row { version, tuple: row.tuple })
 }
 
@@ -275,7 +250,7 @@ pub(crate) fn own_on_copy<H: Host>(
     let (id, now) = (target.row(0), host.now());
     let due = rows.read(id)?.filter(|row| is_due(target, row, now) && !row.stored.is_marker());
     let Some(row) = due else { return Ok(own) };
-    let Expired { holds, .. } = expired(host, id, Some(target), &row, now, i64::MAX)?;
+    let (_, holds) = expired(host, id, Some(target), &row, now, i64::MAX)?;
     Ok(holds.into_iter().find(|hold| hold.id == own.id).unwrap_or(own))
 }
 
@@ -289,11 +264,12 @@ pub(crate) fn with_hold(row: Version, hold: &Hold) -> Version {
     Version { holds_due: first_expiry(hold, row.holds_due), ..row }
 }
 
-/// The next expiries of a key that may let a denied call pass, from the first one that the row names.
+/// The next expiries of a key that may let a call pass that is denied on a state, from the first one that the row names.
 fn next_expiries<H: Host>(
     host: &H,
     target: &Target,
     found: &Found,
+    state: &State,
     now: Micros,
 ) -> Result<Vec<(Rc<Definition>, Hold)>> {
     let Some(from) = found.due else { return Ok(Vec::new()) };
@@ -304,7 +280,8 @@ fn next_expiries<H: Host>(
         let mut limits = Limits::new(host, name, key, Some(target))?;
         let mut next = Vec::with_capacity(found.len());
         for hold in found {
-            let definition = limits.of_expiry(host, &hold)?;
+            let definition = limits.of_expiry(&hold)?;
+            let definition = definition.filter(|own| own.limit.accepts(state.shape()));
             next.extend(definition.map(|definition| (definition, hold.hold)));
         }
         Ok(next)
@@ -332,13 +309,9 @@ pub(crate) fn wait<H: Host>(
     if never {
         return Ok(None);
     }
-    let next = next_expiries(host, target, found, now)?;
-    let is_state = |definition: &Definition| definition.limit.accepts(state.shape());
-    let mut holds: &[Expiry] = &next
-        .iter()
-        .filter(|(definition, _)| is_state(definition))
-        .map(|(definition, hold)| (&definition.limit, *hold))
-        .collect::<Vec<_>>();
+    let next = next_expiries(host, target, found, state, now)?;
+    let holds = next.iter().map(|(definition, hold)| (&definition.limit, *hold));
+    let mut holds: &[Expiry] = &holds.collect::<Vec<_>>();
     let Some(until) = blocked else {
         return Ok(retry_after(state, now, holds, denied, decide));
     };

@@ -39,7 +39,7 @@ pub(crate) fn apply<H: Host>(
         }
         saved::wait_for_capacity(host, target)?;
     }
-    Err(LimiterError::MemoryFull { name: target.name_text() })
+    Err(LimiterError::MemoryFull(target.name_text()))
 }
 
 /// The entries for a target.
@@ -59,9 +59,6 @@ pub fn id(entries: &impl Entries, target: &Target, known: Option<Id>) -> Id {
 }
 
 /// Locks an entry and reads it for a call; loads it first if necessary.
-///
-/// # Errors
-/// [`LimiterError::MemoryFull`] (53200).
 pub(super) fn lock<'e, H: Host>(
     host: &H,
     entries: &'e H::Entries,
@@ -79,7 +76,7 @@ pub(super) fn lock<'e, H: Host>(
         }
         host.check_for_interrupts();
     }
-    Err(LimiterError::MemoryFull { name: target.name_text() })
+    Err(LimiterError::MemoryFull(target.name_text()))
 }
 
 /// Reads the stored state of a target's limit; `None`: the limit is full.

@@ -75,17 +75,13 @@ pub(crate) fn peek_unexpired<'t, H: Host>(
     rows: &dyn Rows,
     target: &'t Target,
 ) -> Result<Option<Found<'t>>> {
-    if target.store != Store::Row || !expiry::returns(&target.definition) {
-        return Ok(None);
-    }
-    let Some(row) = rows.read(target.row(0))?.filter(|row| !row.stored.is_marker()) else {
-        return Ok(None);
+    let row = match target.store {
+        Store::Row if expiry::returns(&target.definition) => rows.read(target.row(0))?,
+        _ => None,
     };
     let now = host.now();
-    if !expiry::is_due(target, &row, now) {
-        return Ok(None);
-    }
-    Ok(Some(interpret(target, vec![(0, row)], now)?.shards.into()))
+    let due = row.filter(|row| !row.stored.is_marker() && expiry::is_due(target, row, now));
+    due.map(|row| Ok(interpret(target, vec![(0, row)], now)?.shards.into())).transpose()
 }
 
 /// Reads a target's stored state, with the instant after the read; with shards, their total; `None`: nothing is stored,

@@ -20,9 +20,6 @@ use crate::ports::{
 use crate::target::Target;
 
 /// Loads a key from its row. If the pool is full, waits until keys are saved.
-///
-/// # Errors
-/// [`LimiterError::MemoryFull`] (53200): no key could be saved.
 pub(super) fn load<H: Host>(host: &H, target: &Target, id: Id, absent: Absent) -> Result<()> {
     host.check_definitions()?;
     let state = read_row(host, target)?.filter(|_| !Fault::EvictedIsFull.is_on());
@@ -44,7 +41,7 @@ pub(super) fn load<H: Host>(host: &H, target: &Target, id: Id, absent: Absent) -
 pub(super) fn wait_for_capacity<H: Host>(host: &H, target: &Target) -> Result<()> {
     match host.wait_for_save()? {
         true => Ok(()),
-        false => Err(LimiterError::MemoryFull { name: target.name_text() }),
+        false => Err(LimiterError::MemoryFull(target.name_text())),
     }
 }
 
@@ -80,9 +77,6 @@ pub(super) fn forget<H: Host>(host: &H, target: &Target) -> Result<bool> {
 
 /// Writes the state of a key to its row, `None`: full; false if another session has locked the row. Without `wait`,
 /// doesn't wait for a lock, as far as the rows can avoid that.
-///
-/// # Errors
-/// [`LimiterError::NotWritten`] (55000).
 pub fn write<H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -123,16 +117,13 @@ fn write_locked<H: Host>(
     wait: bool,
 ) -> Result<bool> {
     let written = host.attempt(|| {
-        let mut root = None;
-        for (shard, _) in rows.read_key(id.name, id.key, None)? {
+        // The number of shards can't change from here on.
+        let Some(root) = rows.lock(id, wait)? else { return Ok(None) };
+        for (shard, _) in rows.read_key(id.name, id.key, None)?.into_iter().skip(1) {
             let id = RowId { shard, ..id };
-            match rows.lock(id, wait)? {
-                None => return Ok(None),
-                Some(row) if shard == 0 => root = Some(row),
-                Some(row) => rows.delete(id, row.tuple)?,
-            }
+            let Some(row) = rows.lock(id, wait)? else { return Ok(None) };
+            rows.delete(id, row.tuple)?;
         }
-        let Some(root) = root else { return Ok(None) };
         rows.update(id, root.tuple, &root.with(stored))?;
         Ok(Some(()))
     })?;

@@ -52,9 +52,6 @@ fn match_limit(limit: &Limit, rows: &[ShardRow]) -> bool {
 
 /// Interprets all rows of a key at `now`, an instant after the read: with a shard for each row, or for each shard of
 /// the limit if it can't carry over any of their states.
-///
-/// # Errors
-/// [`LimiterError::BadState`] (55000).
 pub fn interpret<'a>(
     target: &'a Target,
     mut rows: Vec<ShardRow>,
@@ -239,15 +236,11 @@ fn reshard(
     now: Micros,
 ) -> Result<()> {
     let shard_count = target.limit().shards();
-    let mut root = None;
+    let mut locked = locked.into_iter();
+    let Some((0, root)) = locked.next() else { return Err(LimiterError::not_written()) };
     for (number, found) in locked {
-        if number == 0 {
-            root = Some(found);
-        } else {
-            rows.delete(target.row(number), found.tuple)?;
-        }
+        rows.delete(target.row(number), found.tuple)?;
     }
-    let Some(root) = root else { return Err(LimiterError::not_written()) };
     let states = shards.resharded(shard_count, now);
     if let [state] = &states[..] {
         let joined = root.with(Stored::State(state.clone()));
