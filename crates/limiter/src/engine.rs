@@ -393,7 +393,7 @@ fn read_one<'a, H: Host>(host: &H, rows: Option<&dyn Rows>, ask: &'a Ask<'a>) ->
         return Ok(seen);
     }
     let entry = ask.entry.filter(|_| target.store.is_in_memory());
-    let (found, _) = stores::peek_with(host, rows, target, entry)?;
+    let (found, _) = stores::peek(host, rows, target, entry)?;
     let mut own = ask.own(host)?;
     if let (Some(rows), Some(_)) = (rows, &own) {
         own = of_state(host, rows, target, own)?;

@@ -2,17 +2,13 @@
 //!
 //! The extension implements them in a session of PostgreSQL, `crates/model` in steps of a model of one.
 
-mod definitions;
 mod entries;
 mod holds;
 mod rows;
-mod tally;
 
-pub use definitions::{Block, Defined, InlineConfig};
 pub use entries::{Absent, Entries, Id, LockedEntries, Pool, Retention, Seen};
 pub use holds::{Deleted, HoldRow, Holds, KeyHolds};
 pub use rows::{KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId, Version};
-pub use tally::{Counted, Verdict};
 
 use std::borrow::Cow;
 use std::rc::Rc;
@@ -38,6 +34,64 @@ pub enum RowAccess {
     Read,
     /// Locks and writes.
     Write,
+}
+
+/// The definition and the block of a name and key.
+#[derive(Clone, Default)]
+pub struct Defined {
+    /// The definition.
+    pub definition: Option<Rc<Definition>>,
+    /// The key's plan, if that is not defined; the key then has no definition.
+    pub missing_plan: Option<Rc<str>>,
+    /// The end of its block, which may be past; `None`: there is none.
+    pub blocked_until: Option<Micros>,
+}
+
+/// A config passed in a call.
+pub trait InlineConfig {
+    /// Parses it.
+    ///
+    /// # Errors
+    /// [`LimiterError::Config`](crate::error::LimiterError::Config) (22023).
+    fn definition(&self) -> Result<Rc<Definition>>;
+
+    /// Returns it as JSON in the server's encoding, for storage.
+    fn json(&self) -> Vec<u8>;
+}
+
+/// A block of a key.
+pub struct Block {
+    /// The end, or [`FOREVER`](crate::target::FOREVER).
+    pub until: Micros,
+    /// The reason, in the server's encoding.
+    pub reason: Option<Vec<u8>>,
+}
+
+/// How a request was answered.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Verdict {
+    /// It passed.
+    Allowed,
+    /// It was denied.
+    Denied {
+        /// `false`: in a dry run, so it passed.
+        enforced: bool,
+    },
+}
+
+/// A request to count.
+#[derive(Clone, Copy)]
+pub struct Counted<'a> {
+    /// The limit's name, in the server's encoding.
+    pub name: &'a [u8],
+    /// The key, in the server's encoding.
+    pub key: &'a [u8],
+    /// Tokens.
+    pub count: f64,
+    /// The answer.
+    pub verdict: Verdict,
+    /// The wait that it reports.
+    pub retry_after: Option<Micros>,
 }
 
 /// The limiter's environment: a transaction of a session.

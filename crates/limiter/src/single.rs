@@ -96,7 +96,7 @@ pub(crate) fn look<H: Host>(host: &H, ask: &Ask) -> Result<Answer> {
     let Ask { target, change, .. } = ask;
     let now = host.now();
     if change.block(target, now).is_none() && !change.never_passes(target, now) {
-        let (found, now) = stores::peek(host, target)?;
+        let (found, now) = stores::peek(host, None, target, None)?;
         let decided = change.decide(host, target, Contents::All(&found.shards, None), now)?;
         if decided.answer.ok || !found.has_holds() {
             return Ok(Answer { level: found.shards.level(now), ..decided.answer });

@@ -157,7 +157,7 @@ fn status_of<'a, H: Host>(
         Some((rows, of_key, _)) => {
             stores::peek_found(host, rows, &target, of_key.to_vec(), host.now())?
         }
-        None => stores::without_rows(host, &target)?,
+        None => stores::peek(host, None, &target, None)?,
     };
     let shards = &found.shards;
     let held = match in_rows {

@@ -164,7 +164,7 @@ fn lock_to_settle<'a, H: Host>(
         // So that no other session gives back its expired tokens.
         rows.lock(target.row(0), true)?;
     }
-    let shards = stores::peek_with(host, Some(rows), target, None)?.0.shards;
+    let shards = stores::peek(host, Some(rows), target, None)?.0.shards;
     let locks = if counts { Locks::Others } else { Locks::Own };
     Ok(Some(Locked { rows: LockedRows::none(shards.into()), locks, own: None }))
 }

@@ -79,8 +79,11 @@ pub(super) fn lock<'e, H: Host>(
     Err(LimiterError::MemoryFull(target.name_text()))
 }
 
-/// Reads the stored state of a target's limit; `None`: the limit is full.
+/// Reads the stored state of a target's limit; `None`: the limit is full, or not in memory.
 pub(super) fn read<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
+    if !target.store.is_in_memory() {
+        return Ok(None);
+    }
     let entries = entries(host, target)?;
     let mut found = match entries.read(id(entries, target, None)) {
         Ok(found) => found,

@@ -31,41 +31,24 @@ pub use shards::contents::interpret;
 pub(crate) use shards::contents::{of_shards, peek_found};
 
 /// Reads a target's contents, without locking, writing or waiting, and returns them with the instant after the read.
-/// Computes expired holds: those in the contents are due later.
-pub fn peek<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Found<'t>, Micros)> {
-    match target.store {
-        Store::Row | Store::Shards(_) => {
-            host.with_rows(RowAccess::Read, |rows| contents::peek(host, rows, target))
-        }
-        _ => without_rows(host, target),
-    }
-}
-
-/// Reads a target's contents for a call: from `rows`, if the target has any, or from its entry.
-pub fn peek_with<'t, H: Host>(
+/// Computes expired holds: those in the contents are due later. Reads from `rows`, which are opened if the target needs
+/// them and the call has none, or for a call from its `entry`.
+pub fn peek<'t, H: Host>(
     host: &H,
     rows: Option<&dyn Rows>,
     target: &'t Target,
     entry: Option<Id>,
 ) -> Result<(Found<'t>, Micros)> {
-    match (rows, entry) {
-        (_, Some(id)) => {
-            let found = memory::touch(host, target, id)?.state;
-            let now = host.now();
-            Ok((Found::of_state(target, found, now), now))
-        }
-        (Some(rows), None) if target.store.is_in_table() => contents::peek(host, rows, target),
-        _ => without_rows(host, target),
+    if target.store.is_in_table() {
+        return match rows {
+            Some(rows) => contents::peek(host, rows, target),
+            None => host.with_rows(RowAccess::Read, |rows| contents::peek(host, rows, target)),
+        };
     }
-}
-
-/// Reads the contents of a target without rows: in memory, or full.
-pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Found<'t>, Micros)> {
-    let found = match target.store {
-        Store::Memory | Store::Saved => memory::read(host, target)?,
-        _ => None,
+    let (found, now) = match entry {
+        Some(id) => (memory::touch(host, target, id)?.state, host.now()),
+        None => stored(host, target)?,
     };
-    let now = host.now();
     Ok((Found::of_state(target, found, now), now))
 }
 
@@ -87,16 +70,13 @@ pub(crate) fn peek_unexpired<'t, H: Host>(
 /// Reads a target's stored state, with the instant after the read; with shards, their total; `None`: nothing is stored,
 /// and the limit is full.
 pub fn stored<H: Host>(host: &H, target: &Target) -> Result<(Option<State>, Micros)> {
-    match target.store {
-        Store::Nowhere => Ok((None, host.now())),
-        Store::Memory | Store::Saved => {
-            let found = memory::read(host, target)?;
-            Ok((found, host.now()))
-        }
-        Store::Row | Store::Shards(_) => host.with_rows(RowAccess::Read, |rows| {
+    if target.store.is_in_table() {
+        return host.with_rows(RowAccess::Read, |rows| {
             contents::stored(host, rows, target, rows.read_key(target.name, target.key, None)?)
-        }),
+        });
     }
+    let found = memory::read(host, target)?;
+    Ok((found, host.now()))
 }
 
 /// Forgets the stored state of a name and key, under its definition or a config in a call; false if there was none.

@@ -1,13 +1,13 @@
 //! Chooses the rows that a change goes to, if not all of them are needed.
 
-use ratelimit_core::{Micros, Shards};
+use ratelimit_core::{Micros, Shards, State};
 use ratelimit_faults::Fault;
 
 use super::contents::{row_of, shard_number};
 use super::room;
 use crate::change::{Change, Contents, Decided};
 use crate::error::Result;
-use crate::ports::{Host, Row, Rows, Stored, TupleId};
+use crate::ports::{Host, Row, Rows, ShardRow, Stored, TupleId};
 use crate::target::Target;
 
 /// The shard of the row that this transaction last locked, counted from 0: it takes from that row again.
@@ -64,34 +64,34 @@ pub(crate) fn apply_to_one_shard<H: Host>(
         return Ok(None);
     };
     let id = row_of(target, better);
-    let decide = |shards: &Shards, now| {
+    let mut change_row = |row: &Row, now, is_locked: bool| -> Result<Option<Decided>> {
+        if is_locked {
+            let state = target.state(shards.shard_limit(), Some(&row.stored), now)?.into_owned();
+            shards.states_mut()[better] = state;
+            let suffices = room(&shards, better, now, amount) >= amount.abs();
+            if !suffices && !Fault::ShardNotCompared.is_on() {
+                return Ok(None);
+            }
+        }
         let contents = Contents::One(shards.shard_limit(), &shards.states()[better]);
-        change.decide(host, target, contents, now)
-    };
-    let written = |mut decided: Decided, shards: &mut Shards, after, now| {
-        shards.states_mut()[better] = after;
-        decided.set_level(shards.level(now));
-        Some(decided)
-    };
-    let mut decided = decide(&shards, now)?;
-    if let Some(after) = decided.after.take()
-        && rows.replace(id, &seen, &seen.with(Stored::State(after.clone())), false)?
-    {
-        return Ok(written(decided, &mut shards, after, now));
-    }
-    let mut change_locked = || {
-        let Some(locked) = rows.lock(id, false)? else { return Ok(None) };
-        let now = host.now();
-        let state = target.state(shards.shard_limit(), Some(&locked.stored), now)?.into_owned();
-        shards.states_mut()[better] = state;
-        let suffices = room(&shards, better, now, amount) >= amount.abs();
-        if !suffices && !Fault::ShardNotCompared.is_on() {
+        let mut decided = change.decide(host, target, contents, now)?;
+        let Some(after) = decided.after.take() else { return Ok(None) };
+        let next = row.with(Stored::State(after.clone()));
+        if is_locked {
+            rows.update(id, row.tuple, &next)?;
+        } else if !rows.replace(id, row, &next, false)? {
             return Ok(None);
         }
-        let mut decided = decide(&shards, now)?;
-        let Some(after) = decided.after.take() else { return Ok(None) };
-        rows.update(id, locked.tuple, &locked.with(Stored::State(after.clone())))?;
-        Ok(written(decided, &mut shards, after, now))
+        shards.states_mut()[better] = after;
+        decided.set_level(shards.level(now));
+        Ok(Some(decided))
+    };
+    if let Some(decided) = change_row(&seen, now, false)? {
+        return Ok(Some(decided));
+    }
+    let mut change_locked = || match rows.lock(id, false)? {
+        Some(locked) => change_row(&locked, host.now(), true),
+        None => Ok(None),
     };
     // Another call may change the row before it is locked here: the lock is then released, unless it was held before.
     if is_own { change_locked() } else { host.attempt(change_locked) }
@@ -109,30 +109,27 @@ fn estimate<'a, H: Host>(
     let first = own.unwrap_or_else(|| host.below(count));
     let second = (first + 1 + host.below(count - 1)) % count;
     let numbers = [first, second].map(|shard| shard_number(count as u32, shard));
-    let mut found = rows.read_key(target.name, target.key, Some(&numbers))?;
+    let found = rows.read_key(target.name, target.key, Some(&numbers))?;
     let now = host.now();
+    let Ok([lower, higher]) = <[ShardRow; 2]>::try_from(found) else { return Ok(None) };
+    let (one, other) = if first < second { (lower, higher) } else { (higher, lower) };
     let shard_limit = target.limit().shard_limit(count as u32);
-    let mut states = Vec::with_capacity(2);
-    for wanted in numbers {
-        let row = found.iter().find(|&&(number, _)| number == wanted);
-        let Some((_, row)) = row else { return Ok(None) };
-        states.push(target.state(&shard_limit, Some(&row.stored), now)?.into_owned());
-    }
-    let mut all = vec![states[1].clone(); count];
-    all[first] = states.swap_remove(0);
+    let state = |(_, row): &ShardRow| -> Result<State> {
+        Ok(target.state(&shard_limit, Some(&row.stored), now)?.into_owned())
+    };
+    let mut all = vec![state(&other)?; count];
+    all[first] = state(&one)?;
     let shards = Shards::new(target.limit(), all);
     let room = |shard| room(&shards, shard, now, amount);
     let is_first = own.is_some() || room(first) >= room(second);
-    let (better, number) = if is_first { (first, numbers[0]) } else { (second, numbers[1]) };
+    let (better, (_, seen)) = if is_first { (first, one) } else { (second, other) };
     let in_debt = [first, second].iter().any(|&shard| shards.available(shard, now) < 0.0);
     let is_owed = in_debt || amount > 0.0 && shards.are_overused(now);
     let suffices = room(better) >= amount.abs() && !is_owed;
     if !suffices && !Fault::BetterNotCompared.is_on() {
         return Ok(None);
     }
-    let at = found.iter().position(|&(found, _)| found == number);
-    let seen = at.map(|at| found.swap_remove(at).1);
-    Ok(seen.map(|seen| Estimate { shards, better, seen, is_own: own.is_some(), now }))
+    Ok(Some(Estimate { shards, better, seen, is_own: own.is_some(), now }))
 }
 
 /// Locks unlocked rows until together they have room for the change, and updates the shards. `None`: they don't
