@@ -194,7 +194,7 @@ fn of_limiter(error: &LimiterError) -> Report {
         LimiterError::UndefinedPlan { plan, .. } => {
             report(b"42704").hint(format!("Define it: {}", definition(plan, Kind::TokenBucket, false)))
         }
-        LimiterError::Keyed { name, kind, keyed: true } => report(b"22004")
+        LimiterError::Keyed { name, kind } => report(b"22004")
             .detail(
                 "Its config has \"keyed\": true, so that a call without a key fails instead of taking from \
                  a limit that everybody shares.",
@@ -205,7 +205,7 @@ fn of_limiter(error: &LimiterError) -> Report {
                 taker(*kind),
                 literal(name)
             )),
-        LimiterError::Keyed { name, kind, keyed: false } => report(b"22023")
+        LimiterError::NotKeyed { name, kind } => report(b"22023")
             .detail(
                 "Its config has \"keyed\": false: all calls share one limit, and a key would have a second one.",
             )

@@ -48,15 +48,21 @@ pub enum LimiterError {
         /// The plan.
         plan: String,
     },
-    /// A limit with `keyed` was used without a key, or one with `keyed` false with a key.
-    #[error("rate limit \"{name}\" {}", if *.keyed { "requires a key" } else { "takes no key" })]
+    /// A limit with `keyed` was used without a key.
+    #[error("rate limit \"{name}\" requires a key")]
     Keyed {
         /// The limit.
         name: String,
         /// Its kind.
         kind: Kind,
-        /// Its `keyed`.
-        keyed: bool,
+    },
+    /// A limit with `keyed` false was used with a key.
+    #[error("rate limit \"{name}\" takes no key")]
+    NotKeyed {
+        /// The limit.
+        name: String,
+        /// Its kind.
+        kind: Kind,
     },
     /// A config was passed for this defined limit without the privilege to define.
     #[error("permission denied to override rate limit \"{0}\"")]

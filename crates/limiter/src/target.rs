@@ -294,20 +294,21 @@ pub fn undefined(name: Cow<str>, missing_plan: Option<&str>) -> LimiterError {
 /// Refuses the empty key if a limit is `keyed`, and any other key if the limit says that it is not.
 ///
 /// # Errors
-/// [`LimiterError::Keyed`] (22004, 22023).
+/// [`LimiterError::Keyed`] (22004), [`LimiterError::NotKeyed`] (22023).
 pub fn check_key<H: Host>(
     name: &[u8],
     key: &[u8],
     keyed: Option<bool>,
     limit: &Limit,
 ) -> Result<()> {
-    match keyed {
-        Some(keyed) if keyed == key.is_empty() => {
-            let (name, kind) = (H::utf8(name).into_owned(), limit.kind());
-            Err(LimiterError::Keyed { name, kind, keyed })
-        }
-        _ => Ok(()),
+    if keyed != Some(key.is_empty()) {
+        return Ok(());
     }
+    let (name, kind) = (H::utf8(name).into_owned(), limit.kind());
+    Err(match key.is_empty() {
+        true => LimiterError::Keyed { name, kind },
+        false => LimiterError::NotKeyed { name, kind },
+    })
 }
 
 /// Looks up the limit that has a key's state: if the key alone is exempt, the name's limit, which holds again
