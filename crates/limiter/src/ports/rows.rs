@@ -225,8 +225,8 @@ pub trait Rows {
     /// Reads a row, without locking, writing or waiting.
     fn read(&self, id: RowId) -> Result<Option<Row>>;
 
-    /// Reads all rows of a key, or those with these shard numbers, under one snapshot, in ascending order, as
-    /// [`read`](Rows::read).
+    /// Reads all rows of a key, or those with these shard numbers, which ascend, under one snapshot, in ascending order,
+    /// as [`read`](Rows::read).
     fn read_key(&self, name: &[u8], key: &[u8], shards: Option<&[i32]>) -> Result<Vec<ShardRow>>;
 
     /// Reads at most `rows` rows after (name, key), in the order of name, key and shard, as [`read`](Rows::read); with

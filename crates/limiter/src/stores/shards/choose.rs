@@ -108,7 +108,8 @@ fn estimate<'a, H: Host>(
     let own = own_shard(host, target);
     let first = own.unwrap_or_else(|| host.below(count));
     let second = (first + 1 + host.below(count - 1)) % count;
-    let numbers = [first, second].map(|shard| shard_number(count as u32, shard));
+    let ascending = [first.min(second), first.max(second)];
+    let numbers = ascending.map(|shard| shard_number(count as u32, shard));
     let found = rows.read_key(target.name, target.key, Some(&numbers))?;
     let now = host.now();
     let Ok([lower, higher]) = <[ShardRow; 2]>::try_from(found) else { return Ok(None) };
