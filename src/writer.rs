@@ -349,7 +349,8 @@ fn write_one(session: &Session, rows: &dyn Rows, copy: &SavedCopy) -> PortResult
 
 /// Whether saved keys of a definition may be in memory. True for an exemption, too: the keys wait until it ends.
 pub fn may_be_saved(definition: Option<&Definition>) -> bool {
-    definition.is_some_and(|definition| Store::from_definition(definition).may_be_saved())
+    let store = definition.map(Store::from_definition);
+    matches!(store, Some(Store::Saved | Store::Nowhere))
 }
 
 /// The names with keys that a transaction may write: no session is taking them out of memory.

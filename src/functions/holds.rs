@@ -99,11 +99,12 @@ sql_function! {
     #[effect(Takes)]
     fn rl_settle(call: &Call, hold: Option<&[u8]>, used: Option<f64>) -> RlResult {
         let used = used.map(|used| checked("used", used)).transpose()?;
+        let used = used.map_or(Used::All, Used::Count);
         // The hold of an exempt key: nothing to settle.
         let Some(hold) = hold else { return Ok(RlResult { ok: true, outcome: Outcome::default() }) };
-        let settle = |host: &Session| holds::settle(host, hold, used);
+        let settle = |host: &Session| holds::settle(host, hold, &used, true);
         let settled = Session::run(Use::Takes, call.function(), settle)?;
-        let outcome = settled.as_ref().map(outcome);
+        let outcome = settled.first().map(outcome);
         Ok(RlResult { ok: outcome.is_some(), outcome: outcome.unwrap_or_default() })
     }
 }
@@ -164,7 +165,7 @@ sql_function! {
         let used = used.map_or(Ok(Used::All), read_use)?;
         let settled = match hold {
             Some(hold) => Session::run(Use::Takes, call.function(), |host| {
-                holds::settle_all(host, hold, &used)
+                holds::settle(host, hold, &used, false)
             })?,
             None => Vec::new(),
         };

@@ -3,8 +3,8 @@
 use ratelimit_core::ArgumentError;
 use ratelimit_core::kinds::Lease as Given;
 use ratelimit_core::lease::{self, LeaseName};
-use ratelimit_limiter::leases;
 use ratelimit_limiter::request::Request;
+use ratelimit_limiter::single;
 use ratelimit_limiter::target::FOREVER;
 
 use super::answers::{Outcome, denied, time};
@@ -59,7 +59,7 @@ sql_function! {
         config: Option<CallConfig>,
     ) -> Acquired {
         let request = Request { name: name.0, key: key.0, count, reserve: false, config: inline(&config) };
-        let answer = Session::run(Use::Takes, call.function(), |host| leases::acquire(host, &request))?;
+        let answer = Session::run(Use::Takes, call.function(), |host| single::acquire(host, &request))?;
         if throws && !answer.ok {
             return Err(denied(&request, &answer, None));
         }
@@ -80,7 +80,7 @@ sql_function! {
     ) -> Option<Timestamptz> {
         let Some(lease) = lease else { return Ok(time(FOREVER)) };
         let request = lease.request(&config);
-        let extend = |host: &Session| leases::extend(host, &request, lease.0.id);
+        let extend = |host: &Session| single::extend(host, &request, lease.0.id);
         Ok(Session::run(Use::Takes, call.function(), extend)?.and_then(time))
     }
 }
@@ -91,6 +91,6 @@ sql_function! {
     fn rl_release(call: &Call, lease: Option<GivenLease>, config: Option<CallConfig>) -> bool {
         let Some(lease) = lease else { return Ok(true) };
         let request = lease.request(&config);
-        Session::run(Use::Takes, call.function(), |host| leases::release(host, &request, lease.0.id))
+        Session::run(Use::Takes, call.function(), |host| single::release(host, &request, lease.0.id))
     }
 }

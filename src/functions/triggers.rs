@@ -7,9 +7,9 @@ use std::ffi::{CStr, CString};
 
 use ratelimit_core::ArgumentError;
 use ratelimit_core::text::shortened;
-use ratelimit_limiter::request::Request;
+use ratelimit_limiter::request::{Request, valid_tokens};
 use ratelimit_limiter::single;
-use ratelimit_limiter::target::{Target, valid_count};
+use ratelimit_limiter::target::Target;
 
 use super::answers::denied;
 use super::arguments::{joined_key, valid_key, valid_name};
@@ -185,7 +185,7 @@ impl<'a> Options<'a> {
                 };
                 let count = match &self.count {
                     Some(count) => {
-                        valid_count(count.not_null(trigger, row.number(&count.column))?)?
+                        valid_tokens("count", count.not_null(trigger, row.number(&count.column))?)?
                     }
                     None => 1.0,
                 };

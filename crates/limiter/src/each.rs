@@ -4,29 +4,21 @@
 //! Rows are locked in the order of name and key, as in a call for all or nothing, and the requests for one key in their
 //! order, with one lock and one version of its row. Limits in memory come last: a rollback keeps what was taken there.
 
-use std::collections::BTreeMap;
-
 use ratelimit_core::Micros;
 
-use crate::change::Change;
-use crate::engine::{self, Ask};
+use crate::change::{Ask, Change, Mode};
+use crate::engine;
 use crate::error::{LimiterError, Result};
 use crate::ports::{
     Host, KeyRows, KeyedRow, Row, RowAccess, RowFacts, RowId, Rows, ShardRow, TupleId, Version,
 };
 use crate::request::{Answer, Request};
-use crate::several::resolve;
+use crate::several::{Group, groups};
 use crate::single;
 use crate::target::{Store, Target};
 
 /// The most waits of a call, each in a subtransaction: a transaction with many of them slows all sessions down.
 const MAX_WAITS: u32 = 32;
-
-/// A request by its number, from 0, and its target.
-struct Resolved<'a> {
-    n: usize,
-    target: Target<'a>,
-}
 
 /// Takes tokens for each request as [`single::limit`] would; the answers are in the order of the requests. `lock_wait`:
 /// how long the call waits for locked rows, all in all; `None`: as long as [`single::limit`].
@@ -41,16 +33,31 @@ pub fn limit<H: Host>(
 ) -> Result<Vec<Result<Answer>>> {
     let mut call = Call { host, requests, answers: Vec::new(), lock_wait, waits: 0 };
     call.answers.resize_with(requests.len(), || None);
-    let keys = call.resolve()?;
-    if keys.iter().flatten().any(|resolved| resolved.target.store.is_in_table()) {
+    let mut groups = groups("rl_limit", host, requests, |n, error| call.answer(n, Err(error)))?;
+    for Group { target, numbers, .. } in &mut groups {
+        if target.blocked_until.is_none() {
+            continue;
+        }
+        for n in std::mem::take(numbers) {
+            match single::denied_by_block(host, &call.ask(target, n)).transpose() {
+                None => numbers.push(n),
+                Some(answer) => call.answer(n, answer)?,
+            }
+        }
+    }
+    let (in_table, others): (Vec<Group>, Vec<Group>) =
+        groups.into_iter().partition(|group| group.target.store.is_in_table());
+    if in_table.iter().any(|group| !group.numbers.is_empty()) {
         host.refuse_read_only()?;
         host.with_rows(RowAccess::Write, |rows| {
-            keys.iter().try_for_each(|resolved| call.take_in_table(rows, resolved))
+            in_table.iter().try_for_each(|group| call.take_in_table(rows, group))
         })?;
     }
-    for resolved in keys.iter().flatten().filter(|one| !one.target.store.is_in_table()) {
-        let answer = single::apply(host, &call.ask(resolved));
-        call.answer(resolved.n, answer)?;
+    for Group { target, numbers, .. } in &others {
+        for &n in numbers {
+            let answer = single::apply(host, &call.ask(target, n));
+            call.answer(n, answer)?;
+        }
     }
     call.counted()
 }
@@ -68,78 +75,38 @@ struct Call<'a, H> {
 }
 
 impl<'a, H: Host> Call<'a, H> {
-    /// Resolves the requests, and answers those that are wrong, or are for a blocked key; returns the others by name and
-    /// key, in the order in which rows are locked.
-    fn resolve(&mut self) -> Result<Vec<Vec<Resolved<'a>>>> {
-        let mut keys: BTreeMap<(&[u8], &[u8]), Vec<Resolved>> = BTreeMap::new();
-        for (n, request) in self.requests.iter().enumerate() {
-            self.host.check_for_interrupts();
-            let key = keys.entry((request.name, request.key)).or_default();
-            let defined = key.iter().find(|one| self.requests[one.n].config.is_none());
-            let earlier = defined.or(key.first()).map(|one| (&one.target, defined.is_some()));
-            match resolve("rl_limit", self.host, request, earlier) {
-                Ok(target) => key.push(Resolved { n, target }),
-                Err(error) => self.answer(n, Err(error))?,
-            }
-        }
-        for resolved in keys.values_mut() {
-            if !resolved.iter().any(|one| one.target.blocked_until.is_some()) {
-                continue;
-            }
-            for one in std::mem::take(resolved) {
-                match single::denied_by_block(self.host, &self.ask(&one)) {
-                    Ok(None) => resolved.push(one),
-                    Ok(Some(answer)) => self.answer(one.n, Ok(answer))?,
-                    Err(error) => self.answer(one.n, Err(error))?,
-                }
-            }
-        }
-        Ok(keys.into_values().collect())
-    }
-
     /// The ask of one request.
-    fn ask(&self, Resolved { n, target }: &Resolved<'a>) -> Ask<'a> {
-        let change = Change::Take(self.requests[*n].tokens());
+    fn ask(&self, target: &Target<'a>, n: usize) -> Ask<'a> {
+        let change = Change::Take(self.requests[n].tokens());
         Ask { target: target.clone(), change, entry: None }
     }
 
-    /// Takes for the requests of one key, of a limit in the table: together, if its state is in one row.
-    fn take_in_table(&mut self, rows: &dyn Rows, requests: &[Resolved<'a>]) -> Result<()> {
-        let Some(Resolved { target, .. }) = requests.first() else { return Ok(()) };
-        if !target.store.is_in_table()
-            || requests.len() > 1
-                && target.store == Store::Row
-                && self.take_together(rows, requests)?
-        {
-            return Ok(());
+    /// Takes for the requests of one key, of a limit in the table: with one version of their row, if it is one and no
+    /// request needs a step of its own.
+    fn take_in_table(&mut self, rows: &dyn Rows, group: &Group<'a>) -> Result<()> {
+        let Group { target, numbers, .. } = group;
+        if numbers.len() > 1 && target.store == Store::Row {
+            let takes = numbers.iter().map(|&n| self.requests[n].tokens()).collect();
+            let change = Change::Takes(takes, Mode::Each);
+            let ask = Ask { target: target.clone(), change, entry: None };
+            let apply = |host: &H, rows: &dyn Rows| engine::short(host, rows, &ask);
+            match self.waiting(rows, target, apply) {
+                Ok(Some(decided)) => {
+                    let mut answered = numbers.iter().zip(decided.answers());
+                    return answered
+                        .try_for_each(|(&n, answer)| self.answer(n, Ok(answer.clone())));
+                }
+                // A denial on a locked row waits for no transaction.
+                Ok(None) | Err(LimiterError::BadState { .. } | LimiterError::Locked { .. }) => {}
+                Err(error) => return Err(error),
+            }
         }
-        for one in requests {
-            let ask = self.ask(one);
+        for &n in numbers {
+            let ask = self.ask(target, n);
             let answer = self.waiting(rows, target, |host, rows| engine::run_one(host, rows, &ask));
-            self.answer(one.n, answer)?;
+            self.answer(n, answer)?;
         }
         Ok(())
-    }
-
-    /// Takes for several requests with one version of their row; false if each needs a step of its own.
-    fn take_together(&mut self, rows: &dyn Rows, together: &[Resolved<'a>]) -> Result<bool> {
-        let target = together[0].target.clone();
-        let takes = together.iter().map(|one| self.requests[one.n].tokens()).collect();
-        let ask = Ask { target, change: Change::Each(takes), entry: None };
-        let apply = |host: &H, rows: &dyn Rows| engine::row::apply::<H, true>(host, rows, &ask);
-        match self.waiting(rows, &ask.target, apply) {
-            Ok(Some(decided)) => {
-                for (one, answer) in together.iter().zip(decided.answers()) {
-                    self.answer(one.n, Ok(answer.clone()))?;
-                }
-                Ok(true)
-            }
-            // A denial on a locked row waits for no transaction.
-            Ok(None) | Err(LimiterError::BadState { .. } | LimiterError::Locked { .. }) => {
-                Ok(false)
-            }
-            Err(error) => Err(error),
-        }
     }
 
     /// Runs `work` on the rows, which waits for locked ones no longer than the call does.
@@ -180,7 +147,7 @@ impl<'a, H: Host> Call<'a, H> {
             let answer = answer.ok_or_else(LimiterError::not_written)?;
             if let Ok(answer) = &answer {
                 let counter = host.counter(request.name, request.key)?;
-                host.count(counter, request.counted(answer.verdict(), answer));
+                host.count(counter, request.counted(answer));
             }
             Ok(answer.map(Answer::or_let_pass))
         };

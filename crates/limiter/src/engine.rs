@@ -11,27 +11,20 @@
 
 mod commit;
 mod memory;
-pub(crate) mod row;
+mod row;
 
-use ratelimit_core::hold::Hold;
+use std::slice::from_ref;
+
 use ratelimit_core::{Micros, Shards, State};
 
-use crate::change::{Change, Contents, Decided};
+use crate::change::{Ask, Change, Decided, Mode};
 use crate::error::{LimiterError, Result};
-use crate::ports::{HoldRow, Holds, Host, Id, Row, RowAccess, Rows, TRIES};
+use crate::ports::{HoldRow, Host, Row, RowAccess, Rows, TRIES};
 use crate::request::Answer;
 use crate::stores;
 use crate::stores::expiry::{self, Found};
 use crate::stores::shards::{self, Extent};
 use crate::target::{FOREVER, Store, Target};
-
-/// The change that a call asks of one limit.
-pub(crate) struct Ask<'a> {
-    pub(crate) target: Target<'a>,
-    pub(crate) change: Change<'a>,
-    /// The address of its entry in memory, if known.
-    pub(crate) entry: Option<Id>,
-}
 
 /// The decisions on asks, in their order.
 pub(crate) struct Outcome {
@@ -56,19 +49,9 @@ impl View<'_> {
         let block = |at| ask.target.block(at);
         self.found.is_due(now) || self.left_out_at.is_some_and(|at| block(at) != block(now))
     }
-
-    fn decide<H: Host>(&self, host: &H, ask: &Ask, now: Micros) -> Result<Decided> {
-        let own = self.own.as_ref().map(|own| &own.hold);
-        ask.change.decide(host, &ask.target, Contents::All(&self.found.shards, own), now)
-    }
 }
 
 impl Ask<'_> {
-    /// Whether it takes from a limit in memory.
-    fn is_in_memory(&self) -> bool {
-        self.target.store.is_in_memory() && self.change.is_take()
-    }
-
     /// Reads the hold with the call's id. A random id has none yet.
     #[inline]
     pub(crate) fn own<H: Host>(&self, host: &H) -> Result<Option<HoldRow>> {
@@ -81,6 +64,14 @@ impl Ask<'_> {
         }
     }
 
+    /// Reads the hold with the call's id, unless the state of its row begins again: it is of another kind, or ignored.
+    fn own_of_state<H: Host>(&self, host: &H, rows: &dyn Rows) -> Result<Option<HoldRow>> {
+        let Some(own) = self.own(host)? else { return Ok(None) };
+        let row = rows.read(self.target.row(0))?;
+        let is_gone = row.is_some_and(|row| self.target.begins_anew(&row.stored, host.now()));
+        Ok(Some(own).filter(|_| !is_gone))
+    }
+
     /// Writes the hold; `own` is the hold before. False if `own` is gone, or if another hold has appeared in its place.
     #[inline]
     pub(crate) fn put<H: Host>(
@@ -89,35 +80,30 @@ impl Ask<'_> {
         own: Option<&HoldRow>,
         decided: &Decided,
     ) -> Result<bool> {
-        match (decided.hold_after(), &self.change) {
-            (Some(hold), Change::Hold(_)) => host.with_holds(|holds| self.put_in(holds, own, hold)),
-            _ => Ok(true),
-        }
-    }
-
-    fn put_in(&self, holds: &dyn Holds, own: Option<&HoldRow>, hold: Hold) -> Result<bool> {
+        let (Some(hold), Change::Hold(asked)) = (decided.hold_after(), &self.change) else {
+            return Ok(true);
+        };
         let Target { name, key, .. } = self.target;
-        match (own, &self.change) {
-            (Some(own), _) => {
+        host.with_holds(|holds| match own {
+            Some(own) => {
                 // It may have changed since it was read without a lock.
                 let now = holds.one(&own.id, name, key)?;
                 Ok(now.is_some_and(|now| now.hold == own.hold)
                     && holds.update(&HoldRow { hold, ..own.clone() })?)
             }
-            (None, Change::Hold(asked)) => {
+            None => {
                 let (id, config) = (asked.id.to_vec(), asked.config.clone());
                 let (name, key) = (name.to_vec(), key.to_vec());
                 holds.insert(&HoldRow { id, name, key, hold, config })
             }
-            _ => Ok(true),
-        }
+        })
     }
 }
 
 /// Whether expired holds can't change a denial: the block never ends, or all pass after it, or even a full limit denies
 /// the call.
 pub(crate) fn is_final(ask: &Ask, decided: &Decided, now: Micros) -> bool {
-    match ask.change.block(&ask.target, now) {
+    match ask.block(now) {
         Some(FOREVER) => true,
         Some(until) => {
             let wait = Some(until.minus(now));
@@ -129,7 +115,7 @@ pub(crate) fn is_final(ask: &Ask, decided: &Decided, now: Micros) -> bool {
                 Change::Take(_) => !decided.answer.ok,
                 _ => !decided.passes(),
             };
-            is_denied && ask.change.never_passes(&ask.target, now)
+            is_denied && ask.never_passes(now)
         }
     }
 }
@@ -144,7 +130,7 @@ pub(crate) fn count_expiries<H: Host>(
     own: Option<&HoldRow>,
     decided: &mut Decided,
 ) -> Result<()> {
-    let Ask { target, change, .. } = ask;
+    let target = &ask.target;
     let limit = target.limit();
     if limit.concurrency().is_some() {
         return Ok(());
@@ -152,9 +138,8 @@ pub(crate) fn count_expiries<H: Host>(
     let always = decided.answer.blocked.is_some() && !target.definition.enforce;
     let refused = |decided: &Decided| decided.answers().find(|answer| !answer.ok).cloned();
     let decide = |state: &State, at: Micros| {
-        let shards = Shards::new(limit, vec![state.clone()]);
-        let contents = Contents::All(&shards, own.map(|own| &own.hold));
-        match change.decide_unblocked(host, target, contents, at) {
+        let shards = Shards::new(limit, from_ref(state));
+        match ask.decide_unblocked(host, &shards, own.map(|own| &own.hold), at) {
             Ok(decided) => match refused(&decided) {
                 None => (true, None),
                 Some(refused) => (always, refused.retry_after),
@@ -173,7 +158,7 @@ pub(crate) fn count_expiries<H: Host>(
 /// Decides asks as [`run`] does, without locking or writing anything.
 pub(crate) fn check<H: Host>(host: &H, asks: &[Ask]) -> Result<Outcome> {
     let check = |rows: Option<&dyn Rows>| {
-        let decided = peek(host, rows, asks)?.unchanged();
+        let decided = unchanged(peek(host, rows, asks)?);
         Ok(Outcome { ok: decided.iter().all(Decided::passes), decided })
     };
     match asks.iter().any(|ask| ask.target.store.is_in_table()) {
@@ -185,25 +170,19 @@ pub(crate) fn check<H: Host>(host: &H, asks: &[Ask]) -> Result<Outcome> {
 /// Whether a limit has the tokens for an ask, as if expired holds were applied.
 #[cold]
 pub(crate) fn would_pass<H: Host>(host: &H, rows: &dyn Rows, ask: &Ask) -> Result<bool> {
-    let peek = read(host, Some(rows), std::slice::from_ref(ask))?;
-    Ok(peek.decided.iter().flat_map(Decided::answers).all(|answer| answer.ok))
+    let peek = read(host, Some(rows), from_ref(ask))?;
+    Ok(peek.iter().flat_map(|(_, decided)| decided.answers()).all(|answer| answer.ok))
 }
 
 /// Makes all of the asks, given in the order of name and key, or none.
-///
-/// # Errors
-/// [`LimiterError::BadState`]; [`LimiterError::NotWritten`] (55000): rows keep vanishing.
 pub(crate) fn run<H: Host>(host: &H, asks: &[Ask]) -> Result<Outcome> {
     if !asks.iter().any(|ask| ask.target.store.is_in_table()) {
-        return without_rows(host, asks);
+        return memory::take(host, asks.iter());
     }
     host.refuse_read_only()?;
     host.with_rows(RowAccess::Write, |rows| {
         if let [ask] = asks
-            && matches!(ask.change, Change::Hold(_))
-            && ask.target.store == Store::Row
-            && ask.target.limit().concurrency().is_none()
-            && let Some(decided) = row::apply::<H, true>(host, rows, ask)?
+            && let Some(decided) = short(host, rows, ask)?
         {
             return Ok(Outcome { ok: true, decided: vec![decided] });
         }
@@ -211,18 +190,26 @@ pub(crate) fn run<H: Host>(host: &H, asks: &[Ask]) -> Result<Outcome> {
     })
 }
 
-/// Makes the change of one ask in the table: in one row, if that suffices.
+/// Makes the change of one ask in the table.
 #[inline]
 pub(crate) fn run_one<H: Host>(host: &H, rows: &dyn Rows, ask: &Ask) -> Result<Answer> {
-    let short = match ask.target.store {
-        Store::Shards(_) => shards::apply_to_one_shard(host, rows, &ask.target, &ask.change)?,
-        _ => row::apply::<H, false>(host, rows, ask)?,
-    };
-    if let Some(decided) = short {
+    if let Some(decided) = short(host, rows, ask)? {
         return Ok(decided.answer);
     }
-    let decided = make(host, rows, std::slice::from_ref(ask))?.decided.pop();
+    let decided = make(host, rows, from_ref(ask))?.decided.pop();
     decided.map(|decided| decided.answer).ok_or_else(LimiterError::not_written)
+}
+
+/// Makes the change of one ask in one row of the table; `None`: nothing is changed, since that doesn't suffice.
+#[inline]
+pub(crate) fn short<H: Host>(host: &H, rows: &dyn Rows, ask: &Ask) -> Result<Option<Decided>> {
+    let Ask { target, change, .. } = ask;
+    match (target.store, change) {
+        (Store::Shards(_), _) => shards::apply_to_one_shard(host, rows, ask),
+        (_, Change::Takes(_, Mode::Together)) => Ok(None),
+        (_, Change::Hold(_)) if target.limit().concurrency().is_some() => Ok(None),
+        _ => row::apply(host, rows, ask),
+    }
 }
 
 /// Makes all of the asks, of which some are in the table, or none.
@@ -231,9 +218,9 @@ fn make<H: Host>(host: &H, rows: &dyn Rows, asks: &[Ask]) -> Result<Outcome> {
     for _ in 0..TRIES {
         host.check_for_interrupts();
         let peek = peek(host, Some(rows), asks)?;
-        let ok = peek.decided.iter().all(Decided::passes);
-        if !ok || !peek.decided.iter().any(Decided::changes) {
-            return Ok(Outcome { decided: peek.unchanged(), ok });
+        let ok = peek.iter().all(|(_, decided)| decided.passes());
+        if !ok || !peek.iter().any(|(_, decided)| decided.changes()) {
+            return Ok(Outcome { decided: unchanged(peek), ok });
         }
         let mut refused = None;
         let made =
@@ -241,11 +228,8 @@ fn make<H: Host>(host: &H, rows: &dyn Rows, asks: &[Ask]) -> Result<Outcome> {
         extent = extent.max(Extent::All);
         match (made, asks) {
             // No token of a credit may be lost.
-            (
-                Err(LimiterError::Busy),
-                [Ask { target, change: credit @ Change::Credit { .. }, .. }],
-            ) => {
-                if let Some(decided) = shards::credit_own(host, rows, target, credit)? {
+            (Err(LimiterError::Busy), [credit @ Ask { change: Change::Credit { .. }, .. }]) => {
+                if let Some(decided) = shards::credit_own(host, rows, credit)? {
                     return Ok(Outcome { decided: vec![decided], ok: true });
                 }
                 extent = Extent::AllWaiting;
@@ -276,44 +260,16 @@ pub(crate) fn settle<H: Host>(host: &H, asks: &[Ask]) -> Result<Vec<Decided>> {
     })
 }
 
-/// Makes asks for limits outside the table.
-fn without_rows<H: Host>(host: &H, asks: &[Ask]) -> Result<Outcome> {
-    let mut decided = Vec::new();
-    if !asks.iter().all(Ask::is_in_memory) {
-        decided = peek(host, None, asks)?.unchanged();
-        if !decided.iter().all(Decided::passes) {
-            return Ok(Outcome { decided, ok: false });
-        }
-    }
-    let Outcome { decided: in_memory, ok } = memory::take(host, asks)?;
-    if decided.is_empty() {
-        decided = in_memory;
-    } else {
-        put(asks, &mut decided, in_memory);
-    }
-    Ok(Outcome { decided, ok })
-}
-
-/// Puts the decisions on limits in memory into their places among all.
-fn put(asks: &[Ask], decided: &mut [Decided], in_memory: Vec<Decided>) {
-    let places = asks.iter().zip(decided).filter(|(ask, _)| ask.is_in_memory());
-    places.zip(in_memory).for_each(|((_, place), decided)| *place = decided);
-}
-
 /// Asks that were read and decided without locks.
-struct Peek<'a> {
-    seen: Vec<View<'a>>,
-    decided: Vec<Decided>,
-}
+type Peek<'a> = Vec<(View<'a>, Decided)>;
 
-impl Peek<'_> {
-    /// The decisions, with the levels of the unchanged limits.
-    fn unchanged(mut self) -> Vec<Decided> {
-        for (decided, seen) in self.decided.iter_mut().zip(&self.seen) {
-            decided.set_level(seen.found.shards.level(decided.answer.now));
-        }
-        self.decided
-    }
+/// The decisions, with the levels of the unchanged limits.
+fn unchanged(peek: Peek) -> Vec<Decided> {
+    let unchanged = |(seen, mut decided): (View, Decided)| {
+        decided.set_level(seen.found.shards.level(decided.answer.now));
+        decided
+    };
+    peek.into_iter().map(unchanged).collect()
 }
 
 /// Reads and decides asks on the latest state, without locks. `rows` is `None` if no limit is in the table. Denials
@@ -321,24 +277,23 @@ impl Peek<'_> {
 fn peek<'a, H: Host>(host: &H, rows: Option<&dyn Rows>, asks: &'a [Ask<'a>]) -> Result<Peek<'a>> {
     let first = read(host, rows, asks)?;
     let Some(rows) = rows else { return Ok(first) };
-    let waits = |(seen, decided): (&View, &Decided)| seen.found.has_holds() && !decided.passes();
+    let waits = |(seen, decided): &(View, Decided)| seen.found.has_holds() && !decided.passes();
     // A hold may have been settled between the reads of its row and of the limit's.
     let has_id = |ask: &Ask| matches!(&ask.change, Change::Hold(hold) if hold.terms.id.is_some());
-    let is_denied = first.decided.iter().any(|decided| !decided.passes());
-    let counts = first.seen.iter().zip(&first.decided).any(waits) || asks.iter().any(has_id);
+    let is_denied = first.iter().any(|(_, decided)| !decided.passes());
+    let counts = first.iter().any(waits) || asks.iter().any(has_id);
     if !(is_denied && counts) {
         return Ok(first);
     }
-    // Reads again while a row changes: a wait would then be of a state that never was. A settlement, say, gives tokens to
-    // the row and takes the hold away.
+    // Reads again while a row changes: a wait would then be of a state that never was. A settlement, say, gives tokens
+    // to the row and takes the hold away.
     let mut before = versions(rows, asks)?;
     for _ in 0..TRIES {
         host.check_for_interrupts();
         let mut peek = read(host, Some(rows), asks)?;
-        for ((ask, seen), decided) in asks.iter().zip(&peek.seen).zip(&mut peek.decided) {
-            if waits((seen, decided)) {
-                count_expiries(host, ask, &seen.found, seen.own.as_ref(), decided)?;
-            }
+        for (ask, peek) in asks.iter().zip(&mut peek).filter(|(_, peek)| waits(peek)) {
+            let (seen, decided) = peek;
+            count_expiries(host, ask, &seen.found, seen.own.as_ref(), decided)?;
         }
         let after = versions(rows, asks)?;
         let is_same = |(one, other): (&Option<Row>, &Option<Row>)| match (one, other) {
@@ -374,12 +329,12 @@ fn read<'a, H: Host>(host: &H, rows: Option<&dyn Rows>, asks: &'a [Ask<'a>]) -> 
         if asks.iter().zip(&seen).any(|(ask, seen)| seen.is_over(ask, now)) {
             continue;
         }
-        let mut decided = Vec::with_capacity(asks.len());
-        for (ask, seen) in asks.iter().zip(&seen) {
+        let decide = |(ask, seen): (&Ask, View<'a>)| {
             host.check_for_interrupts();
-            decided.push(seen.decide(host, ask, now)?);
-        }
-        return Ok(Peek { seen, decided });
+            let decided = ask.decide(host, &seen.found.shards, seen.own.as_ref(), now)?;
+            Ok((seen, decided))
+        };
+        return asks.iter().zip(seen).map(decide).collect();
     }
     Err(LimiterError::not_written())
 }
@@ -394,9 +349,9 @@ fn read_one<'a, H: Host>(host: &H, rows: Option<&dyn Rows>, ask: &'a Ask<'a>) ->
     }
     let entry = ask.entry.filter(|_| target.store.is_in_memory());
     let (found, _) = stores::peek(host, rows, target, entry)?;
-    let mut own = ask.own(host)?;
-    if let (Some(rows), Some(_)) = (rows, &own) {
-        own = of_state(host, rows, target, own)?;
+    let mut own = None;
+    if let Some(rows) = rows {
+        own = ask.own_of_state(host, rows)?;
         let now = host.now();
         if let Some(past) = own.take_if(|own| is_past(own, now)) {
             own = Some(expiry::own_on_copy(host, rows, target, past)?);
@@ -412,17 +367,17 @@ fn read_unexpired<'a, H: Host>(
     ask: &'a Ask<'a>,
 ) -> Result<Option<View<'a>>> {
     let (target, now) = (&ask.target, host.now());
-    if ask.change.block(target, now).is_none() && !ask.change.never_passes(target, now) {
+    if ask.block(now).is_none() && !ask.never_passes(now) {
         return Ok(None);
     }
     let Some(found) = stores::peek_unexpired(host, rows, target)? else { return Ok(None) };
-    let own = of_state(host, rows, target, ask.own(host)?)?;
+    let own = ask.own_of_state(host, rows)?;
     let now = host.now();
     if own.as_ref().is_some_and(|own| is_past(own, now)) {
         return Ok(None);
     }
     let seen = View { found, own, left_out_at: Some(now) };
-    let decided = seen.decide(host, ask, now)?;
+    let decided = ask.decide(host, &seen.found.shards, seen.own.as_ref(), now)?;
     Ok(Some(seen).filter(|_| is_final(ask, &decided, now)))
 }
 
@@ -431,35 +386,13 @@ fn is_past(row: &HoldRow, now: Micros) -> bool {
     row.hold.returns() && row.hold.expires_at <= now
 }
 
-/// Returns the hold, unless its state begins again: it is of another kind, or ignored.
-fn of_state<H: Host>(
-    host: &H,
-    rows: &dyn Rows,
-    target: &Target,
-    own: Option<HoldRow>,
-) -> Result<Option<HoldRow>> {
-    if own.is_none() {
-        return Ok(None);
-    }
-    let row = rows.read(target.row(0))?;
-    let is_gone = row.is_some_and(|row| target.begins_anew(&row.stored, host.now()));
-    Ok(own.filter(|_| !is_gone))
-}
-
 /// The outcome if rows of shards are locked and can't be waited for: a denial that can be retried at once.
 fn at_once<H: Host>(host: &H, rows: &dyn Rows, asks: &[Ask]) -> Result<Outcome> {
-    let peek = read(host, Some(rows), asks)?;
-    let divided: Vec<bool> =
-        peek.seen.iter().map(|seen| seen.found.shards.undivided().is_none()).collect();
-    let mut decided = peek.unchanged();
-    for ((ask, decided), divided) in asks.iter().zip(&mut decided).zip(divided) {
-        let may_be = divided || asks.len() == 1 || matches!(ask.change, Change::Hold(_));
-        let limited_by = |by| if may_be { by } else { None };
-        let earlier: Vec<_> = decided.answers().map(|answer| answer.limited_by).collect();
-        decided.give_up(&ask.change, ask.target.limit());
-        for (answer, earlier) in decided.answers_mut().zip(earlier) {
-            answer.limited_by = earlier.or(limited_by(answer.limited_by));
-        }
+    let mut peek = read(host, Some(rows), asks)?;
+    for (ask, (seen, decided)) in asks.iter().zip(&mut peek) {
+        let is_divided = seen.found.shards.undivided().is_none();
+        let may_be = is_divided || asks.len() == 1 || matches!(ask.change, Change::Hold(_));
+        decided.give_up(&ask.change, ask.target.limit(), may_be);
     }
-    Ok(Outcome { decided, ok: false })
+    Ok(Outcome { decided: unchanged(peek), ok: false })
 }

@@ -16,7 +16,6 @@ pub mod each;
 pub mod error;
 pub mod forget;
 pub mod holds;
-pub mod leases;
 pub mod ports;
 pub mod prune;
 pub mod request;

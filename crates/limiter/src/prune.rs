@@ -17,8 +17,8 @@ use crate::stores;
 /// expired blocks, then idle rows, all rows of a key together. Stops at `max_rows`, or at most a key's rows beyond.
 /// Adds the number to `deleted`, also if it ends with an error, so that the caller can go on. 0 means that no unlocked
 /// row is idle, and nothing has expired. Rows of undefined names, and of exempt keys, which may be limited again, are
-/// deleted if their last call is longer than `undefined_idle` ago. `position`: the key that the session's last batch in this
-/// table ended with.
+/// deleted if their last call is longer than `undefined_idle` ago. `position`: the key that the session's last batch in
+/// this table ended with.
 pub fn prune<H: Host>(
     host: &H,
     max_rows: i64,

@@ -1,89 +1,134 @@
-//! One limit: takes, checks, credits and resets. `apply` makes each change in the store of the limit's state.
+//! One limit: takes, leases, checks, credits and resets. `apply` makes each change in the store of the limit's state.
 
 use std::rc::Rc;
+use std::slice::from_ref;
 
 use ratelimit_core::config::{Definition, MAX_TOKENS};
-use ratelimit_core::{AsMany, Micros, State};
+use ratelimit_core::kinds::Lease;
+use ratelimit_core::{Micros, State};
+use ratelimit_faults::Fault;
 
-use crate::change::{Change, Contents};
-use crate::engine::{self, Ask};
+use crate::change::{Ask, Change};
+use crate::engine;
 use crate::error::{LimiterError, Result};
 use crate::ports::{Counted, Host, RowAccess};
-use crate::request::{Answer, Request, Take};
+use crate::request::{Answer, Request, Take, bad_tokens};
 use crate::stores::{self, memory};
-use crate::target::{
-    Store, Target, bad_tokens, check_as_many, check_count, check_key, if_valid, of_state,
-};
+use crate::target::{FOREVER, Store, Target, check_key, if_valid, of_state};
 
 /// Takes tokens, unless `allowed` refuses the target.
-///
-/// # Errors
-/// [`LimiterError::BadState`] (55000): a value that no call writes.
 pub fn limit<H: Host>(
     host: &H,
     request: &Request,
     allowed: impl Fn(&Target) -> Result<()>,
 ) -> Result<Answer> {
-    let counter = host.counter(request.name, request.key)?;
-    let entry = counter.map(|counter| host.entry_of(counter));
-    let change = Change::Take(request.tokens());
-    let ask = Ask { target: Target::resolve(host, request)?, change, entry };
-    ask.target.refuse_leases("rl_limit")?;
-    check_count(ask.target.limit(), request.count)?;
-    allowed(&ask.target)?;
-    let answer = apply(host, &ask)?;
-    host.count(counter, request.counted(answer.verdict(), &answer));
-    Ok(answer.or_let_pass())
+    take_as(host, "rl_limit", request, request.tokens(), allowed)
 }
 
 /// Takes as many tokens as there are up to `request.count`, if these are at least `at_least`: [`Answer::taken`]. A dry
 /// run and an exempt key admit all of `request.count`, however many tokens are left.
 ///
 /// # Errors
-/// 22023: a number that is not a count, or `at_least` above `request.count`; [`LimiterError::BadState`] (55000).
+/// 22023: a number that is not a count, or `at_least` above `request.count`.
 pub fn take<H: Host>(host: &H, request: &Request, at_least: f64) -> Result<Answer> {
+    let take = Take { at_least: Some(at_least), ..request.tokens() };
+    let answer = take_as(host, "rl_take", request, take, |_| Ok(()))?;
+    let taken = if answer.enforced { answer.taken } else { request.count };
+    Ok(Answer { taken, ..answer })
+}
+
+/// Takes slots; the answer has their lease.
+///
+/// # Errors
+/// 0A000: the limit is of another kind.
+pub fn acquire<H: Host>(host: &H, request: &Request) -> Result<Answer> {
+    // Not made from the clock, which may stand or step back, nor from stored data, which may be reset, pruned, rolled
+    // back or lost: an earlier lease with this id would then release another's slots.
+    let id = match Fault::IdOfClock.is_on() {
+        true => host.now(),
+        false => Lease::random_id(host.unguessable()?),
+    };
+    let take = Take { lease: Some(id), ..request.tokens() };
+    let answer = take_as(host, "rl_acquire", request, take, |_| Ok(()));
+    answer.map_err(LimiterError::for_leases)
+}
+
+/// Takes what a request of this function asks for, and counts it.
+#[inline]
+fn take_as<H: Host>(
+    host: &H,
+    function: &'static str,
+    request: &Request,
+    take: Take,
+    allowed: impl Fn(&Target) -> Result<()>,
+) -> Result<Answer> {
     let counter = host.counter(request.name, request.key)?;
     let entry = counter.map(|counter| host.entry_of(counter));
-    let target = Target::resolve(host, request)?;
-    target.refuse_leases("rl_take")?;
-    check_as_many(target.limit(), AsMany { count: request.count, at_least })?;
-    let take = Take { at_least: Some(at_least), ..request.tokens() };
-    let answer = apply(host, &Ask { target, change: Change::Take(take), entry })?;
-    let counted = request.counted(answer.verdict(), &answer);
-    host.count(counter, Counted { count: answer.taken, ..counted });
-    let taken = if answer.enforced { answer.taken } else { request.count };
-    Ok(Answer { taken, ..answer }.or_let_pass())
+    let ask = Ask { target: Target::resolve(host, request)?, change: Change::Take(take), entry };
+    ask.target.check_kind(function, take.lease.is_some())?;
+    take.check(ask.target.limit())?;
+    allowed(&ask.target)?;
+    let answer = apply(host, &ask)?;
+    let count = if take.at_least.is_some() { answer.taken } else { request.count };
+    host.count(counter, Counted { count, ..request.counted(&answer) });
+    Ok(answer.or_let_pass())
+}
+
+/// Extends a lease; returns its new expiry, or `None` if it has expired or was released. If the key has become exempt,
+/// its user may go on indefinitely.
+pub fn extend<H: Host>(host: &H, request: &Request, id: Micros) -> Result<Option<Micros>> {
+    let answer = change_lease(host, request, "rl_extend", Change::Extend(id))?;
+    Ok(answer.map_or(Some(FOREVER), |answer| answer.lease.map(|lease| lease.expires_at)))
+}
+
+/// Releases a lease; false if it has expired or was released. If the key has become exempt, its slots are left to
+/// expire.
+pub fn release<H: Host>(host: &H, request: &Request, id: Micros) -> Result<bool> {
+    let answer = change_lease(host, request, "rl_release", Change::Release(id))?;
+    Ok(answer.is_some_and(|answer| answer.ok))
+}
+
+/// Extends or releases a lease, found by the key with which it was taken; `None`: the key is exempt.
+fn change_lease<H: Host>(
+    host: &H,
+    request: &Request,
+    function: &'static str,
+    change: Change<'static>,
+) -> Result<Option<Answer>> {
+    let target = Target::resolve_checking(host, request, |_| false);
+    let target = target.map_err(LimiterError::for_leases)?;
+    if target.store == Store::Nowhere {
+        return Ok(None);
+    }
+    target.check_kind(function, true)?;
+    apply(host, &Ask { target, change, entry: None }).map(Some)
 }
 
 /// Makes a change of a target: locks, decides, and writes the state afterwards. If nothing changes, or a take's key is
 /// blocked, answers from the latest committed state: takes no lock, writes nothing and never waits.
-///
-/// # Errors
-/// [`LimiterError::BadState`] (55000); [`Host::refuse_read_only`].
 pub(crate) fn apply<H: Host>(host: &H, ask: &Ask) -> Result<Answer> {
     if let Some(answer) = denied_by_block(host, ask)? {
         return Ok(answer);
     }
-    let Ask { target, change, .. } = ask;
+    let target = &ask.target;
     match target.store {
         Store::Nowhere => {
             let now = host.now();
             let state = target.limit().initial_state(now, now);
-            Ok(change.decide(host, target, Contents::One(target.limit(), &state), now)?.answer)
+            Ok(ask.decide_on(host, &state, None, now)?.answer)
         }
         Store::Row | Store::Shards(_) => {
             host.refuse_read_only()?;
             host.with_rows(RowAccess::Write, |rows| engine::run_one(host, rows, ask))
         }
-        Store::Memory | Store::Saved => memory::apply(host, target, change, ask.entry),
+        Store::Memory | Store::Saved => memory::apply(host, ask),
     }
 }
 
 /// The answer of a take of a blocked key. Asks for the time only if there is a block to compare it with.
 #[inline]
 pub(crate) fn denied_by_block<H: Host>(host: &H, ask: &Ask) -> Result<Option<Answer>> {
-    let Ask { target, change, .. } = ask;
-    if target.blocked_until.is_none() || change.block(target, host.now()).is_none() {
+    if ask.target.blocked_until.is_none() || ask.block(host.now()).is_none() {
         return Ok(None);
     }
     // Without `blocked`, the block has just ended.
@@ -93,16 +138,15 @@ pub(crate) fn denied_by_block<H: Host>(host: &H, ask: &Ask) -> Result<Option<Ans
 /// Returns what a call would return, without locking or writing anything. Only a denial that expiries may end takes the
 /// long way.
 pub(crate) fn look<H: Host>(host: &H, ask: &Ask) -> Result<Answer> {
-    let Ask { target, change, .. } = ask;
     let now = host.now();
-    if change.block(target, now).is_none() && !change.never_passes(target, now) {
-        let (found, now) = stores::peek(host, None, target, None)?;
-        let decided = change.decide(host, target, Contents::All(&found.shards, None), now)?;
+    if ask.block(now).is_none() && !ask.never_passes(now) {
+        let (found, now) = stores::peek(host, None, &ask.target, None)?;
+        let decided = ask.decide(host, &found.shards, None, now)?;
         if decided.answer.ok || !found.has_holds() {
             return Ok(Answer { level: found.shards.level(now), ..decided.answer });
         }
     }
-    let decided = engine::check(host, std::slice::from_ref(ask))?.decided.pop();
+    let decided = engine::check(host, from_ref(ask))?.decided.pop();
     decided.map(|decided| decided.answer).ok_or_else(LimiterError::not_written)
 }
 
@@ -123,7 +167,7 @@ pub fn credit<H: Host>(host: &H, request: &Request, taken_at: Option<Micros>) ->
 pub fn check<H: Host>(host: &H, request: &Request) -> Result<Answer> {
     let change = Change::Take(request.tokens());
     let ask = Ask { target: Target::resolve(host, request)?, change, entry: None };
-    check_count(ask.target.limit(), request.count)?;
+    request.tokens().check(ask.target.limit())?;
     Ok(look(host, &ask)?.or_let_pass())
 }
 
@@ -138,16 +182,14 @@ pub struct Value {
     pub state: Option<State>,
     /// The instant after the read.
     pub now: Micros,
-    /// The end of the key's block, or [`FOREVER`](crate::target::FOREVER); `None`: it is not blocked.
+    /// The end of the key's block, or [`FOREVER`]; `None`: it is not blocked.
     pub blocked_until: Option<Micros>,
 }
 
 /// Reads what decides the calls of a key, without locking or writing anything.
-///
-/// # Errors
-/// As [`check`].
 pub fn value<H: Host>(host: &H, request: &Request) -> Result<Value> {
-    let target = Target::resolve_to_look(host, request)?;
+    // A limit that takes no key now may have had keys before.
+    let target = Target::resolve_checking(host, request, |keyed| keyed)?;
     let (stored, now) = stores::stored(host, &target)?;
     let state = stored.map(|state| target.limit().reported(state, now));
     // While the state lives, its time fixes the phase, even if too late for a clock that was adjusted.
@@ -177,9 +219,7 @@ pub fn reset<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<bool> {
 /// Resets every key of a name, and adds the number of keys that had a state to `count`, also if it ends with an error,
 /// so that the caller can go on.
 pub fn reset_keys<H: Host>(host: &H, name: &[u8], count: &mut i64) -> Result<()> {
-    let may_be_in_table = match host.may_be_in_table(name) {
-        Err(LimiterError::StoredConfig { .. }) => true,
-        in_table => in_table?,
-    };
+    let in_table = if_valid(host.may_be_in_table(name).map(Some))?;
+    let may_be_in_table = in_table.unwrap_or(true); // without a valid definition, as in `reset`
     stores::forget_name(host, name, may_be_in_table, count)
 }

@@ -7,8 +7,7 @@ use std::rc::Rc;
 use ratelimit_core::config::Definition;
 use ratelimit_core::{Micros, Shards, kinds};
 
-use crate::change::{Change, Contents};
-use crate::engine::Ask;
+use crate::change::{Ask, Change};
 use crate::error::Result;
 pub use crate::keys::Listing;
 use crate::keys::each_key;
@@ -137,8 +136,8 @@ fn show_others<H: Host>(
     Ok(ControlFlow::Continue(()))
 }
 
-/// The status of a key, with these rows and of these keys with holds if it has rows; otherwise it is in memory, full, or
-/// undefined. `block` is its block, if the reason is known.
+/// The status of a key, with these rows and of these keys with holds if it has rows; otherwise it is in memory, full,
+/// or undefined. `block` is its block, if the reason is known.
 fn status_of<'a, H: Host>(
     host: &H,
     (name, key): (&'a [u8], &'a [u8]),
@@ -172,7 +171,7 @@ fn status_of<'a, H: Host>(
     }
     let one = Take { count: 1.0, reserve: false, lease: None, at_least: None };
     let ask = Ask { target: enforced, change: Change::Take(one), entry: None };
-    let answer = ask.change.decide(host, &ask.target, Contents::All(shards, None), now)?.answer;
+    let answer = ask.decide(host, shards, None, now)?.answer;
     let retry_after = match found.has_holds() {
         // Holds are read after the row: read both in one state. The wait is 0 if the key is no longer limited.
         true if !answer.ok => {

@@ -3,14 +3,13 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 
-use ratelimit_core::config::{Definition, MAX_TOKENS, StoreKind};
+use ratelimit_core::config::{Definition, StoreKind};
 use ratelimit_core::kinds::Unlimited;
-use ratelimit_core::text::float_text;
-use ratelimit_core::{ArgumentError, AsMany, Kind, Limit, Micros, State};
+use ratelimit_core::{Kind, Limit, Micros, State};
 
 use crate::error::{LimiterError, Result};
 use crate::ports::{Defined, Host, RowId, Stored};
-use crate::request::{Request, Take};
+use crate::request::Request;
 
 /// The end of an indefinite block: the timestamptz infinity.
 pub const FOREVER: Micros = Micros(i64::MAX);
@@ -46,11 +45,6 @@ impl Store {
     /// Whether it is in rows of the table.
     pub fn is_in_table(self) -> bool {
         matches!(self, Store::Row | Store::Shards(_))
-    }
-
-    /// Whether its state in memory is saved, or may be, since it has no limit now.
-    pub fn may_be_saved(self) -> bool {
-        matches!(self, Store::Saved | Store::Nowhere)
     }
 
     /// Whether it is in memory.
@@ -127,24 +121,8 @@ impl<'a> Target<'a> {
         Target::resolve_checking(host, request, |_| true)
     }
 
-    /// Resolves a request to look at the state of a key. A limit that takes no key now may have had keys before.
-    ///
-    /// # Errors
-    /// As [`resolve`](Target::resolve), except the 22023 of `check_key`.
-    pub fn resolve_to_look<H: Host>(host: &H, request: &Request<'a>) -> Result<Target<'a>> {
-        Target::resolve_checking(host, request, |keyed| keyed)
-    }
-
-    /// Resolves a lease by the key with which it was taken.
-    ///
-    /// # Errors
-    /// As [`resolve`](Target::resolve), except the errors of `check_key`.
-    pub fn resolve_lease<H: Host>(host: &H, request: &Request<'a>) -> Result<Target<'a>> {
-        Target::resolve_checking(host, request, |_| false)
-    }
-
     /// Resolves a request, and checks its key by those `keyed` of its definition and of its config that are `checked`.
-    fn resolve_checking<H: Host>(
+    pub(crate) fn resolve_checking<H: Host>(
         host: &H,
         request: &Request<'a>,
         checked: impl Fn(bool) -> bool,
@@ -206,9 +184,6 @@ impl<'a> Target<'a> {
     }
 
     /// Interprets a row at `now`, an instant after the read. `limit` is the row's: the whole limit, or a shard's.
-    ///
-    /// # Errors
-    /// [`LimiterError::BadState`] (55000): a value that no call writes.
     pub(crate) fn state<'s>(
         &self,
         limit: &Limit,
@@ -241,19 +216,17 @@ impl<'a> Target<'a> {
         self.blocked_until.filter(|&until| until > now)
     }
 
-    /// Whether even a full limit denies a take at `now`.
-    pub(crate) fn never_takes(&self, take: &Take, now: Micros) -> bool {
-        let full = self.limit().initial_state(now, self.phase());
-        !take.on_state(self.limit(), &full, now, &mut 0.0).ok
-    }
-
-    /// Refuses limits with leases, which the function is not for.
+    /// Refuses a limit with leases for a function that is not of `leases`, and any other for one that is. A key without
+    /// a limit has no lease, and needs none.
     ///
     /// # Errors
     /// [`LimiterError::NotForKind`] (0A000).
-    pub fn refuse_leases(&self, function: &'static str) -> Result<()> {
+    pub(crate) fn check_kind(&self, function: &'static str, leases: bool) -> Result<()> {
         let kind = self.limit().kind();
-        if kind.has_leases() { Err(LimiterError::NotForKind { function, kind }) } else { Ok(()) }
+        match self.store == Store::Nowhere || kind.has_leases() == leases {
+            true => Ok(()),
+            false => Err(LimiterError::NotForKind { function, kind }),
+        }
     }
 }
 
@@ -328,67 +301,6 @@ pub(crate) fn if_valid<T>(looked_up: Result<Option<T>>) -> Result<Option<T>> {
         Err(LimiterError::StoredConfig { .. }) => Ok(None),
         looked_up => looked_up,
     }
-}
-
-/// Checks the count of a take for a limit.
-///
-/// # Errors
-/// 22023: not a number from 0 to 1e15, or not a whole number for a kind with whole counts.
-pub fn check_count(limit: &Limit, count: f64) -> Result<()> {
-    check_tokens(limit, "count", count)
-}
-
-/// Checks an argument with a number of tokens for a limit.
-fn check_tokens(limit: &Limit, argument: &'static str, tokens: f64) -> Result<()> {
-    valid_tokens(argument, tokens)?;
-    if limit.whole_counts() && tokens.fract() != 0.0 {
-        let kind = limit.kind().with_article();
-        return Err(bad_tokens(argument, tokens, &format!("a whole number, for {kind}")));
-    }
-    Ok(())
-}
-
-/// Checks the numbers of a take of as many tokens as there are.
-///
-/// # Errors
-/// 22023: a number is not a count, or `at_least` is above `count`.
-pub fn check_as_many(limit: &Limit, AsMany { count, at_least }: AsMany) -> Result<()> {
-    check_tokens(limit, "count", count)?;
-    check_tokens(limit, "at_least", at_least)?;
-    check_at_least(at_least, count)
-}
-
-/// Checks the least number of tokens of a take.
-///
-/// # Errors
-/// 22023: not a number from 0 to the count.
-pub(crate) fn check_at_least(at_least: f64, count: f64) -> Result<()> {
-    if (0.0..=count).contains(&at_least) {
-        return Ok(());
-    }
-    let allowed = format!("a number from 0 to count, which is {}", float_text(count));
-    Err(bad_tokens("at_least", at_least, &allowed))
-}
-
-/// Checks the count of a take, in tokens.
-///
-/// # Errors
-/// 22023: not a number from 0 to 1e15.
-pub fn valid_count(count: f64) -> Result<f64> {
-    valid_tokens("count", count)
-}
-
-/// Checks an argument with a number of tokens, as [`valid_count`].
-pub(crate) fn valid_tokens(argument: &'static str, tokens: f64) -> Result<f64> {
-    if (0.0..=MAX_TOKENS).contains(&tokens) {
-        return Ok(tokens);
-    }
-    Err(bad_tokens(argument, tokens, "a number from 0 to 1e15"))
-}
-
-/// The error for a number of tokens that an argument does not allow (22023).
-pub(crate) fn bad_tokens(argument: &'static str, tokens: f64, allowed: &str) -> LimiterError {
-    ArgumentError::invalid(argument, float_text(tokens), allowed).into()
 }
 
 /// The wait from `now` of a call that is blocked until an instant and has to wait for `rest` then; `None`: it never

@@ -3,7 +3,6 @@
 use ratelimit_core::Micros;
 use ratelimit_limiter::error::Result;
 use ratelimit_limiter::holds::{self, Settled, Used};
-use ratelimit_limiter::leases;
 use ratelimit_limiter::several::{self, RequestOutcome};
 
 use ratelimit_limiter::request::{Answer, Request};
@@ -360,28 +359,19 @@ impl Command {
                 prune::prune(run, i64::MAX, None, &mut None, &mut deleted)?;
                 Outcome::Pruned(deleted)
             }
-            &Command::Acquire(key, _) => answered(key, 1, leases::acquire(run, &request(key, 1))?),
+            &Command::Acquire(key, _) => answered(key, 1, single::acquire(run, &request(key, 1))?),
             &Command::Extend(key, _) => extended(run, key, leases)?,
             &Command::Release(key, _) => released(run, key, leases)?,
             &Command::Hold(key, count, terms, _) => hold(run, key, count, terms)?,
             Command::HoldAll(takes, terms) => hold_all(run, takes, *terms)?,
-            &Command::Settle(id, used, _) => match hold_id(id, given) {
-                Some(id) => {
-                    let settled = holds::settle(run, &id, used.map(f64::from))?;
-                    let settled = settled.map(|settled| vec![settled_key(&settled)]);
-                    Outcome::Settled(id, settled)
-                }
-                None => Outcome::Done,
-            },
-            &Command::SettleAll(id, used, _) => match hold_id(id, given) {
-                Some(id) => {
-                    let used = used.map_or(Used::All, |used| Used::Count(used.into()));
-                    let settled = holds::settle_all(run, &id, &used)?;
-                    let settled: Vec<_> = settled.iter().map(settled_key).collect();
-                    Outcome::Settled(id, (!settled.is_empty()).then_some(settled))
-                }
-                None => Outcome::Done,
-            },
+            &Command::Settle(id, used, _) | &Command::SettleAll(id, used, _) => {
+                let Some(id) = hold_id(id, given) else { return Ok(Outcome::Done) };
+                let used = used.map_or(Used::All, |used| Used::Count(used.into()));
+                let alone = matches!(self, Command::Settle(..));
+                let settled = holds::settle(run, &id, &used, alone)?;
+                let settled: Vec<_> = settled.iter().map(settled_key).collect();
+                Outcome::Settled(id, (!settled.is_empty()).then_some(settled))
+            }
             &Command::Save(end) => {
                 turn::save(run, end)?;
                 Outcome::Done
@@ -498,13 +488,13 @@ fn answered(key: u8, count: u8, answer: Answer) -> Outcome {
 /// Extends the session's last lease.
 fn extended(run: &Run, key: u8, leases: &[i64]) -> Result<Outcome> {
     let Some(&id) = leases.last() else { return Ok(Outcome::Done) };
-    Ok(Outcome::Extended(id, leases::extend(run, &request(key, 1), Micros(id))?))
+    Ok(Outcome::Extended(id, single::extend(run, &request(key, 1), Micros(id))?))
 }
 
 /// Releases the session's last lease.
 fn released(run: &Run, key: u8, leases: &[i64]) -> Result<Outcome> {
     let Some(&id) = leases.last() else { return Ok(Outcome::Done) };
-    Ok(Outcome::Released(id, leases::release(run, &request(key, 1), Micros(id))?))
+    Ok(Outcome::Released(id, single::release(run, &request(key, 1), Micros(id))?))
 }
 
 fn step(run: &Run, step: Primitive) -> Outcome {

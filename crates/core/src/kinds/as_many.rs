@@ -78,8 +78,10 @@ impl Shards<'_> {
     /// Decides a take of as many tokens as the shards together have, as [`decide`](Shards::decide) does one of a count,
     /// and returns the tokens that it takes.
     pub fn decide_as_many(&self, now: Micros, wanted: AsMany) -> (Decision, f64) {
-        let total = self.total(now);
-        let (decision, taken) = decide_as_many(self.limit(), &total, now, wanted);
+        if let Some(state) = self.undivided() {
+            return decide_as_many(self.limit(), state, now, wanted);
+        }
+        let (decision, taken) = decide_as_many(self.limit(), &self.total(now), now, wanted);
         match decision.ok {
             true => (decision, taken),
             // The wait of the total may be too short for the shards.

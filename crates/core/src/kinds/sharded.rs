@@ -39,14 +39,15 @@ pub struct Shards<'a> {
     limit: &'a Limit,
     /// The limit of each shard if they are equal.
     shard: Cow<'a, Limit>,
-    states: Vec<State>,
+    states: Cow<'a, [State]>,
     /// The limit of each shard if the states are those of another number of shards.
     unequal: Vec<Rc<Limit>>,
 }
 
 impl<'a> Shards<'a> {
     /// Equal shards, one for each state; at least one.
-    pub fn new(limit: &'a Limit, states: Vec<State>) -> Shards<'a> {
+    pub fn new(limit: &'a Limit, states: impl Into<Cow<'a, [State]>>) -> Shards<'a> {
+        let states = states.into();
         let shard = match states.len() {
             1 => Cow::Borrowed(limit),
             shards => Cow::Owned(limit.shard_limit(shards as u32)),
@@ -57,12 +58,12 @@ impl<'a> Shards<'a> {
     /// The states of another number of shards than the limit's, each with the limit of its shard. Each refills by that
     /// limit until they are [`resharded`](Shards::resharded). At least one.
     pub fn unequal(limit: &'a Limit, shards: Vec<(Rc<Limit>, State)>) -> Shards<'a> {
-        let (unequal, states) = shards.into_iter().unzip();
+        let (unequal, states): (_, Vec<State>) = shards.into_iter().unzip();
         Shards { unequal, ..Shards::new(limit, states) }
     }
 
     /// The limit that the shards form together.
-    pub(super) fn limit(&self) -> &Limit {
+    pub fn limit(&self) -> &'a Limit {
         self.limit
     }
 
@@ -83,7 +84,7 @@ impl<'a> Shards<'a> {
 
     /// The state of each shard, to be replaced by a newer one.
     pub fn states_mut(&mut self) -> &mut [State] {
-        &mut self.states
+        self.states.to_mut()
     }
 
     /// The tokens in a shard, counted from 0, at `now`; negative: debt.
@@ -128,10 +129,10 @@ impl<'a> Shards<'a> {
 
     /// The tokens of all shards at `now`, as one state. It counts from the latest time from which any of them counts:
     /// nothing refills earlier than in its shard.
-    pub fn total(&self, now: Micros) -> State {
+    pub fn total(&self, now: Micros) -> Cow<'_, State> {
         match self.undivided() {
-            Some(state) => self.limit.current(state, now).into_owned(),
-            None => State::Tokens(self.total_tokens(now)),
+            Some(state) => self.limit.current(state, now),
+            None => Cow::Owned(State::Tokens(self.total_tokens(now))),
         }
     }
 
@@ -178,7 +179,7 @@ impl<'a> Shards<'a> {
     /// become a fixed window.
     pub fn upper_bound(&self, now: Micros) -> State {
         if self.undivided().is_some() {
-            return self.total(now);
+            return self.total(now).into_owned();
         }
         let total = self.total_tokens(now);
         let ts = (0..self.states.len()).map(|shard| self.tokens(shard, now).0).min();
@@ -207,7 +208,7 @@ impl<'a> Shards<'a> {
     /// The states of `shards` equal shards that together have the same tokens at `now`.
     pub fn resharded(&self, shards: u32, now: Micros) -> Vec<State> {
         if self.are_equal() && self.states.len() == shards as usize {
-            return self.states.clone();
+            return self.states.to_vec();
         }
         let Tokens { value, ts, added } = tokens_of(&self.total(now));
         let share = |tokens: f64| tokens / f64::from(shards.max(1));
@@ -244,8 +245,11 @@ impl<'a> Shards<'a> {
     /// Decides a call for the shards together, as [`decide`] does; the state is that of the [total](Shards::total). The
     /// wait of a denial is exact for the shards as they are.
     pub fn decide(&self, now: Micros, count: f64, reserve: bool) -> Decision {
+        if let Some(state) = self.undivided() {
+            return decide(self.limit, state, now, count, reserve);
+        }
         let decision = decide(self.limit, &self.total(now), now, count, reserve);
-        if self.undivided().is_some() || decision.ok {
+        if decision.ok {
             return decision;
         }
         let passes = |wait| {
@@ -261,6 +265,9 @@ impl<'a> Shards<'a> {
     /// Gives tokens back to the shards together, as [`credit`](super::credit()) does; the state is that of the
     /// [total](Shards::total).
     pub fn credit(&self, now: Micros, count: f64, taken_at: Option<Micros>) -> Option<Decision> {
+        if let Some(state) = self.undivided() {
+            return credit(self.limit, state, now, count, taken_at);
+        }
         let total = self.total(now);
         let overused = self.overused(0..self.states.len(), now);
         let tokens = tokens_of(&total);
@@ -325,7 +332,8 @@ impl<'a> Shards<'a> {
             against -= less;
             if value != had || less > 0.0 {
                 before.added = before.added.map(|added| added - less);
-                self.states[shard] = State::Tokens(Self::stored(&self.shard, value, ts, &before));
+                let after = Self::stored(&self.shard, value, ts, &before);
+                self.states.to_mut()[shard] = State::Tokens(after);
             }
         }
     }

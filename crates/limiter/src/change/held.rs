@@ -4,6 +4,8 @@ use ratelimit_core::hold::{Hold, Took};
 use ratelimit_core::kinds::Lease;
 use ratelimit_core::{AsMany, Decision, Limit, Micros, Shards, State, decide};
 
+use ratelimit_faults::Fault;
+
 use super::Decided;
 use crate::error::Result;
 use crate::ports::{HoldRow, Host};
@@ -24,7 +26,7 @@ pub(crate) struct HeldTake<'a> {
 }
 
 /// The change that a call makes to a hold.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct HoldChange {
     /// The hold before; `None`: there was none.
     pub(crate) before: Option<Hold>,
@@ -41,18 +43,12 @@ pub(crate) struct HoldChange {
 impl HoldChange {
     /// The number of tokens held once the call has passed; without a hold, the number that would be.
     pub(crate) fn held(&self, answer: &Answer, limit: &Limit, count: f64) -> f64 {
-        match (answer.passes(), answer.ok, &self.after) {
-            (false, ..) => self.had,
+        match &self.after {
+            _ if !answer.passes() => self.had,
             // Slots that it had may have been freed since.
-            (true, true, Some(_)) if limit.concurrency().is_some() => {
-                if answer.enforced {
-                    self.had + self.took
-                } else {
-                    count.max(self.had)
-                }
-            }
+            Some(_) if answer.enforced && limit.concurrency().is_some() => self.had + self.took,
+            Some(after) if answer.enforced => after.count,
             // A dry run admits everything, whatever the limit has.
-            (true, true, Some(after)) if answer.enforced => after.count,
             _ => count.max(self.had),
         }
     }
@@ -98,7 +94,7 @@ impl HeldTake<'_> {
                 }
             });
         }
-        Decided::of_hold(answer, decision.state, hold)
+        Decided { hold: Some(Box::new(hold)), ..Decided::of(answer, decision.state) }
     }
 
     /// The hold as a denial leaves it.
@@ -185,14 +181,14 @@ pub(crate) fn random_id(host: &impl Host) -> Result<Vec<u8>> {
 }
 
 /// The settlement of one limit of a hold.
-pub(crate) struct Settlement {
+pub(crate) struct Settlement<'a> {
     /// The hold, as it was found.
-    pub(crate) row: HoldRow,
+    pub(crate) row: &'a HoldRow,
     /// The number of tokens used; `None`: all that it held.
     pub(crate) used: Option<f64>,
 }
 
-impl Settlement {
+impl Settlement<'_> {
     /// Whether something can come back to the limit's rows: tokens, if it can be credited; slots, if it has them.
     pub(crate) fn counts(&self, target: &Target) -> bool {
         match (self.row.hold.lease, target.store) {
@@ -222,6 +218,9 @@ impl Settlement {
             match own.lease {
                 Some(lease) => decision.state = limit.release(&before, now, lease),
                 None => {
+                    let is_any = Fault::RefundedToAnyWindow.is_on();
+                    let taken_at = if is_any { now } else { own.taken_at };
+                    let own = Hold { taken_at, ..*own };
                     let settled = own.settle(limit, &before, now, self.used);
                     decision = settled.unwrap_or(decision);
                 }
@@ -230,8 +229,8 @@ impl Settlement {
         // An expired hold waits to give back until its limit has holds again.
         let waits = |own: &&Hold| !counts && own.returns() && own.expires_at <= now;
         let after = own.filter(waits).copied();
-        let hold = HoldChange { before: own.copied(), had: 0.0, took: 0.0, asks: false, after };
-        let (answer, after) = (Answer::new(&target.definition, &decision, now), decision.state);
-        Decided::of_hold(answer, after, hold)
+        let hold = HoldChange { before: own.copied(), after, ..HoldChange::default() };
+        let answer = Answer::new(&target.definition, &decision, now);
+        Decided { hold: Some(Box::new(hold)), ..Decided::of(answer, decision.state) }
     }
 }

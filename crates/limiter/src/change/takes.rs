@@ -3,31 +3,21 @@
 use ratelimit_core::kinds::{Kind, first_pass};
 use ratelimit_core::{Decision, Limit, Micros, Shards, State, decide as decide_one};
 
-use super::{Decided, More};
+use super::{Decided, Mode};
 use crate::ports::Host;
 use crate::request::{Answer, Take};
 use crate::target::Target;
 
-/// Decides the takes at `now`, all or none, with one wait for all that are denied.
+/// Decides the takes at `now`, each on the state that those before it left. Together, all that are denied have one
+/// wait.
 pub(super) fn decide(
     host: &impl Host,
     target: &Target,
     takes: &[Take],
+    mode: Mode,
     shards: &Shards,
     now: Micros,
 ) -> Decided {
-    let mut decided = one_by_one(target, takes, shards, now);
-    if decided.answers().any(|answer| !answer.ok) {
-        let retry_after = retry_after(host, target, takes, shards, now);
-        for answer in decided.answers_mut().filter(|answer| !answer.ok) {
-            answer.retry_after = retry_after;
-        }
-    }
-    decided
-}
-
-/// Decides the takes at `now`, each on the state that those before it left.
-pub(super) fn one_by_one(target: &Target, takes: &[Take], shards: &Shards, now: Micros) -> Decided {
     let limit = target.limit();
     let before = shards.total(now);
     let mut after: Option<State> = None;
@@ -37,15 +27,18 @@ pub(super) fn one_by_one(target: &Target, takes: &[Take], shards: &Shards, now: 
         after = decision.state.or(after.take());
         answer
     });
-    let Some(answer) = answers.next() else {
+    let answer = answers.next().unwrap_or_else(|| {
         let level = limit.level(&before, now);
         let nothing = Decision { ok: true, retry_after: None, level, state: None };
-        return Decided::of(Answer::new(&target.definition, &nothing, now), None);
-    };
-    let later: Vec<Answer> = answers.collect();
-    let mut decided = Decided::of(answer, after);
-    if !later.is_empty() {
-        decided.more = Some(Box::new(More { later, hold: None }));
+        Answer::new(&target.definition, &nothing, now)
+    });
+    let later = answers.collect();
+    let mut decided = Decided { later, ..Decided::of(answer, after) };
+    if mode == Mode::Together && decided.answers().any(|answer| !answer.ok) {
+        let retry_after = retry_after(host, target, takes, shards, now);
+        for answer in decided.answers_mut().filter(|answer| !answer.ok) {
+            answer.retry_after = retry_after;
+        }
     }
     decided
 }

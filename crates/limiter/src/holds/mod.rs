@@ -3,20 +3,21 @@
 pub mod prune;
 
 use std::collections::BTreeMap;
+use std::slice::from_ref;
 
 use ratelimit_core::kinds::Lease;
 use ratelimit_core::{ArgumentError, Micros};
 
-use crate::change::held::{HeldTake, HoldChange, Settlement, random_id};
-use crate::change::{Change, Decided};
-use crate::engine::{self, Ask};
+use crate::change::held::{HeldTake, Settlement, random_id};
+use crate::change::{Ask, Change, Decided};
+use crate::engine;
 use crate::error::{LimiterError, NoHolds, Result};
-use crate::ports::{Counted, HoldRow, Host};
+use crate::ports::{Counted, Host};
 pub use crate::request::Terms;
-use crate::request::{Answer, Request, Take};
-use crate::several::{RequestOutcome, request_outcome};
+use crate::request::{Answer, Request, Take, check_at_least, check_tokens, valid_tokens};
+use crate::several::{RequestOutcome, in_order, request_outcome};
 use crate::stores::expiry::Limits;
-use crate::target::{Store, Target, check_at_least, check_count, valid_tokens};
+use crate::target::{Store, Target};
 
 /// The outcome of a hold of a limit.
 pub struct Held {
@@ -72,12 +73,9 @@ pub fn hold<H: Host>(
     terms: &Terms,
 ) -> Result<Held> {
     let id = id_of(host, terms)?;
-    let take = Take { at_least, ..request.tokens() };
-    let ask = ask(host, For::OneOfTokens, request, take, (&id, terms))?;
-    let held = run(host, std::slice::from_ref(request), &[ask])?.pop();
-    // A denial leaves an existing hold as it is.
-    let with_id = |held: Held| Held { id: held.expires_at.map(|_| id), ..held };
-    held.map(with_id).ok_or_else(LimiterError::not_written)
+    let ask = ask(host, true, request, at_least, (&id, terms))?;
+    let held = run(host, true, from_ref(request), (&[0], &[ask]))?.pop();
+    held.ok_or_else(LimiterError::not_written)
 }
 
 /// Takes tokens from all the limits and holds them, or none; takes only the tokens that the id doesn't hold already.
@@ -89,7 +87,7 @@ pub fn hold_all<H: Host>(host: &H, requests: &[Request], terms: &Terms) -> Resul
     let mut sorted = BTreeMap::new();
     for (n, request) in requests.iter().enumerate() {
         let in_request = |error| LimiterError::in_request(n + 1, error);
-        let ask = ask(host, For::Several, request, request.tokens(), (&id, terms));
+        let ask = ask(host, false, request, None, (&id, terms));
         let ask = ask.map_err(in_request)?;
         if sorted.insert((request.name, request.key), (n, ask)).is_some() {
             let value = "a list with two requests for the same name and key";
@@ -98,78 +96,59 @@ pub fn hold_all<H: Host>(host: &H, requests: &[Request], terms: &Terms) -> Resul
         }
     }
     let (order, asks): (Vec<usize>, Vec<Ask>) = sorted.into_values().unzip();
-    let in_order: Vec<Request> = order.iter().map(|&n| requests[n].clone()).collect();
-    let held = run(host, &in_order, &asks)?;
-    let mut outcomes: Vec<(usize, Held)> = order.into_iter().zip(held).collect();
-    outcomes.sort_by_key(|&(n, _)| n);
-    Ok(outcomes.into_iter().map(|(_, held)| held).collect())
+    run(host, false, requests, (&order, &asks))
 }
 
-/// Makes the asks of these requests, one for each, and counts them.
-fn run<H: Host>(host: &H, requests: &[Request], asks: &[Ask]) -> Result<Vec<Held>> {
+/// Makes asks, given with the numbers of their requests, and counts them. `alone`: as in [`ask`].
+fn run<H: Host>(
+    host: &H,
+    alone: bool,
+    requests: &[Request],
+    (order, asks): (&[usize], &[Ask]),
+) -> Result<Vec<Held>> {
     let outcome = engine::run(host, asks)?;
     let (ok, request_outcome) = (outcome.ok, request_outcome(&outcome));
     let mut all = Vec::with_capacity(asks.len());
-    for ((request, ask), decided) in requests.iter().zip(asks).zip(&outcome.decided) {
-        let (Change::Hold(asked), Some(change)) = (&ask.change, decided.hold()) else { continue };
-        count(host, request, &decided.answer, change, ok)?;
-        let limit = ask.target.limit();
+    for ((&n, ask), decided) in order.iter().zip(asks).zip(&outcome.decided) {
+        let (Change::Hold(asked), Some(change)) = (&ask.change, &decided.hold) else { continue };
+        let (request, answer) = (&requests[n], &decided.answer);
+        // Not counted: a request that already holds all that it asks for; in a refused call, one that its limit allows,
+        // which took nothing because of another.
+        if change.asks && (ok || !answer.ok) {
+            let asked = (request.count - change.had).max(0.0);
+            let count = if answer.ok { change.took } else { asked };
+            let counter = host.counter(request.name, request.key)?;
+            host.count(counter, Counted { count, ..request.counted(answer) });
+        }
+        // A denial leaves an existing hold as it is.
         let kept = if ok { change.after } else { change.before };
         all.push(Held {
-            outcome: request_outcome(&decided.answer),
-            id: kept.filter(|_| ok).map(|_| asked.id.to_vec()),
+            outcome: request_outcome(answer),
+            id: kept.filter(|_| ok || alone).map(|_| asked.id.to_vec()),
             count: match ok {
-                true => change.held(&decided.answer, limit, request.count),
+                true => change.held(answer, ask.target.limit(), request.count),
                 false => change.had,
             },
             expires_at: kept.map(|hold| hold.expires_at),
         });
     }
-    Ok(all)
+    Ok(in_order(order, all))
 }
 
-/// Counts a request of a hold, unless it takes nothing because it already holds all that it asks for.
-fn count<H: Host>(
-    host: &H,
-    request: &Request,
-    answer: &Answer,
-    change: &HoldChange,
-    ok: bool,
-) -> Result<()> {
-    // In a refused call, a request that its limit allows took nothing, because of another.
-    let is_counted = change.asks && (ok || !answer.ok);
-    if !is_counted {
-        return Ok(());
-    }
-    let asked = (request.count - change.had).max(0.0);
-    let count = if answer.ok { change.took } else { asked };
-    let counter = host.counter(request.name, request.key)?;
-    host.count(counter, Counted { count, ..request.counted(answer.verdict(), answer) });
-    Ok(())
-}
-
-/// The functions that ask for holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum For {
-    /// A hold of one limit, never of slots: a lease is such a hold.
-    OneOfTokens,
-    /// A hold of several limits.
-    Several,
-}
-
-/// Makes the ask of a request for a hold with this id.
+/// Makes the ask of a request for a hold with this id. `alone`: a hold of one limit, never of slots, since a lease is
+/// such a hold.
 fn ask<'a, H: Host>(
     host: &H,
-    of: For,
+    alone: bool,
     request: &Request<'a>,
-    take: Take,
+    at_least: Option<f64>,
     (id, terms): (&'a [u8], &Terms<'a>),
 ) -> Result<Ask<'a>> {
     let target = Target::resolve(host, request)?;
     let limit = target.limit();
     let kind = limit.kind();
     let why = match target.store {
-        _ if kind.has_leases() && of == For::OneOfTokens => Some(NoHolds::Kind),
+        _ if kind.has_leases() && alone => Some(NoHolds::Kind),
         Store::Memory | Store::Saved => Some(NoHolds::Memory),
         Store::Shards(_) => Some(NoHolds::Shards),
         Store::Row if kind.has_leases() => None,
@@ -177,22 +156,20 @@ fn ask<'a, H: Host>(
         Store::Nowhere => None,
     };
     if let Some(why) = why {
-        let function = match of {
-            For::OneOfTokens => "rl_hold",
-            For::Several => "rl_hold_all",
-        };
+        let function = if alone { "rl_hold" } else { "rl_hold_all" };
         return Err(LimiterError::NotForHolds { function, name: target.name_text(), kind, why });
     }
-    check_count(limit, take.count)?;
-    if let Some(at_least) = take.at_least {
-        check_at_least(at_least, take.count)?;
+    check_tokens(limit, "count", request.count)?;
+    if let Some(at_least) = at_least {
+        check_at_least(at_least, request.count)?;
     }
     let lease = match limit.concurrency() {
         Some(_) => Some(Lease::random_id(host.unguessable()?)),
         None => None,
     };
     let config = request.config.filter(|_| !target.is_defined).map(|config| config.json());
-    let change = Change::Hold(HeldTake { take: Take { lease, ..take }, terms: *terms, id, config });
+    let take = Take { lease, at_least, ..request.tokens() };
+    let change = Change::Hold(HeldTake { take, terms: *terms, id, config });
     Ok(Ask { target, change, entry: None })
 }
 
@@ -201,30 +178,13 @@ fn id_of<H: Host>(host: &H, terms: &Terms) -> Result<Vec<u8>> {
     terms.id.map_or_else(|| random_id(host), |id| Ok(id.to_vec()))
 }
 
-/// Settles a hold of one limit: gives back unused tokens, or takes the tokens used beyond it; `None`: there is no such
-/// hold.
+/// Settles the limits of a hold, in the order of name and key: gives back unused tokens, or takes the tokens used
+/// beyond it. Leaves out limits that are gone by then; there are none if there is no such hold. `alone`: the hold is of
+/// one limit.
 ///
 /// # Errors
 /// [`LimiterError::SeveralLimits`] (22023); 22023: `used` is not a number from 0 to 1e15.
-pub fn settle<H: Host>(host: &H, id: &[u8], used: Option<f64>) -> Result<Option<Settled>> {
-    let used = used.map_or(Used::All, Used::Count);
-    let held = held(host, id, &used)?;
-    if held.len() > 1 {
-        return Err(LimiterError::SeveralLimits(held.len()));
-    }
-    Ok(settle_held(host, held, &used)?.pop())
-}
-
-/// Settles all limits of a hold, in the order of name and key.
-///
-/// # Errors
-/// 22023: not a number from 0 to 1e15.
-pub fn settle_all<H: Host>(host: &H, id: &[u8], used: &Used) -> Result<Vec<Settled>> {
-    settle_held(host, held(host, id, used)?, used)
-}
-
-/// Checks the numbers of a settlement, and reads what it settles.
-fn held<H: Host>(host: &H, id: &[u8], used: &Used) -> Result<Vec<HoldRow>> {
+pub fn settle<H: Host>(host: &H, id: &[u8], used: &Used, alone: bool) -> Result<Vec<Settled>> {
     let check = |used| valid_tokens("used", used).map(drop);
     match used {
         Used::All => {}
@@ -232,34 +192,26 @@ fn held<H: Host>(host: &H, id: &[u8], used: &Used) -> Result<Vec<HoldRow>> {
         Used::ByName(used) => used.iter().try_for_each(|&(_, used)| check(used))?,
     }
     host.refuse_read_only()?;
-    host.with_holds(|holds| holds.of_id(id))
-}
-
-/// Settles the limits of a hold, given in the order of name and key. Leaves out limits that are gone by then.
-fn settle_held<H: Host>(host: &H, held: Vec<HoldRow>, used: &Used) -> Result<Vec<Settled>> {
+    let held = host.with_holds(|holds| holds.of_id(id))?;
     if held.is_empty() {
         return Ok(Vec::new());
     }
-    let mut definitions = Vec::with_capacity(held.len());
-    for row in &held {
-        definitions.push(Limits::new(host, &row.name, &row.key, None)?.of(row)?);
+    if alone && held.len() > 1 {
+        return Err(LimiterError::SeveralLimits(held.len()));
     }
-    let asks: Vec<Ask> = held
-        .iter()
-        .zip(&definitions)
-        .map(|(row, definition)| {
-            let (name, key) = (&row.name[..], &row.key[..]);
-            let target = Target::remaining::<H>(name, key, definition.clone(), None);
-            let change = Change::Settle(Settlement { row: row.clone(), used: used.of(name) });
-            Ask { target, change, entry: None }
-        })
-        .collect();
-    let decided = engine::settle(host, &asks)?;
-    let settled = |((row, definition), decided): ((&HoldRow, &Option<_>), Decided)| {
+    let mut asks = Vec::with_capacity(held.len());
+    for row in &held {
+        let (name, key) = (&row.name[..], &row.key[..]);
+        let definition = Limits::new(host, name, key, None)?.of(row)?;
+        let target = Target::remaining::<H>(name, key, definition, None);
+        let change = Change::Settle(Settlement { row, used: used.of(name) });
+        asks.push(Ask { target, change, entry: None });
+    }
+    let settled = |(ask, decided): (&Ask, Decided)| {
         // It was settled before, or reset.
-        decided.hold()?.before?;
-        let (name, key) = (row.name.clone(), row.key.clone());
-        Some(Settled { name, key, answer: definition.as_ref().map(|_| decided.answer) })
+        decided.hold.as_ref()?.before?;
+        let (name, key) = (ask.target.name.to_vec(), ask.target.key.to_vec());
+        Some(Settled { name, key, answer: ask.target.is_defined.then_some(decided.answer) })
     };
-    Ok(held.iter().zip(&definitions).zip(decided).filter_map(settled).collect())
+    Ok(asks.iter().zip(engine::settle(host, &asks)?).filter_map(settled).collect())
 }

@@ -1,6 +1,7 @@
 //! Prunes holds: gives back expired ones, for keys without calls and for limits that have got shards since, and deletes
 //! those that expired long ago.
 
+use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use ratelimit_core::Micros;
@@ -67,9 +68,6 @@ pub(crate) fn give_back_if_valid<H: Host>(
 
 /// Gives back the expired holds of the keys of a name that are saved by now. Memory takes over their states, and
 /// nothing comes back to them there.
-///
-/// # Errors
-/// [`LimiterError::BadState`], [`LimiterError::NotWritten`] (55000).
 pub fn give_back_to_saved<H: Host>(host: &H, rows: &dyn Rows, name: &[u8]) -> Result<()> {
     if !host.has_holds() {
         return Ok(());
@@ -90,7 +88,7 @@ pub fn give_back_to_saved<H: Host>(host: &H, rows: &dyn Rows, name: &[u8]) -> Re
 /// Gives back the expired holds of a key. Returns whether it could.
 ///
 /// # Errors
-/// [`LimiterError::BadState`] (55000); [`LimiterError::Busy`].
+/// [`LimiterError::Busy`].
 fn give_back<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<bool> {
     let locked = match rows.lock(id, false)? {
         Some(row) => Some(row),
@@ -106,9 +104,8 @@ fn give_back<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<bool> {
     let Some(mut row) = locked else { return Ok(false) };
     if row.stored.is_marker() {
         match give_back_to_shards(host, rows, id)? {
-            Shards::Left => return Ok(false),
-            Shards::Done => return Ok(true),
-            Shards::Joined(joined) => row = joined,
+            ControlFlow::Break(done) => return Ok(done),
+            ControlFlow::Continue(joined) => row = joined,
         }
     }
     // The row that named the first expiry may have been deleted since the hold.
@@ -118,33 +115,29 @@ fn give_back<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<bool> {
     Ok(after.holds_due != Some(EARLIEST))
 }
 
-/// The outcome for the rows of a key with shards.
-enum Shards {
-    /// They are left: other sessions have locked some, or the limit has no holds now.
-    Left,
-    /// All that can come back has come back.
-    Done,
-    /// They are one row by now, which is locked.
-    Joined(Row),
-}
-
-/// Gives back the expired holds of a key with shards, under the locks of all its rows.
+/// Gives back the expired holds of a key with shards, under the locks of all its rows; breaks with whether all that can
+/// come back has come back: not if the limit has no holds now. Goes on with the rows if they are one by now, locked.
 ///
 /// # Errors
 /// [`LimiterError::Busy`]: another session has locked one.
-fn give_back_to_shards<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<Shards> {
+fn give_back_to_shards<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    id: RowId,
+) -> Result<ControlFlow<bool, Row>> {
     let (RowId { name, key, .. }, now) = (id, host.now());
     let mut due = host.with_key_holds(|holds| holds.returning(name, key, EARLIEST, now, MOST))?;
     let mut limits = Limits::new(host, name, key, None)?;
-    let Some(first) = due.first() else { return Ok(Shards::Done) };
-    let Some(definition) = limits.of_expiry(first)? else { return Ok(Shards::Left) };
+    let Some(first) = due.first() else { return Ok(ControlFlow::Break(true)) };
+    let Some(definition) = limits.of_expiry(first)? else { return Ok(ControlFlow::Break(false)) };
     let target = Target::defined::<H>(name, key, definition, None);
     let locked = host.attempt(|| shards::lock_all(host, rows, &target, false))?;
-    let Some(mut locked) = locked else { return Ok(Shards::Left) };
+    let Some(mut locked) = locked else { return Ok(ControlFlow::Break(false)) };
     if target.store == Store::Row {
-        return Ok(Shards::Joined(rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?));
+        let joined = rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?;
+        return Ok(ControlFlow::Continue(joined));
     }
-    let before = locked.found.shards.total(now);
+    let before = locked.found.shards.total(now).into_owned();
     let mut after = before.clone();
     for row in &mut due {
         host.check_for_interrupts();
@@ -165,5 +158,5 @@ fn give_back_to_shards<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<
     let holds_due = next.first().map(|next| next.hold.expires_at);
     let version = Version { holds_due, ..root.version };
     rows.update(id, root.tuple, &version)?;
-    Ok(Shards::Done)
+    Ok(ControlFlow::Break(true))
 }

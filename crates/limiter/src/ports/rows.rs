@@ -220,7 +220,8 @@ macro_rules! pass_on {
 /// transaction's own writes count as committed.
 ///
 /// Functions that read come first, then functions that lock, then functions that write. Each fails with errors of the
-/// host, and on a NULL that no call writes (55000).
+/// host, and on a NULL that no call writes (55000); an update and a deletion also with
+/// [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
 pub trait Rows {
     /// Reads a row, without locking, writing or waiting.
     fn read(&self, id: RowId) -> Result<Option<Row>>;
@@ -254,15 +255,9 @@ pub trait Rows {
     fn insert(&self, id: RowId, version: &Version, wait: bool) -> Result<bool>;
 
     /// Updates a row that this transaction has locked.
-    ///
-    /// # Errors
-    /// [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
     fn update(&self, id: RowId, locked: TupleId, version: &Version) -> Result<()>;
 
     /// Deletes a row that this transaction has locked.
-    ///
-    /// # Errors
-    /// [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
     fn delete(&self, id: RowId, locked: TupleId) -> Result<()>;
 
     /// Updates a row in one step if it is known to be unchanged since it was read; otherwise writes and locks nothing.

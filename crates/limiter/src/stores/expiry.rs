@@ -264,7 +264,7 @@ pub(crate) fn with_hold(row: Version, hold: &Hold) -> Version {
     Version { holds_due: first_expiry(hold, row.holds_due), ..row }
 }
 
-/// The next expiries of a key that may let a call pass that is denied on a state, from the first one that the row names.
+/// The next expiries of a key that may let a call pass that is denied on a state, from the first that the row names.
 fn next_expiries<H: Host>(
     host: &H,
     target: &Target,

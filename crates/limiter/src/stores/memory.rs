@@ -4,7 +4,7 @@ use ratelimit_core::{Micros, State};
 use ratelimit_faults::Fault;
 
 use super::saved;
-use crate::change::{Change, Contents, Decided};
+use crate::change::{Ask, Decided};
 use crate::error::{LimiterError, Result};
 use crate::ports::{Entries, Host, Id, LockedEntries, Pool, Retention, Seen, TRIES};
 use crate::request::Answer;
@@ -14,21 +14,16 @@ use crate::target::{Store, Target};
 ///
 /// # Errors
 /// [`LimiterError::MemoryFull`] (53200): the pool of saved keys is full.
-pub(crate) fn apply<H: Host>(
-    host: &H,
-    target: &Target,
-    change: &Change,
-    known: Option<Id>,
-) -> Result<Answer> {
+pub(crate) fn apply<H: Host>(host: &H, ask: &Ask) -> Result<Answer> {
+    let target = &ask.target;
     let entries = entries(host, target)?;
-    let id = id(entries, target, known);
+    let id = id(entries, target, ask.entry);
     let phase = target.phase();
     for _ in 0..TRIES {
         let (mut locked, seen) = lock(host, entries, target, id)?;
         let now = host.now();
         let before = state(target, seen.state, now, phase);
-        let Decided { answer, after, .. } =
-            change.decide(host, target, Contents::One(target.limit(), &before), now)?;
+        let Decided { answer, after, .. } = ask.decide_on(host, &before, None, now)?;
         let after = after.filter(|_| !Fault::EntryNotWritten.is_on());
         let is_stored = after.is_none_or(|after| {
             locked.write(id, Some(&after), retention(target, &after, now, phase))

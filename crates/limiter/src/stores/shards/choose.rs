@@ -1,11 +1,13 @@
 //! Chooses the rows that a change goes to, if not all of them are needed.
 
+use std::slice::from_ref;
+
 use ratelimit_core::{Micros, Shards, State};
 use ratelimit_faults::Fault;
 
 use super::contents::{row_of, shard_number};
 use super::room;
-use crate::change::{Change, Contents, Decided};
+use crate::change::{Ask, Decided};
 use crate::error::Result;
 use crate::ports::{Host, Row, Rows, ShardRow, Stored, TupleId};
 use crate::target::Target;
@@ -51,10 +53,9 @@ struct Estimate<'a> {
 pub(crate) fn apply_to_one_shard<H: Host>(
     host: &H,
     rows: &dyn Rows,
-    target: &Target,
-    change: &Change,
+    ask: &Ask,
 ) -> Result<Option<Decided>> {
-    let amount = change.tokens();
+    let (target, amount) = (&ask.target, ask.change.tokens());
     if amount == 0.0 {
         return Ok(None);
     }
@@ -73,8 +74,8 @@ pub(crate) fn apply_to_one_shard<H: Host>(
                 return Ok(None);
             }
         }
-        let contents = Contents::One(shards.shard_limit(), &shards.states()[better]);
-        let mut decided = change.decide(host, target, contents, now)?;
+        let one = Shards::new(shards.shard_limit(), from_ref(&shards.states()[better]));
+        let mut decided = ask.decide(host, &one, None, now)?;
         let Some(after) = decided.after.take() else { return Ok(None) };
         let next = row.with(Stored::State(after.clone()));
         if is_locked {

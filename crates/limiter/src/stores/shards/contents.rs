@@ -157,7 +157,7 @@ pub(crate) fn stored(
 ) -> Result<(Option<State>, Micros)> {
     let is_stored = has_state(target.limit(), &found);
     let (Found { shards, .. }, now) = peek_found(host, rows, target, found, host.now())?;
-    let total = || shards.undivided().cloned().unwrap_or_else(|| shards.total(now));
+    let total = || shards.undivided().cloned().unwrap_or_else(|| shards.total(now).into_owned());
     Ok((is_stored.then(total), now))
 }
 
@@ -220,7 +220,7 @@ pub(crate) fn lock_all<'a>(
     let begins_anew = is_one && present.iter().any(begins_anew);
     let locked = of_shards(&present).map(|(_, row)| row.tuple).enumerate().collect();
     let found = interpret(target, present, now)?;
-    Ok(Some(LockedRows { found, locked, begins_anew }))
+    Ok(Some(LockedRows { begins_anew, ..LockedRows::of(found, locked) }))
 }
 
 /// Row 0 of a limit with shards.

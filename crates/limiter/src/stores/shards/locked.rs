@@ -8,7 +8,7 @@ use super::choose::{lock_free, own_shard, rows_with_room};
 use super::contents::{lock_all, row_of};
 use super::room;
 use crate::error::{LimiterError, Result};
-use crate::ports::{Host, Rows, Stored, TupleId, Version};
+use crate::ports::{HoldRow, Host, Rows, Stored, TupleId, Version};
 use crate::target::Target;
 
 /// The contents of a key, with some of its rows locked.
@@ -19,12 +19,22 @@ pub struct LockedRows<'a> {
     pub locked: Vec<(usize, TupleId)>,
     /// Whether the row has the state of another kind, with holds that are gone once it begins again.
     pub(crate) begins_anew: bool,
+    /// Whether other transactions have locked the rows to change: a dry run takes nothing then, and a settlement
+    /// credits some of the rows.
+    pub(crate) are_others: bool,
+    /// The hold with the call's id.
+    pub(crate) own: Option<HoldRow>,
 }
 
 impl<'a> LockedRows<'a> {
     /// A key without locked rows: this call changes nothing in them.
     pub fn none(found: Found<'a>) -> LockedRows<'a> {
-        LockedRows { found, locked: Vec::new(), begins_anew: false }
+        LockedRows::of(found, Vec::new())
+    }
+
+    /// A key with these locked rows.
+    pub(crate) fn of(found: Found<'a>, locked: Vec<(usize, TupleId)>) -> LockedRows<'a> {
+        LockedRows { found, locked, begins_anew: false, are_others: false, own: None }
     }
 
     /// Applies expired holds to the row of a limit without shards; false if it is not locked, or is another's.
@@ -171,11 +181,10 @@ fn lock_few<'a, H: Host>(
         if let Some(row) = rows.lock(row_of(target, shard), wait)? {
             let state = target.state(shards.shard_limit(), Some(&row.stored), now)?.into_owned();
             shards.states_mut()[shard] = state;
-            let locked = vec![(shard, row.tuple)];
-            return Ok(Some(LockedRows { found: shards.into(), locked, begins_anew: false }));
+            return Ok(Some(LockedRows::of(shards.into(), vec![(shard, row.tuple)])));
         }
     }
     // `None`: the caller releases them, and then locks all rows.
     let locked = lock_free(host, rows, target, &mut shards, now, amount)?;
-    Ok(locked.map(|locked| LockedRows { found: shards.into(), locked, begins_anew: false }))
+    Ok(locked.map(|locked| LockedRows::of(shards.into(), locked)))
 }

@@ -15,10 +15,9 @@ mod locked;
 use ratelimit_core::{Micros, Shards};
 use ratelimit_faults::Fault;
 
-use crate::change::{Change, Contents, Decided};
+use crate::change::{Ask, Decided};
 use crate::error::Result;
 use crate::ports::{Host, Rows, Stored};
-use crate::target::Target;
 
 pub(crate) use choose::apply_to_one_shard;
 pub(crate) use contents::lock_all;
@@ -37,9 +36,9 @@ fn room(shards: &Shards, shard: usize, now: Micros, amount: f64) -> f64 {
 pub(crate) fn credit_own<H: Host>(
     host: &H,
     rows: &dyn Rows,
-    target: &Target,
-    credit: &Change,
+    credit: &Ask,
 ) -> Result<Option<Decided>> {
+    let target = &credit.target;
     for number in host.own_rows(target.name, target.key) {
         let id = target.row(number);
         let Some(row) = rows.lock(id, true)? else { continue };
@@ -50,11 +49,10 @@ pub(crate) fn credit_own<H: Host>(
         let limit = shard_limit_of(target.limit(), shards_of(number));
         let state = target.state(&limit, Some(&row.stored), now)?.into_owned();
         let own = Shards::new(&limit, vec![state]);
-        if own.available(0, now) + credit.tokens() > limit.capacity() {
+        if own.available(0, now) + credit.change.tokens() > limit.capacity() {
             continue;
         }
-        let mut decided =
-            credit.decide(host, target, Contents::One(&limit, &own.states()[0]), now)?;
+        let mut decided = credit.decide(host, &own, None, now)?;
         if let Some(after) = decided.after.take_if(|_| !Fault::CreditDropped.is_on()) {
             rows.update(id, row.tuple, &row.with(Stored::State(after)))?;
         }
