@@ -275,7 +275,7 @@ fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Stored> {
 fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Defined> {
     let (has_blocks, blocked_until) = blocks::read(catalog, name, key)?;
     let Stored { default, own, plan: of_plan, has_keys, is_notified } = read(catalog, name, key)?;
-    let invalid = |name: &str, error| LimiterError::StoredConfig { name: name.to_owned(), error };
+    let invalid = |name: &str, error| LimiterError::StoredConfig(name.to_owned(), error);
     let parse = |name: &str, config: StoredJson| {
         let config = config.map(|config| Ok(Rc::new(config::definition(&config?)?)));
         config.transpose().map_err(|error| invalid(name, error))

@@ -184,17 +184,17 @@ fn of_limiter(error: &LimiterError) -> Report {
     match error {
         LimiterError::Argument(error) => of_argument(error),
         LimiterError::Config(config)
-        | LimiterError::ConfigOf { error: config, .. }
-        | LimiterError::StoredConfig { error: config, .. } => report(b"22023")
+        | LimiterError::ConfigOf(_, config)
+        | LimiterError::StoredConfig(_, config) => report(b"22023")
             .detail(only(&config.allowed))
             .hint(format!("For example: {}", example(config))),
-        LimiterError::Undefined { name, kind } => {
+        LimiterError::Undefined(name, kind) => {
             report(b"42704").hint(format!("Define it: {}", definition(name, *kind, false)))
         }
         LimiterError::UndefinedPlan { plan, .. } => {
             report(b"42704").hint(format!("Define it: {}", definition(plan, Kind::TokenBucket, false)))
         }
-        LimiterError::Keyed { name, kind } => report(b"22004")
+        LimiterError::Keyed(name, kind) => report(b"22004")
             .detail(
                 "Its config has \"keyed\": true, so that a call without a key fails instead of taking from \
                  a limit that everybody shares.",
@@ -205,7 +205,7 @@ fn of_limiter(error: &LimiterError) -> Report {
                 taker(*kind),
                 literal(name)
             )),
-        LimiterError::NotKeyed { name, kind } => report(b"22023")
+        LimiterError::NotKeyed(name, kind) => report(b"22023")
             .detail(
                 "Its config has \"keyed\": false: all calls share one limit, and a key would have a second one.",
             )
@@ -415,8 +415,8 @@ impl Error {
         let Error::Limiter(LimiterError::Config(error)) = self else { return self };
         let name = utf8(name).into_owned();
         Error::Limiter(match is_stored {
-            true => LimiterError::StoredConfig { name, error },
-            false => LimiterError::ConfigOf { name, error },
+            true => LimiterError::StoredConfig(name, error),
+            false => LimiterError::ConfigOf(name, error),
         })
     }
 }

@@ -16,30 +16,15 @@ pub enum LimiterError {
     /// A config is not valid.
     #[error("invalid rate limit config: {}", .0.problem)]
     Config(#[from] ConfigError),
-    /// A limit can't be defined by a config that is not valid.
-    #[error("invalid config for rate limit \"{name}\": {}", .error.problem)]
-    ConfigOf {
-        /// The limit.
-        name: String,
-        /// The config's error.
-        error: ConfigError,
-    },
-    /// The stored definition of a limit is not a valid config.
-    #[error("invalid config stored for rate limit \"{name}\": {}", .error.problem)]
-    StoredConfig {
-        /// The limit.
-        name: String,
-        /// The config's error.
-        error: ConfigError,
-    },
-    /// A name without a definition was used without a config.
-    #[error("rate limit \"{name}\" is not defined")]
-    Undefined {
-        /// The limit.
-        name: String,
-        /// The kind that the function is for.
-        kind: Kind,
-    },
+    /// This limit can't be defined by a config that is not valid.
+    #[error("invalid config for rate limit \"{0}\": {problem}", problem = .1.problem)]
+    ConfigOf(String, ConfigError),
+    /// The stored definition of this limit is not a valid config.
+    #[error("invalid config stored for rate limit \"{0}\": {problem}", problem = .1.problem)]
+    StoredConfig(String, ConfigError),
+    /// This name without a definition was used without a config, by a function for this kind.
+    #[error("rate limit \"{0}\" is not defined")]
+    Undefined(String, Kind),
     /// A key has a plan that is not defined.
     #[error("plan \"{plan}\" of rate limit \"{name}\" is not defined")]
     UndefinedPlan {
@@ -48,22 +33,12 @@ pub enum LimiterError {
         /// The plan.
         plan: String,
     },
-    /// A limit with `keyed` was used without a key.
-    #[error("rate limit \"{name}\" requires a key")]
-    Keyed {
-        /// The limit.
-        name: String,
-        /// Its kind.
-        kind: Kind,
-    },
-    /// A limit with `keyed` false was used with a key.
-    #[error("rate limit \"{name}\" takes no key")]
-    NotKeyed {
-        /// The limit.
-        name: String,
-        /// Its kind.
-        kind: Kind,
-    },
+    /// This limit, of this kind and with `keyed`, was used without a key.
+    #[error("rate limit \"{0}\" requires a key")]
+    Keyed(String, Kind),
+    /// This limit, of this kind and with `keyed` false, was used with a key.
+    #[error("rate limit \"{0}\" takes no key")]
+    NotKeyed(String, Kind),
     /// A config was passed for this defined limit without the privilege to define.
     #[error("permission denied to override rate limit \"{0}\"")]
     InlineConfig(String),
@@ -183,9 +158,7 @@ impl LimiterError {
     /// The same error, for a function of leases: its hint defines a concurrency limit.
     pub fn for_leases(self) -> LimiterError {
         match self {
-            LimiterError::Undefined { name, .. } => {
-                LimiterError::Undefined { name, kind: Kind::Concurrency }
-            }
+            LimiterError::Undefined(name, _) => LimiterError::Undefined(name, Kind::Concurrency),
             other => other,
         }
     }

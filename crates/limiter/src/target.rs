@@ -260,7 +260,7 @@ pub fn undefined(name: Cow<str>, missing_plan: Option<&str>) -> LimiterError {
     let name = name.into_owned();
     match missing_plan {
         Some(plan) => LimiterError::UndefinedPlan { name, plan: plan.into() },
-        None => LimiterError::Undefined { name, kind: Kind::TokenBucket },
+        None => LimiterError::Undefined(name, Kind::TokenBucket),
     }
 }
 
@@ -279,8 +279,8 @@ pub fn check_key<H: Host>(
     }
     let (name, kind) = (H::utf8(name).into_owned(), limit.kind());
     Err(match key.is_empty() {
-        true => LimiterError::Keyed { name, kind },
-        false => LimiterError::NotKeyed { name, kind },
+        true => LimiterError::Keyed(name, kind),
+        false => LimiterError::NotKeyed(name, kind),
     })
 }
 
