@@ -89,6 +89,14 @@ impl Session<'_> {
 /// The config of a call.
 pub struct CallConfig<'a>(pub Jsonb<'a>);
 
+impl<'call> Checked<'call> for CallConfig<'call> {
+    type Base = Jsonb<'call>;
+
+    fn check(config: Jsonb<'call>, _: &'static str) -> Result<CallConfig<'call>, ArgumentError> {
+        Ok(CallConfig(config))
+    }
+}
+
 impl InlineConfig for CallConfig<'_> {
     fn definition(&self) -> PortResult<Rc<Definition>> {
         let definition = definitions::inline(self.0)?;
@@ -96,8 +104,7 @@ impl InlineConfig for CallConfig<'_> {
     }
 
     fn json(&self) -> Vec<u8> {
-        // Parsed before, and so not too long.
-        self.0.to_server_json(MAX_BYTES).map_or(Vec::new(), <[u8]>::to_vec)
+        json_text(self.0)
     }
 }
 
@@ -345,31 +352,4 @@ impl Host for Session<'_> {
     fn refuse_read_only(&self) -> PortResult<()> {
         Ok(refuse_read_only_call(self.function).map_err(Error::from)?)
     }
-}
-
-/// The config of a call.
-pub struct CallConfig<'a>(pub Jsonb<'a>);
-
-impl<'call> Checked<'call> for CallConfig<'call> {
-    type Base = Jsonb<'call>;
-
-    fn check(config: Jsonb<'call>, _: &'static str) -> Result<CallConfig<'call>, ArgumentError> {
-        Ok(CallConfig(config))
-    }
-}
-
-impl InlineConfig for CallConfig<'_> {
-    fn definition(&self) -> PortResult<Rc<Definition>> {
-        let definition = definitions::inline(self.0)?;
-        Ok(definition.passed().map_or(definition, Rc::new))
-    }
-
-    fn json(&self) -> Vec<u8> {
-        json_text(self.0)
-    }
-}
-
-/// The config of a call, in the form that a request takes.
-pub fn inline<'a>(config: &'a Option<CallConfig>) -> Option<&'a dyn InlineConfig> {
-    config.as_ref().map(|config| config as &dyn InlineConfig)
 }

@@ -326,7 +326,7 @@ fn write(
             return Err(Failed { sqlstate: "42P01".into(), fails_all: true });
         }
         Session::run(Use::Writes, function, work).map_err(|error| {
-            let sqlstate = error.report(&String::new).sqlstate;
+            let sqlstate = error.report().sqlstate;
             Failed::new(String::from_utf8_lossy(&sqlstate).into_owned(), true)
         })
     };

@@ -70,11 +70,13 @@ impl Entries for SharedEntries {
     }
 
     fn load(&self, id: Id, row: RowId, state: Option<&State>, absent: Absent) -> bool {
-        SavedMemory::seen().is_some_and(|saved| saved.load(self.origin.scope, id, row, state, absent))
+        SavedMemory::seen()
+            .is_some_and(|saved| saved.load(self.origin.scope, id, row, state, absent))
     }
 
     fn saved_keys(&self, name: Option<&[u8]>) -> Vec<Key> {
-        let keys = SavedMemory::seen().map_or_else(Vec::new, |saved| saved.keys(self.origin.scope, name));
+        let keys =
+            SavedMemory::seen().map_or_else(Vec::new, |saved| saved.keys(self.origin.scope, name));
         keys.into_iter().map(|SavedCopy { name, key, .. }| (name, key)).collect()
     }
 
