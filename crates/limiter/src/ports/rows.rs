@@ -226,7 +226,7 @@ pub trait Rows {
     /// Reads a row, without locking, writing or waiting.
     fn read(&self, id: RowId) -> Result<Option<Row>>;
 
-    /// Reads all rows of a key, or those with these shard numbers, which ascend, under one snapshot, in ascending order,
+    /// Reads all rows of a key, in ascending order, or those with these shard numbers, in any order, under one snapshot,
     /// as [`read`](Rows::read).
     fn read_key(&self, name: &[u8], key: &[u8], shards: Option<&[i32]>) -> Result<Vec<ShardRow>>;
 

@@ -109,12 +109,11 @@ fn estimate<'a, H: Host>(
     let own = own_shard(host, target);
     let first = own.unwrap_or_else(|| host.below(count));
     let second = (first + 1 + host.below(count - 1)) % count;
-    let ascending = [first.min(second), first.max(second)];
-    let numbers = ascending.map(|shard| shard_number(count as u32, shard));
+    let numbers = [first, second].map(|shard| shard_number(count as u32, shard));
     let found = rows.read_key(target.name, target.key, Some(&numbers))?;
     let now = host.now();
-    let Ok([lower, higher]) = <[ShardRow; 2]>::try_from(found) else { return Ok(None) };
-    let (one, other) = if first < second { (lower, higher) } else { (higher, lower) };
+    let Ok([one, other]) = <[ShardRow; 2]>::try_from(found) else { return Ok(None) };
+    let (one, other) = if one.0 == numbers[0] { (one, other) } else { (other, one) };
     let shard_limit = target.limit().shard_limit(count as u32);
     let state = |(_, row): &ShardRow| -> Result<State> {
         Ok(target.state(&shard_limit, Some(&row.stored), now)?.into_owned())
