@@ -41,8 +41,8 @@ pub struct Denied {
     pub error: u64,
 }
 
-/// The rankings in shared memory; each key is in a scope `S`. All is behind locks. Zeroed memory is valid if zeros are an
-/// `S`, and locks that are free, or unused until they are initialized.
+/// The rankings in shared memory; each key is in a scope `S`. All is behind locks. Zeroed memory is valid if zeros are
+/// an `S`, and locks that are free, or unused until they are initialized.
 #[repr(C)]
 pub struct SharedRankings<L, S> {
     rankings: [Guarded<L, Ranking<S>>; RANKINGS],

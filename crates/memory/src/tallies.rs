@@ -77,8 +77,8 @@ pub struct Totals {
     pub since: Micros,
 }
 
-/// The tallies in shared memory; each name is in a scope `S`. All is atomic, or behind a lock. Zeroed memory is valid if
-/// zeros are an `S`, and a lock that is free, or unused until it is initialized.
+/// The tallies in shared memory; each name is in a scope `S`. All is atomic, or behind a lock. Zeroed memory is valid
+/// if zeros are an `S`, and a lock that is free, or unused until it is initialized.
 #[repr(C, align(128))]
 pub struct SharedTallies<L, S> {
     /// The calls of replaced names.
