@@ -22,7 +22,7 @@ mod tally;
 mod writer;
 
 #[cfg(all(test, feature = "pg_test"))]
-pub use pg_tests::pg_test; // where `#[pg_test]` looks for it
+pub use pg_tests::pg_test; // `#[pg_test]` looks for it here
 
 pgrx::pg_module_magic!(name, version);
 

@@ -77,8 +77,8 @@ impl Report {
     }
 }
 
-/// Stands in a hint for the schema of the called function and a dot, or for nothing if `search_path` finds it: no text
-/// of a user has this character.
+/// Marks the place in a hint of the called function's schema and a dot, which are left out if `search_path` finds the
+/// function. No text of a user has this character.
 pub const SCHEMA: char = '\0';
 
 /// An error that an SQL function can end with; see [`enter`](crate::call::enter).
