@@ -225,7 +225,7 @@ impl SavedMemory {
         self.writers().filter(is_refused)
     }
 
-    /// Loads a key; see [`Entries::load`](ports::Entries::load).
+    /// Loads a key; see [`Entries::load`](ratelimit_limiter::ports::Entries::load).
     pub(super) fn load(
         &self,
         scope: Scope,
