@@ -60,7 +60,7 @@ impl Run<'_> {
         let locked = self.lock_hold(hold);
         // The row is locked: no session sees the new version before the commit.
         locked.is_some_and(|locked| {
-            self.was(self.at_once(Primitive::Update(locked.tid, content(row))))
+            self.was(self.at_once(Primitive::Update(locked.tid, hold.place, content(row))))
         })
     }
 

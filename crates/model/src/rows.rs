@@ -139,8 +139,8 @@ impl Rows for Run<'_> {
         Ok(is_alone)
     }
 
-    fn update(&self, _: RowId, locked: TupleId, version: &Version) -> Result<()> {
-        let update = Primitive::Update(tid(locked), Content::Limit(version.clone()));
+    fn update(&self, id: RowId, locked: TupleId, version: &Version) -> Result<()> {
+        let update = Primitive::Update(tid(locked), place(id), Content::Limit(version.clone()));
         // The row is locked: no session sees the new version before the commit.
         let done = self.was(self.at_once(update));
         if done { Ok(()) } else { Err(LimiterError::not_written()) }
@@ -157,11 +157,11 @@ impl Rows for Run<'_> {
         RowFacts { page: 2, batch, locks_first, ..RowFacts::LOCAL }
     }
 
-    fn replace(&self, _: RowId, seen: &Row, version: &Version, wait: bool) -> Result<bool> {
+    fn replace(&self, id: RowId, seen: &Row, version: &Version, wait: bool) -> Result<bool> {
         if self.setting.access != AccessPath::Heap {
             return Ok(false);
         }
-        let update = Primitive::Update(tid(seen.tuple), Content::Limit(version.clone()));
+        let update = Primitive::Update(tid(seen.tuple), place(id), Content::Limit(version.clone()));
         Ok(match wait {
             true => self.was(self.step(update)),
             false => self.lock_seen(seen) && self.was(self.at_once(update)),

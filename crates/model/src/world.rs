@@ -701,7 +701,7 @@ fn read_versions(session: &SessionState) -> Vec<Tid> {
         | Primitive::TryLock(tid)
         | Primitive::TryLockNewest(tid, _)
         | Primitive::TryLockUpdated(tid, ..)
-        | Primitive::Update(tid, _)
+        | Primitive::Update(tid, ..)
         | Primitive::Delete(tid)
         | Primitive::Rename(tid, _)
         | Primitive::WaitForInsert(tid),

@@ -22,9 +22,8 @@ impl Database {
                 self.lock_newest(session, tid, place, is_first)
             }
             &Primitive::TryLock(tid) => self.try_lock(session, tid),
-            Primitive::Update(tid, content) => {
-                let place = self.versions[tid].place;
-                StepReply::Was(self.update(session, *tid, place, content.clone()))
+            Primitive::Update(tid, place, content) => {
+                StepReply::Was(self.update(session, *tid, *place, content.clone()))
             }
             Primitive::Delete(tid) => StepReply::Was(self.delete(session, *tid)),
             &Primitive::Rename(tid, key) => {

@@ -180,9 +180,9 @@ pub enum Primitive {
     /// The same for a version that another session was updating when it was found, and the next version. If that update
     /// has committed by now, it waits for the next version's holder: heap_lock_updated_tuple_rec has no SKIP LOCKED.
     TryLockUpdated(Tid, Tid, RowKey),
-    /// Updates this version after a wait for its holder, unless it was replaced: table_tuple_update
-    /// (`update_version`).
-    Update(Tid, Content),
+    /// Updates this version after a wait for its holder, unless it was replaced, to a row with this primary key:
+    /// table_tuple_update (`update_version`).
+    Update(Tid, RowKey, Content),
     /// Deletes it, likewise: table_tuple_delete (`delete_version`).
     Delete(Tid),
     /// The owner's UPDATE of the key of a row, likewise.

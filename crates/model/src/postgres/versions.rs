@@ -100,7 +100,7 @@ impl Database {
                     || self.versions.get(next).is_none_or(|next| !self.has_holder(session, next))
             }
             Primitive::Update(..) if self.has(Flaw::LostUpdate) => true,
-            &(Primitive::Update(tid, _) | Primitive::Delete(tid) | Primitive::Rename(tid, _)) => {
+            &(Primitive::Update(tid, ..) | Primitive::Delete(tid) | Primitive::Rename(tid, _)) => {
                 !self.has_holder(session, &self.versions[&tid])
             }
             &Primitive::TryLock(tid) if self.has(Flaw::TryLockWaits) => {
