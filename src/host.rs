@@ -291,14 +291,20 @@ impl Host for Session<'_> {
             Access::Auto | Access::Heap => catalog.hold_indexes,
             Access::Sql => None,
         };
-        // If the table has changed meanwhile, uses SQL: the call may have written already, and can't start again.
-        let run = || match indexes.and_then(|indexes| HeldHeap::open(catalog, indexes, lock)) {
-            Some(holds) => work(&holds),
-            None => holds::by_sql(catalog, lock, |holds| work(holds)),
+        let mut work = Some(work);
+        let mut directly = || {
+            // If the table has changed meanwhile, uses SQL: the call may have written already, and can't start again.
+            let holds = HeldHeap::open(catalog, indexes?, lock)?;
+            Some(work.take()?(&holds))
         };
-        match (lock, indexes) {
-            (TableLock::Read, Some(_)) => catalog::reading(catalog.rl_holds, run),
-            _ => run(),
+        let done = match (lock, indexes) {
+            (TableLock::Read, Some(_)) => catalog::reading(catalog.rl_holds, directly),
+            _ => directly(),
+        };
+        match (done, work) {
+            (Some(done), _) => done,
+            (None, Some(work)) => holds::by_sql(catalog, lock, |holds| work(holds)),
+            (None, None) => Err(Error::Moved.into()),
         }
     }
 

@@ -40,8 +40,8 @@ static ALLOCATOR: ratelimit_pg::oom_reserve::Allocator = ratelimit_pg::oom_reser
 pub extern "C-unwind" fn _PG_init() {
     ratelimit_pg::oom_reserve::init(ratelimit_pg::raise::end_session);
     ratelimit_pg::hooks::init(ratelimit_pg::hooks::Hooks {
-        before_commit: || redefined::run(redefined::before_commit),
-        before_prepare: || redefined::run(redefined::before_prepare),
+        before_commit: redefined::before_commit,
+        before_prepare: redefined::before_prepare,
         ended: redefined::ended,
         rolled_back: |number| {
             store::heap::forget(number);

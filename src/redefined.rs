@@ -49,7 +49,7 @@ thread_local! {
 }
 
 /// Runs a hook before the end of a transaction, if it has changed definitions, and raises its error.
-pub fn run(hook: fn() -> Result<()>) {
+fn run(hook: fn() -> Result<()>) {
     if changed::is_any() {
         // SAFETY: these frames have nothing to drop.
         unsafe { hooks::run(hook) }
@@ -125,17 +125,15 @@ pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
         // Keys may have stayed in memory while they were unlimited.
         let has_left = (name.is_none() || was_plan || may_be_saved(old)) && !may_stay;
         let left = match saved {
-            Some((saved, origin)) if has_left => saved.keys(origin.scope, name),
-            _ => Vec::new(),
+            Some((saved, origin)) if has_left => saved.has_keys(origin.scope, name),
+            _ => None,
         };
-        if moves || !left.is_empty() {
+        if moves || left.is_some() {
             changed::note(function, name, true);
         } else if saved.is_some() && is_saved(old) && is_saved(new) {
             changed::note(function, name, false);
         }
-        if let Some((saved, origin)) = saved
-            && left.iter().any(SavedCopy::is_unsaved)
-        {
+        if let (Some((saved, origin)), Some(true)) = (saved, left) {
             writer::wait(saved, &origin);
         }
     }
@@ -147,8 +145,12 @@ fn is_saved(definition: Option<&Definition>) -> bool {
     definition.is_some_and(|definition| definition.save.is_some())
 }
 
-/// Writes the keys that leave memory, and notes which to forget.
-pub fn before_commit() -> Result<()> {
+/// Before the commit: writes the keys that leave memory, and notes which to forget.
+pub fn before_commit() {
+    run(write_leaving);
+}
+
+fn write_leaving() -> Result<()> {
     let Some(Taken { function, names, redefined }) = changed::take() else { return Ok(()) };
     give_back(function, &names)?;
     let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(()) };
@@ -212,12 +214,11 @@ fn stay(
     let mut stay = Stay::new();
     let all = names.iter().flatten().map(|name| (name.clone(), Vec::new()));
     for (name, key) in all.chain(keys.map(|SavedCopy { name, key, .. }| (name, key))) {
-        let others = is_saved(&name, b"")?;
-        let own = is_saved(&name, &key)?;
-        let of_name = stay.entry(name).or_insert_with(|| [(Vec::new(), others)].into());
-        if own != others {
-            of_name.insert(key, own);
+        if !stay.contains_key(&name) {
+            stay.insert(name.clone(), [(Vec::new(), is_saved(&name, b"")?)].into());
         }
+        let own = is_saved(&name, &key)?;
+        stay.entry(name).or_default().insert(key, own);
     }
     Ok(stay)
 }
@@ -229,7 +230,11 @@ fn stays(stay: &Stay, copy: &SavedCopy) -> bool {
 }
 
 /// Refuses PREPARE TRANSACTION after a change: it would commit without this session.
-pub fn before_prepare() -> Result<()> {
+pub fn before_prepare() {
+    run(refuse_prepare);
+}
+
+fn refuse_prepare() -> Result<()> {
     match changed::take().and_then(|taken| taken.names.into_iter().next()) {
         Some(name) => Err(Error::Prepared { name: utf8(&name.unwrap_or_default()).into_owned() }),
         None => Ok(()),

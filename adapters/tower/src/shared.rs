@@ -65,7 +65,7 @@ enum Answer<P: Pool> {
     Decided(Result<Value, Error>),
     /// Go in the next statement, which has no other call.
     Turn(Turn<P>),
-    /// Go alone, as long as others may.
+    /// Go alone: the statement has taken nothing for it. Other calls for the row wait while this is kept.
     Alone(Option<Row<P>>),
 }
 

@@ -56,7 +56,7 @@ pub struct Parts<'a, L, H> {
 
 /// Partitions of states.
 pub type Partitions<'a, L> = Parts<'a, L, Head>;
-/// Partitions of saved states, for as many keys each as they have places. Locked exclusively, even for reading.
+/// Partitions of saved states, for as many keys each as they have places. Sessions lock them exclusively, also to read.
 pub type SavedPartitions<'a, L> = Parts<'a, L, SavedHead>;
 
 /// A partition locked by the guard of its head, until this is dropped.

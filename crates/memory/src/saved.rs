@@ -94,11 +94,12 @@ struct Text<const N: usize>([u8; N]);
 pub struct SavedHead {
     /// The cell at which the search for the next eviction begins.
     hand: u32,
-    /// The number of cells ever used, and the first free one, plus 1; the same for pieces, and the number in use.
+    /// The number of cells ever used, and the first free one, plus 1; the same for pieces.
     cells: u32,
     free_cell: u32,
     pieces: u32,
     free_piece: u32,
+    /// The number of pieces in use.
     pieces_used: u32,
     /// The number of keys.
     pub keys: u32,
@@ -404,6 +405,12 @@ impl<'a> SavedPartition<'a> {
     /// The scopes of the keys, with repeats.
     pub fn scopes(&self) -> impl Iterator<Item = [u32; 2]> {
         self.cells.iter().filter(|cell| cell.tag != 0).map(|cell| cell.scope)
+    }
+
+    /// Whether there are keys of a name, or of a scope; `Some(true)`: some are unsaved.
+    pub fn has_keys(&self, scope: [u32; 2], name: Option<&[u8]>) -> Option<bool> {
+        let cells = self.cells_of(scope, name);
+        (!cells.is_empty()).then(|| cells.iter().any(|&at| self.cells[at].is_unsaved()))
     }
 
     /// Copies the keys of a name, or of a scope, saved or not. Keys read on a standby are copied only on a standby.

@@ -1,4 +1,4 @@
-//! Opens the table and its index.
+//! Opens a table and its indexes.
 
 use std::ops::Deref;
 use std::thread::panicking;
@@ -10,7 +10,7 @@ use super::raw;
 use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::Result;
 
-/// The open table and its index. Dropping it closes them, and keeps their locks.
+/// An open table and its indexes. Dropping it closes them, and keeps their locks.
 pub struct Heap(Opened);
 
 /// A table that is open.
@@ -39,7 +39,7 @@ impl Deref for Heap {
 }
 
 impl Opened {
-    /// Opens a table, the index of its primary key and, if it is valid, another one.
+    /// Opens a table, the index of its primary key and another one, or none for `InvalidOid`.
     ///
     /// # Safety
     /// Inside a guard; they are locked.
@@ -76,8 +76,8 @@ impl Heap {
         Ok(Heap(unsafe { guarded(|| Opened::new(oid, indexes)) }))
     }
 
-    /// Locks rateLimits, then a table, the index of its primary key and, if it is valid, another one, and opens them;
-    /// `None` if one of the extension's tables has changed since the catalog was read.
+    /// Locks rateLimits, then a table, the index of its primary key and another one, or none for `InvalidOid`, and
+    /// opens them; `None` if one of the extension's tables has changed since the catalog was read.
     pub fn open_unchanged(
         catalog: &Catalog,
         oid: pg_sys::Oid,

@@ -195,7 +195,8 @@ impl Heap {
     /// other index, none of them NULL.
     ///
     /// # Safety
-    /// The description is that of the values, which are those of the table's columns, the first of them not NULL.
+    /// The description is that of the values, which are those of the table's columns, the first of them not NULL. With
+    /// values of another index, that is open.
     pub unsafe fn insert_values(
         &self,
         description: pg_sys::TupleDesc,

@@ -285,6 +285,14 @@ impl SavedMemory {
         }
     }
 
+    /// Whether there are keys of a name, or of all names; `Some(true)`: some are unsaved.
+    pub fn has_keys(&self, scope: Scope, name: Option<&[u8]>) -> Option<bool> {
+        let has = |mut guard: SavedGuard<'static, SessionLock>| {
+            guard.partition().has_keys(scope.numbers(), name)
+        };
+        self.each().filter_map(has).reduce(|one, other| one || other)
+    }
+
     /// Copies the keys of a name, or of the scope.
     pub fn keys(&self, scope: Scope, name: Option<&[u8]>) -> Vec<SavedCopy> {
         let on_standby = is_in_recovery();

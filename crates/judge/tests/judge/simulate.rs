@@ -358,14 +358,14 @@ impl Simulation {
                 holds.push((hold, new));
                 return (Reply { ok: true, remaining, retry_at: None }, with(Some(after), &holds));
             }
-            (Asked::Acquire { count, lease }, Limit::Concurrency(_), _) => {
+            (Asked::Acquire { count, lease }, Limit::Concurrency(_), State::Leases(_)) => {
                 self.limit.acquire(&state, now, count, Micros(lease))
             }
-            (Asked::Extend { lease }, limit, state) => {
-                return leases(limit.extend(state, now, Micros(lease)));
+            (Asked::Extend { lease }, limit @ Limit::Concurrency(_), State::Leases(_)) => {
+                return leases(limit.extend(&state, now, Micros(lease)));
             }
-            (Asked::Release { lease }, limit, state) => {
-                return leases(limit.release(state, now, Micros(lease)));
+            (Asked::Release { lease }, limit @ Limit::Concurrency(_), State::Leases(_)) => {
+                return leases(limit.release(&state, now, Micros(lease)));
             }
             _ => unreachable!(),
         };

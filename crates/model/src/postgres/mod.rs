@@ -188,9 +188,9 @@ pub enum Primitive {
     /// The owner's UPDATE of the key of a row, likewise.
     Rename(Tid, u8),
     /// Inserts a row that is not yet confirmed, and checks the unique index for another: heap_insert with a speculative
-    /// token, index_insert with UNIQUE_CHECK_PARTIAL (`insert_row`).
+    /// token, index_insert with UNIQUE_CHECK_PARTIAL (`insert_values`).
     Insert(RowKey, Content),
-    /// Confirms or takes it back: heap_finish_speculative, heap_abort_speculative (`insert_row`).
+    /// Confirms or takes it back: heap_finish_speculative, heap_abort_speculative (`insert_values`).
     Confirm(Tid, bool),
     /// Finds a session that is inserting or deleting a row with this primary key, under a dirty snapshot
     /// (`wait_for_inserter`).
