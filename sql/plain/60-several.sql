@@ -131,7 +131,7 @@ BEGIN
             hint = PG_EXCEPTION_HINT;
         PERFORM ratelimit._raise(state, format('request %s: %s', i, message), nullif(detail, ''), nullif(hint, ''));
     END;
-    FOR n IN 1..cardinality(asks) LOOP
+    FOR n IN 1..cardinality(asks) LOOP -- one request isn't decided as several are
         a := asks[n];
         IF cardinality(a.ns) = 1 THEN a.reserve := a.reserves[1]; a.counts := NULL; a.reserves := NULL; END IF;
         asks[n] := a;

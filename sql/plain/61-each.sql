@@ -197,7 +197,7 @@ BEGIN
             RETURN QUERY SELECT t.* FROM unnest(taken) t;
             RETURN;
         ELSIF blocks >= 32 THEN
-            RETURN QUERY SELECT n.* FROM unnest(fresh) f, ratelimit._in_turn(f, ratelimit._now(), false) n;
+            FOREACH a IN ARRAY fresh LOOP RETURN NEXT ratelimit._in_turn(a, ratelimit._now(), false); END LOOP;
             RETURN;
         END IF;
         RETURN NEXT ratelimit._in_turn(fresh[busy], ratelimit._now(), false);

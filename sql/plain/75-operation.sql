@@ -143,15 +143,18 @@ BEGIN
         IF ratelimit._delete_key(found_name, key) THEN count := count + 1; END IF;
     END LOOP;
     LOCK TABLE ONLY ratelimit.rl_config, ONLY ratelimit.rl_blocks IN ROW EXCLUSIVE MODE;
-    FOREACH found_name IN ARRAY '{config,blocks}'::text[] LOOP
-        EXECUTE format('SELECT FROM ONLY ratelimit.rl_%s WHERE key = $1 FOR UPDATE', found_name) USING key;
-        GET DIAGNOSTICS found_rows = ROW_COUNT;
-        EXECUTE format('DELETE FROM ONLY ratelimit.rl_%s WHERE key = $1', found_name) USING key;
-        GET DIAGNOSTICS more = ROW_COUNT;
-        IF more < found_rows THEN PERFORM ratelimit._not_written('rl_' || found_name); END IF;
-        count := count + more;
-    END LOOP;
-    RETURN count;
+    PERFORM FROM ONLY ratelimit.rl_config c WHERE c.key = $1 FOR UPDATE;
+    GET DIAGNOSTICS found_rows = ROW_COUNT;
+    WITH gone AS (DELETE FROM ONLY ratelimit.rl_config c WHERE c.key = $1 RETURNING 1)
+    SELECT count(*) INTO more FROM gone;
+    IF more < found_rows THEN PERFORM ratelimit._not_written('rl_config'); END IF;
+    count := count + more;
+    PERFORM FROM ONLY ratelimit.rl_blocks b WHERE b.key = $1 FOR UPDATE;
+    GET DIAGNOSTICS found_rows = ROW_COUNT;
+    WITH gone AS (DELETE FROM ONLY ratelimit.rl_blocks b WHERE b.key = $1 RETURNING 1)
+    SELECT count(*) INTO more FROM gone;
+    IF more < found_rows THEN PERFORM ratelimit._not_written('rl_blocks'); END IF;
+    RETURN count + more;
 END
 $$;
 

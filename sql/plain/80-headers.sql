@@ -32,13 +32,12 @@ $$;
 
 CREATE OR REPLACE FUNCTION ratelimit._check_style(style text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF style IN ('ietf', 'github', 'postgrest') THEN
-        RETURN;
-    ELSIF style IS NULL THEN
+    IF style IS NULL THEN
         PERFORM ratelimit._null('style');
+    ELSIF style NOT IN ('ietf', 'github', 'postgrest') THEN
+        PERFORM ratelimit._bad('style', ratelimit._literal(ratelimit._short(style)),
+            '''ietf'', ''github'' or ''postgrest''');
     END IF;
-    PERFORM ratelimit._bad('style', ratelimit._literal(ratelimit._short(style)),
-        '''ietf'', ''github'' or ''postgrest''');
 END
 $$;
 
@@ -288,7 +287,6 @@ DECLARE
     i int;
     names text[];
     limits ratelimit._limit[];
-    l ratelimit._limit;
     given ratelimit.rl_result[];
     r ratelimit.rl_result;
     denies boolean[]; -- whether the request's own limit does
@@ -321,12 +319,11 @@ BEGIN
             r.remaining := ratelimit._float((outcome ->> 'remaining')::numeric);
             r.capacity := ratelimit._float((outcome ->> 'capacity')::numeric);
             r.reset_at := ratelimit._time_of(outcome -> 'reset_at');
-            l := ratelimit._limit_of_result(outcome ->> 'name', coalesce(outcome ->> 'key', ''),
-                                            nullif(outcome -> 'config', 'null'));
+            limits[i] := ratelimit._limit_of_result(outcome ->> 'name', coalesce(outcome ->> 'key', ''),
+                                                    nullif(outcome -> 'config', 'null'));
             names[i] := outcome ->> 'name';
-            limits[i] := l;
             given[i] := r;
-            denies[i] := NOT r.ok AND coalesce(outcome -> 'limited_by', 'null') <> 'null' AND l.enforce;
+            denies[i] := NOT r.ok AND coalesce(outcome -> 'limited_by', 'null') <> 'null' AND limits[i].enforce;
             now := coalesce(now, ratelimit._time_of_call(r));
             wait := ratelimit._wait(r);
             longest := greatest(longest, wait);

@@ -79,7 +79,9 @@ struct Prepared(pg_sys::SPIPlanPtr);
 
 impl Drop for Prepared {
     fn drop(&mut self) {
-        if !panicking() {
+        if panicking() {
+            LEFT.with_borrow_mut(|left| left.push(self.0));
+        } else {
             // SAFETY: nothing runs it.
             unsafe { pg_sys::SPI_freeplan(self.0) };
         }
@@ -89,6 +91,8 @@ impl Drop for Prepared {
 thread_local! {
     /// Not dropped at the end of the process.
     static PLANS: RefCell<ManuallyDrop<HashMap<&'static str, Plan>>> = RefCell::default();
+    /// Obsolete plans that an error has left, to be freed by the next connection.
+    static LEFT: RefCell<Vec<pg_sys::SPIPlanPtr>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The settings under which SQL runs as the owner. Settings made by the owner's code are undone with them, as
@@ -160,8 +164,11 @@ fn as_owner<T>(
     lock: TableLock,
     work: impl FnOnce(&Connection) -> Result<T>,
 ) -> Result<T> {
-    // SAFETY: user and connection are restored unless an error aborts.
+    // SAFETY: nothing runs these plans; user and connection are restored unless an error aborts.
     unsafe {
+        for plan in LEFT.take() {
+            pg_sys::SPI_freeplan(plan);
+        }
         lock.take(|| {
             if table != catalog.rate_limits {
                 let first = match lock {

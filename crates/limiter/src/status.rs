@@ -65,6 +65,9 @@ pub fn each<H: Host>(
     mut visit: impl FnMut(Status) -> ControlFlow<()>,
 ) -> Result<()> {
     let Listing { name, key, .. } = listing;
+    if name.zip(key).is_some_and(|(name, key)| !listing.has(name, key)) {
+        return Ok(());
+    }
     let mut others = Others::new();
     if let Some(entries) = host.entries_if_any()? {
         others.extend(entries.saved_keys(name).into_iter().map(|own| (own, Other::default())));
@@ -77,7 +80,6 @@ pub fn each<H: Host>(
     }
     others.retain(|(name, key), _| listing.has(name, key));
     if let (Some(name), Some(key)) = (name, key)
-        && listing.has(name, key)
         && let Some(definition) = host.defined(name, key)?
         && has_no_rows(&definition)
     {

@@ -119,7 +119,8 @@ fn write_locked<H: Host>(
     let written = host.attempt(|| {
         // The number of shards can't change from here on.
         let Some(root) = rows.lock(id, wait)? else { return Ok(None) };
-        for (shard, _) in rows.read_key(id.name, id.key, None)?.into_iter().skip(1) {
+        let found = rows.read_key(id.name, id.key, None)?;
+        for (shard, _) in found.into_iter().filter(|&(shard, _)| shard != 0) {
             let id = RowId { shard, ..id };
             let Some(row) = rows.lock(id, wait)? else { return Ok(None) };
             rows.delete(id, row.tuple)?;
