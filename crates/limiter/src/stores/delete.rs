@@ -156,7 +156,7 @@ pub(crate) fn forget_keys<H: Host>(
         }
         Ok(ControlFlow::Continue(()))
     })?;
-    forget_held(held, true, &mut had)?; // of the last of these keys, and of those behind it
+    forget_held(held, true, &mut had)?; // after the rows of all keys before them
     // Holds that came meanwhile, of keys that are locked here; others would be locked out of order.
     let held = holders(host, listing.name, listing.key, false)?;
     forget_held(held, false, &mut had)
