@@ -221,6 +221,7 @@ impl<'a> Target<'a> {
     ///
     /// # Errors
     /// [`LimiterError::NotForKind`] (0A000).
+    #[inline]
     pub(crate) fn check_kind(&self, function: &'static str, leases: bool) -> Result<()> {
         let kind = self.limit().kind();
         match self.store == Store::Nowhere || kind.has_leases() == leases {

@@ -63,6 +63,7 @@ impl<'a> Shards<'a> {
     }
 
     /// The limit that the shards form together.
+    #[inline]
     pub fn limit(&self) -> &'a Limit {
         self.limit
     }
@@ -120,6 +121,7 @@ impl<'a> Shards<'a> {
     }
 
     /// The stored state of a limit that is not divided.
+    #[inline]
     pub fn undivided(&self) -> Option<&State> {
         match &self.states[..] {
             [state] if self.are_equal() => Some(state),
