@@ -60,8 +60,9 @@ class Waiting {
         else signal?.addEventListener('abort', this.#aborts);
     }
 
-    /** Waits for others; from then on its time-out is its own. */
-    waits(): void {
+    /** Waits for others in LINE; from then on its time-out is its own. */
+    joins(line: Waiting[]): void {
+        line.push(this);
         const { left } = this;
         if (left === undefined || this.#timer !== undefined) return;
         const error = () => late(this.isSent ? 'answer of' : 'connection to', Math.round(left));
@@ -94,6 +95,7 @@ const aborted = ({ reason }: AbortSignal): Error =>
 export class Batch {
     /** The connections of the pool. */
     #most: number;
+    /** Calls that wait to be sent. */
     #queue: Waiting[] = [];
     /** The statement that the queue waits for, and its time-out; the number of those under way. */
     #current: Statement | undefined;
@@ -101,8 +103,8 @@ export class Batch {
     #running = 0;
     /** How long the last statements took, in milliseconds. */
     #spans: number[] = [];
-    /** The ids that another transaction has locked: a call waits for each alone, and the others for that one. */
-    #busy = new Set<string>();
+    /** Calls for an id that another transaction has locked: one waits alone, and these for that one. */
+    #busy = new Map<string, Waiting[]>();
     /** Until this time of the monotonic clock calls go alone. */
     #apart = -Infinity;
 
@@ -125,12 +127,13 @@ export class Batch {
         if (!request) return alone(timeout);
         return new Promise((resolve, reject) => {
             const waiting = new Waiting(alone, request, timeout, signal, resolve, reject);
+            const line = this.#busy.get(request.id);
             if (waiting.isEnded) return;
             if (performance.now() < this.#apart) this.#alone(waiting);
-            else if (this.#isFree && !this.#busy.has(request.id)) this.#send([waiting]);
+            else if (line) waiting.joins(line);
+            else if (this.#isFree) this.#send([waiting]);
             else {
-                waiting.waits();
-                this.#queue.push(waiting);
+                waiting.joins(this.#queue);
                 this.#watch();
             }
         });
@@ -150,9 +153,10 @@ export class Batch {
         let bytes = 0;
         for (const waiting of this.#queue) {
             const { id, config, request } = waiting.request;
+            const line = this.#busy.get(id);
             if (waiting.isEnded) continue;
-            const isApart = this.#busy.has(id) || (configs.has(id) && configs.get(id) !== config);
-            if (isApart || calls.length === MOST_CALLS) rest.push(waiting);
+            if (line) waiting.joins(line);
+            else if (calls.length === MOST_CALLS || (configs.has(id) && configs.get(id) !== config)) rest.push(waiting);
             else if ((bytes += Buffer.byteLength(request)) > MOST_BYTES && calls.length > 0) rest.push(waiting);
             else {
                 calls.push(waiting);
@@ -179,7 +183,7 @@ export class Batch {
         this.#running--;
         if (this.#spans.push(performance.now() - statement.began) > SEEN) this.#spans.shift();
         if (this.#current === statement) this.#waitNoMore();
-        else if (statement.only) this.#busy.delete(idOf(statement)!);
+        else this.#free(idOf(statement));
         this.#next();
     }
 
@@ -193,7 +197,7 @@ export class Batch {
             this.#waitNoMore();
             // A call that waits for its row: the others for it wait, too.
             const id = idOf(statement);
-            if (id !== undefined) this.#busy.add(id);
+            if (id !== undefined) this.#busy.set(id, []);
             this.#next();
         }, left);
         this.#timer.unref?.();
@@ -231,8 +235,7 @@ export class Batch {
             }
             return;
         }
-        const locked = calls.filter((_, n) => answers[n] === 'locked');
-        this.#queue.unshift(...locked.filter((waiting) => !this.#waitsForRow(waiting)));
+        calls.forEach((waiting, n) => answers[n] === 'locked' && this.#waitForRow(waiting));
         setImmediate(ended); // their callers' next calls go with those that wait
         calls.forEach((waiting, n) => {
             const answer = answers[n];
@@ -241,15 +244,22 @@ export class Batch {
         });
     }
 
-    /** Sends a call that has to wait for its row alone; false: another one waits for it. */
-    #waitsForRow(waiting: Waiting): boolean {
+    #waitForRow(waiting: Waiting): void {
         const { id } = waiting.request;
-        if (this.#busy.has(id)) return false;
-        this.#busy.add(id);
-        this.#alone(waiting, () => {
-            this.#busy.delete(id);
-            this.#next();
-        });
-        return true;
+        const line = this.#busy.get(id);
+        if (line) waiting.joins(line);
+        else {
+            this.#busy.set(id, []);
+            this.#alone(waiting, () => {
+                this.#free(id);
+                this.#next();
+            });
+        }
+    }
+    /** The calls that waited for one that had to wait for its row are the next ones. */
+    #free(id: string | undefined): void {
+        if (id === undefined) return;
+        this.#queue.unshift(...(this.#busy.get(id) ?? []));
+        this.#busy.delete(id);
     }
 }

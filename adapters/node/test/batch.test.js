@@ -268,6 +268,26 @@ test('a busy key holds no strangers, however many call for it', async (context) 
     assert.equal(await used('busy'), 41);
 });
 
+test('a call that is given up while its row is locked leaves others for the row', { timeout: 60_000 }, async (context) => {
+    const of = open(context, { pool: { max: 6 } });
+    const { name, limit } = of;
+    await warm(of, 6);
+    const ends = [await lockRow(context, name, 'y'), await lockRow(context, name, 'x')];
+    const waiting = [limit('y'), limit('y')]; // the second one for the first one
+    await calls.waiting(1);
+    assert.ok((await limit('stranger')).ok);
+    const end = await waits(context, 'each');
+    const abort = new AbortController();
+    const shared = [limit('other'), limit('x', { signal: abort.signal }), limit('x'), limit('x'), limit('x')];
+    await calls.waiting(2);
+    abort.abort();
+    await assert.rejects(shared.splice(1, 1)[0], { name: 'AbortError' });
+    await end();
+    await calls.waiting(2); // each for its row: one call for y, and one for x
+    for (const end of ends) await end();
+    assert.ok((await Promise.all([...waiting, ...shared])).every(({ ok }) => ok));
+});
+
 test('locked rows are waited for as long as lock_wait says: 5 ms, and at most a tenth of deadlock_timeout', async (context) => {
     for (const [deadlock, expected] of [['1s', '00:00:00.005'], ['20ms', '00:00:00.002'], ['1ms', '00:00:00.0001']]) {
         const pool = { user: 'postgres', max: 1, options: `-c deadlock_timeout=${deadlock}` };
