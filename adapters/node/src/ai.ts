@@ -7,7 +7,7 @@ import { APICallError, type LanguageModelMiddleware } from 'ai';
 // By the package's name: of its own file the class would be bundled here, and exist twice.
 import { RateLimitError } from 'postgres-rate-limit';
 import type { Definitions, HoldAll, RateLimiter, Unsettled, Used } from 'postgres-rate-limit';
-import { allow, causes } from './errors';
+import { allow } from './errors';
 import { ignore, quietly } from './failing';
 import { isCount, warnUnsettled } from './held';
 import type { LimitRequest } from './limiter';
@@ -51,7 +51,10 @@ export interface Settlement extends Pick<Unsettled, 'used'> {
 export interface BudgetOptions<D> {
     /** The limits of every call, or of this one. The same name may be repeated only with the same count. */
     limits: BudgetLimit<D>[] | ((call: ModelCall) => BudgetLimit<D>[] | PromiseLike<BudgetLimit<D>[]>);
-    /** Most tokens of an answer if the call has none: held, and sent. Required unless each limit counts a number. */
+    /**
+     * The maximum number of tokens of an answer, if the call has none: they are held, and the maximum is sent to the
+     * model. Required unless each limit counts a number.
+     */
     maxOutputTokens?: number | undefined;
     /** The id of a call's hold: the id of an existing hold means the same hold. Default: a random one. */
     id?: string | ((call: ModelCall) => string | undefined) | undefined;
@@ -90,10 +93,15 @@ export function budget<D extends Definitions>(
         }),
         async wrapGenerate({ doGenerate, params, model }) {
             const held = await hold(limiter, options, { params, model });
-            const result = await held.sent(doGenerate, params.abortSignal);
-            for (const part of result.content) if (part.type === 'text') held.text += part.text;
-            await held.reported(result.usage);
-            return result;
+            try {
+                const result = await held.sent(doGenerate, params.abortSignal);
+                for (const part of result.content) if (part.type === 'text') held.text += part.text;
+                await held.reported(result.usage);
+                return result;
+            } catch (error) {
+                await held.failed(error);
+                throw error;
+            }
         },
         async wrapStream({ doStream, params, model }) {
             const held = await hold(limiter, options, { params, model }).catch((error) => {
@@ -101,13 +109,21 @@ export function budget<D extends Definitions>(
                 if (APICallError.isInstance(error)) Object.defineProperty(error, NO_OUTPUT, { value: true });
                 throw error;
             });
-            const { stream, ...result } = await held.sent(doStream, params.abortSignal);
-            return { ...result, stream: metered(stream, held) };
+            try {
+                const { stream, ...result } = await held.sent(doStream, params.abortSignal);
+                return { ...result, stream: metered(stream, held) };
+            } catch (error) {
+                await held.failed(error);
+                throw error;
+            }
         },
     };
 }
 
-/** A result of streamText, once its answer begins. Throws the error, such as a denial, that ended it before. */
+/**
+ * A result of streamText, once its answer begins. Throws the error that ended it before, such as a denial, so that the
+ * caller can answer with another status.
+ */
 export async function opened<R extends { stream: AsyncIterable<{ type: string; error?: unknown }> }>(
     result: R,
 ): Promise<R> {
@@ -153,12 +169,14 @@ async function hold<D extends Definitions>(limiter: RateLimiter<D>, options: Bud
 
 /** The hold of a call, until it is settled. */
 class Held {
-    #extended = performance.now();
+    #timer: ReturnType<typeof setInterval> | undefined;
     #extending: Promise<unknown> = Promise.resolve();
     #settled: Promise<void> | undefined;
     #sent = false;
     /** The model's API has begun to answer. */
     #answers = false;
+    /** Whether the model works. While the answer waits for its reader, the hold is not extended. */
+    #active = true;
     /** The bytes of the answer received so far, and its text. */
     streamed = 0;
     text = '';
@@ -170,38 +188,43 @@ class Held {
         private readonly most: Usage,
         private readonly modelId: string,
         private readonly options: BudgetOptions<any>,
-    ) {}
-
-    /** Sends the call, unless the user has ended it meanwhile. If that fails, it is settled. */
-    async sent<T>(send: () => PromiseLike<T>, signal: AbortSignal | undefined): Promise<T> {
-        try {
-            signal?.throwIfAborted();
-            this.#sent = true;
-            const result = await this.working(send);
-            this.#answers = true;
-            return result;
-        } catch (error) {
-            await this.failed(error);
-            throw error;
-        }
+    ) {
+        this.#tick();
     }
 
-    /** Waits for the model, and meanwhile extends the hold: not while the answer waits for its reader. */
+    /** Sends the call, unless the user has ended it meanwhile. */
+    async sent<T>(send: () => PromiseLike<T>, signal: AbortSignal | undefined): Promise<T> {
+        signal?.throwIfAborted();
+        this.#sent = true;
+        const result = await this.working(send);
+        this.#answers = true;
+        return result;
+    }
+
+    /** Waits for the model. */
     async working<T>(work: () => PromiseLike<T>): Promise<T> {
-        const often = this.ttl / 3;
-        if (performance.now() - this.#extended > often) this.#extend();
-        const timer = setInterval(() => this.#extend(), often);
-        timer.unref?.();
+        this.#active = true;
+        if (this.#timer === undefined && this.#settled === undefined) {
+            this.#extendNow();
+            this.#tick();
+        }
         try {
             return await work();
         } finally {
-            clearInterval(timer);
+            this.#active = false;
         }
     }
-    #extend() {
-        // After its settlement it would be a new hold. One that can't be extended is settled all the same, or expires.
-        if (this.#settled) return;
-        this.#extended = performance.now();
+    #tick() {
+        if (this.hold.id === null) return; // exempt, or unchecked
+        this.#timer = setInterval(() => {
+            if (this.#active) return this.#extendNow();
+            clearInterval(this.#timer);
+            this.#timer = undefined;
+        }, this.ttl / 3);
+        this.#timer.unref?.();
+    }
+    #extendNow() {
+        // A hold that can't be extended may expire, and is settled all the same.
         this.#extending = this.#extending.then(() => this.hold.extend()).catch(ignore);
     }
 
@@ -234,30 +257,34 @@ class Held {
         return Object.fromEntries(used);
     }
 
-    /** Settles once, or everything held if COUNTS throws. Never rejects. An extension after it would be a new hold. */
+    /**
+     * Settles once: the usage, by functions of the application, or everything held if they throw. Never rejects. Waits
+     * for a running extension: an extension after the settlement would be a new hold.
+     */
     #settle(counts: () => Used | undefined): Promise<void> {
         return (this.#settled ??= this.#settling(counts));
     }
     async #settling(counts: () => Used | undefined): Promise<void> {
+        clearInterval(this.#timer);
+        this.#timer = undefined;
         let used: Used | undefined;
         const { id: hold } = this.hold; // null: exempt, or unchecked
-        const { settle, onUnsettled = warnUnsettled } = this.options;
-        const heard = hold === null ? warnUnsettled : onUnsettled;
-        const hear = (error: any) => quietly(() => heard({ hold: hold!, used, error }));
+        const hear = (error: any) => {
+            const heard = hold === null ? warnUnsettled : (this.options.onUnsettled ?? warnUnsettled);
+            quietly(() => heard({ hold: hold!, used, error }));
+        };
         try {
             used = counts();
         } catch (error) {
             hear(error);
         }
         await this.#extending;
-        try {
-            if (settle) return void (await settle({ hold, used, text: this.text }));
-            const settled = await this.hold.settle(used);
-            const isGone = hold !== null && settled.length === 0;
-            if (isGone) hear(new Error('it is gone: another call has settled it, or a reset'));
-        } catch (error) {
-            hear(error);
-        }
+        const { settle } = this.options;
+        const end = async () =>
+            settle ? void (await settle({ hold, used, text: this.text })) : this.hold.settle(used);
+        const settled = await end().catch(hear);
+        const isGone = hold !== null && settled?.length === 0;
+        if (isGone) hear(new Error('it is gone: another call has settled it, or a reset'));
     }
 }
 
@@ -349,7 +376,11 @@ function mostOutput({ maxOutputTokens, providerOptions }: ModelCall['params'], m
 
 // The request has not reached the model.
 const UNSENT = ['ECONNREFUSED', 'ENOTFOUND', 'EAI_AGAIN', 'UND_ERR_CONNECT_TIMEOUT'];
-const isUnsent = (error: unknown): boolean => causes(error).some(({ code }) => UNSENT.includes(code));
+function isUnsent(error: any): boolean {
+    for (let [inner, depth] = [error, 0]; inner && depth < 10; inner = inner.cause, depth++)
+        if (UNSENT.includes(inner.code)) return true;
+    return false;
+}
 /** The API has answered with an error, other than a time-out. */
 const isRefused = (error: unknown): boolean =>
     APICallError.isInstance(error) && (error.statusCode ?? 0) >= 400 && ![408, 504].includes(error.statusCode!);

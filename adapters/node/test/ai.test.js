@@ -467,6 +467,23 @@ test('a call that fails: nothing if it was not sent, no tokens if it was refused
     ]);
 });
 
+test('an answer in no form of the SDK is one without a report', async () => {
+    for (const result of [undefined, {}, { usage: usage(12, 30) }]) {
+        const told = [];
+        const unreported = ({ error }) => void told.push(error);
+        const doGenerate = async () => result;
+        const generated = axes();
+        const generates = modelOf({ doGenerate }, generated.list, { unreported });
+        const errors = [await thrown(generateText({ model: generates, ...ask }))];
+        const streamed = axes();
+        const streams = modelOf({ doStream: doGenerate }, streamed.list, { unreported });
+        errors.push(...(await read(streamText({ model: streams, ...ask, onError: () => {} }))).errors);
+        assert.ok(errors.length === 2 && errors.every((error) => error instanceof TypeError));
+        assert.deepEqual(told, errors);
+        for (const { used } of [generated, streamed]) assert.deepEqual(await used(), cost(50, 100));
+    }
+});
+
 test('a retry of the SDK holds anew, and in the end exactly what was used is gone', async () => {
     const { list, used } = axes();
     let calls = 0;
