@@ -80,22 +80,33 @@ export class Denials {
         if (this.#known.size > this.#max) this.#known.delete(this.#known.keys().next().value!);
     }
 
-    /** Runs a call that gives tokens back to this id, or to all. Calls meanwhile may be denied by the state before. */
-    forgetting<T>(id: string | undefined, run: () => Promise<T>): Promise<T> {
+    /**
+     * Runs a call that gives tokens back to this id, or to all. Forgets before and after: calls meanwhile may be denied
+     * by the state before.
+     */
+    async forgetting<T>(id: string | undefined, run: () => Promise<T>): Promise<T> {
         this.#forget(id);
-        return run().finally(() => this.#forget(id));
+        try {
+            return await run();
+        } finally {
+            this.#forget(id);
+        }
     }
 
     #forget(id: string | undefined): void {
         this.#lastForgotten = performance.now();
-        if (id === undefined) this.#allForgotten = this.#lastForgotten;
-        else {
-            this.#forgotten.delete(id);
-            this.#forgotten.set(id, this.#lastForgotten);
+        if (id === undefined) {
+            this.#allForgotten = this.#lastForgotten;
+            this.#known.clear();
+            this.#forgotten.clear();
+            return;
         }
+        this.#known.delete(id);
+        this.#forgotten.delete(id);
+        this.#forgotten.set(id, this.#lastForgotten);
         if (this.#forgotten.size <= this.#max) return;
         const [[oldest, at]] = this.#forgotten;
         this.#forgotten.delete(oldest);
-        this.#allForgotten = Math.max(this.#allForgotten, at);
+        this.#allForgotten = at;
     }
 }

@@ -33,8 +33,8 @@ export class RateLimitStore {
         // To give back a denial, it must have been taken.
         const countsAll = Boolean(skipFailedRequests || skipSuccessfulRequests);
         const window = { limit: given ?? max, milliseconds: windowMs, countsAll };
-        const first: Window = this.#window ?? window;
-        if (first.limit !== window.limit || inWords(first) !== inWords(window)) {
+        const first: Window | undefined = this.#window;
+        if (first && (first.limit !== window.limit || inWords(first) !== inWords(window))) {
             const both = `a second limiter has ${inWords(window)}, the first ${inWords(first)}`;
             throw new TypeError(`RateLimitStore: ${both}; allowed: a store with a name of its own for each`);
         }

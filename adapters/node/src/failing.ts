@@ -2,7 +2,7 @@
 import { 'not now' as notNow } from '../../facts.json';
 import { allow, causes, sqlstate } from './errors';
 
-/** "open": a call that can't be decided is allowed. Denials, mistakes, and all errors in a transaction stay errors. */
+/** "open": a call that can't be decided now is allowed. Denials, mistakes and refused logins are errors in any case. */
 export type OnError = 'closed' | 'open';
 
 /** Of a server that is a standby, full, starting or stopping, or timed out. PgBouncer refuses logins by 08P01, too. */
@@ -59,37 +59,53 @@ export function fateOf(error: unknown, isSerializable: boolean): 'ended' | 'alon
 export const late = (what: 'connection to' | 'answer of', milliseconds: number): Error =>
     Object.assign(new Error(`there was no ${what} the database within ${milliseconds} ms`), { code: 'ETIMEDOUT' });
 
+/** A statement in the form that a Pool of pg takes. */
+export interface Statement {
+    text: string;
+    values?: unknown[];
+    name?: string;
+}
+
 /** Whether this is a Pool of pg, which lends clients. */
 export const isPool = (db: any): boolean => typeof db.totalCount === 'number' && typeof db.connect === 'function';
 
 /** Runs a statement on a Pool of pg: it fails after a time, and its connection, if it has one, is closed. */
-export async function pooled(pool: any, statement: object, milliseconds: number): Promise<{ rows: any[] }> {
-    const until = performance.now() + milliseconds; // the clock may step
-    const lent: Promise<any> = pool.connect();
-    const client = await within(lent, milliseconds, 'connection to').catch((error) => {
-        lent.then((client) => client.release(), ignore); // it may still come
-        throw error;
+export function pooled(pool: any, statement: Statement, milliseconds: number): Promise<{ rows: any[] }> {
+    return new Promise((resolve, reject) => {
+        const until = performance.now() + milliseconds; // the clock may step
+        let ended = false;
+        const timer = setTimeout(() => {
+            ended = true;
+            reject(late('connection to', milliseconds));
+        }, milliseconds);
+        const lent = (error: unknown, client: any, release: (error?: unknown) => void) => {
+            clearTimeout(timer);
+            if (error) return reject(error);
+            if (ended) return release();
+            client.on('error', ignore); // the query ends with it, too
+            const query_timeout = Math.max(Math.ceil(until - performance.now()), 1);
+            client.query({ ...statement, query_timeout }, (error: unknown, result: any) => {
+                client.off('error', ignore);
+                release(error); // with an error the pool closes the connection
+                if (error) reject(error);
+                else resolve(result);
+            });
+        };
+        try {
+            pool.connect(lent);
+        } catch (error) {
+            clearTimeout(timer); // a client that can't be made
+            reject(error);
+        }
     });
-    client.on('error', ignore); // the query ends with it, too
-    const query_timeout = Math.max(Math.ceil(until - performance.now()), 1);
-    let failure;
-    try {
-        return await client.query({ ...statement, query_timeout });
-    } catch (error) {
-        throw (failure = error);
-    } finally {
-        client.off('error', ignore);
-        client.release(failure); // with an error the pool closes the connection
-    }
 }
 
-/** The result of what can't be stopped, which may come later: WHAT there was not within that time. */
-export function within<T>(running: Promise<T>, milliseconds: number, what: Parameters<typeof late>[0]): Promise<T> {
+/** The same for a call that can't be stopped: it may continue in the database. */
+export function within<T>(running: Promise<T>, milliseconds: number): Promise<T> {
     return new Promise((resolve, reject) => {
-        const timer = setTimeout(() => reject(late(what, milliseconds)), milliseconds);
-        const stop = () => clearTimeout(timer);
-        running.then(stop, stop);
-        running.then(resolve, reject);
+        const error = late('answer of', milliseconds);
+        const timer = setTimeout(() => reject(error), milliseconds);
+        running.then(resolve, reject).finally(() => clearTimeout(timer));
     });
 }
 

@@ -66,7 +66,10 @@ export abstract class Ending {
 }
 
 export interface Lease extends Expiring, Decided {}
-/** A lease, or a denial (`ok` is false). `remaining`: the free slots; `resetAt`: when the last lease expires. */
+/**
+ * A lease of a concurrency limit, or a denial (`ok` is false). `await using` releases it. `remaining`: the free slots;
+ * `resetAt`: when the last lease expires; `error`: it was granted unchecked, and there is no lease.
+ */
 export class Lease extends Ending {
     #calls: LeaseCalls;
     #released = false;
@@ -130,7 +133,10 @@ interface HoldCalls<A, U, R, M> {
 
 /** Tokens held until they are settled. A: their fields; U: the use; R: the answer to that; M: what more to hold. */
 abstract class Held<A extends HoldRow | HoldAllRow, U extends Used, R, M> extends Ending {
-    /** The use so far, if the application knows it: settled, as by settle, when the block or the callback ends. */
+    /**
+     * The use so far, if the application knows it: settled when the block or the callback ends. If it is not a number
+     * of tokens, everything held is settled, and onUnsettled is called.
+     */
     used: U | undefined;
     #calls: HoldCalls<A, U, R, M>;
     #settled = false;
@@ -138,6 +144,11 @@ abstract class Held<A extends HoldRow | HoldAllRow, U extends Used, R, M> extend
     constructor(row: A, calls: HoldCalls<A, U, R, M>) {
         super(row);
         this.#calls = calls;
+    }
+
+    /** This with the fields of its row, which the constructor has assigned. */
+    get #fields(): A {
+        return this as Expiring as A;
     }
 
     /** The part of it that is numbers of tokens; undefined: none. */
@@ -152,16 +163,19 @@ abstract class Held<A extends HoldRow | HoldAllRow, U extends Used, R, M> extend
     async settle(used: U | undefined = this.used): Promise<R> {
         this.used = used === undefined ? undefined : this.counts(used);
         if (this.used !== used) this.unended(new TypeError(`used is ${inspect(used)}; allowed: a number from 0 on`));
-        const answer = await this.#calls.settle(this as Expiring as A, this.used);
+        const answer = await this.#calls.settle(this.#fields, this.used);
         this.#settled = true;
         return answer;
     }
 
-    /** Holds up to MORE, a count or requests, for its ttl from now. false: denied, so it keeps its own; or settled. */
+    /**
+     * Holds up to MORE, a count or requests, if that is more, and for its ttl from now. false: denied, and the hold
+     * keeps its tokens; or it was settled, or denied before.
+     */
     async extend(more?: M): Promise<boolean> {
         if (this.id === null) return this.ok; // it is exempt
         if (this.#settled) return false;
-        const answer = await this.#calls.again(this as Expiring as A, more);
+        const answer = await this.#calls.again(this.#fields, more);
         const { ok, error, expiresAt } = answer;
         const held = 'held' in answer ? { held: answer.held } : { results: answer.results };
         if (ok && error === undefined) Object.assign(this, { expiresAt, ...held });

@@ -41,15 +41,28 @@ export interface RateLimiterOptions {
     schema?: string | undefined;
     /** `true`: the names are defined in the database, and calls send no configs: see define and sql. */
     defined?: boolean | undefined;
-    /** "open" allows a call that can't be decided: no answer in time, a full server or a standby. Default: "closed". */
+    /**
+     * What to do if a call can't be decided: no server answers, it is full or a standby, or the call timed out. "open":
+     * the call is allowed, and its result has the error. Default: "closed", the error. Denials, mistakes and refused
+     * logins are errors with both, and so are all errors in a transaction.
+     */
     onError?: OnError | undefined;
     /** Milliseconds for a connection and the answer, outside transactions. Default: none; 5000 with onError "open". */
     timeout?: number | undefined;
-    /** Prepares statements, on a Pool of pg, or as postgres.js is set, outside of transactions. Default: true. */
+    /**
+     * Prepares statements, on a Pool of pg, and on postgres.js as that has been set. Not in a transaction, nor on a
+     * client. If a pooler refuses them, they go unprepared. Default: true.
+     */
     prepare?: boolean | undefined;
-    /** On a Pool of pg or postgres.js, calls of limit that come during a statement share the next. Default: true. */
+    /**
+     * On a Pool of pg or postgres.js, calls of limit that come during a statement share the next, by rl_limit_each. Not
+     * with the `db` of a call. Default: true.
+     */
     batch?: boolean | undefined;
-    /** Answers a denied key without the database until it can pass, at most a second, or `atMost`. Default: false. */
+    /**
+     * Answers a denied key without the database until it can pass, at most a second, or `atMost`. Remembers `max`
+     * denials of limit, check, limitAll and checkAll. Default: false.
+     */
     rememberDenials?: boolean | RememberDenials | undefined;
     /** Called for each call that takes, or would have; never gets a key. Its errors are ignored. */
     onDecision?: ((decision: Decision) => void) | undefined;
@@ -93,7 +106,9 @@ export interface PruneOptions extends CallOptions {
     /** Also rows of limits that aren't defined, if unused for this time, in milliseconds. */
     undefinedIdle?: number | undefined;
 }
-export interface CreditOptions extends CallOptions, Counts {
+export interface CreditOptions extends CallOptions {
+    /** Tokens that come back. Default: 1. */
+    count?: number | undefined;
     /** The time when they were taken: tokens of a window that has ended don't come back. */
     takenAt?: Date | undefined;
 }
@@ -114,7 +129,9 @@ export interface HoldAllOptions extends Waits {
      */
     onException?: Otherwise | undefined;
 }
-export interface HoldOptions extends HoldAllOptions, Pick<CheckOptions, 'count' | 'reserve'> {
+export interface HoldOptions extends HoldAllOptions, Pick<CheckOptions, 'reserve'> {
+    /** Estimated tokens. Default: 1. */
+    count?: number | undefined;
     /** Holds as many tokens as there are, if at least this number. */
     atLeast?: number | undefined;
 }
@@ -142,7 +159,8 @@ export class RateLimiter<const D extends Definitions = {}> {
             throw new TypeError('the limits of a RateLimiter are an object: their names, and the config of each');
         }
         this.definitions = { ...definitions };
-        this.#options = { ...options };
+        const { schema, defined, onUnsettled } = options;
+        this.#options = { schema, defined, onUnsettled };
         this.#sender = new Sender(options);
     }
 
@@ -157,7 +175,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     check<N extends NameOf<D, Kind>>(name: N, ...options: Rest<D[N], CheckOptions>): Promise<Result>;
     check(name: string, options: CheckOptions & Inline<Kind>): Promise<Result>;
     async check(name: string, options: AnyOptions = {}): Promise<Result> {
-        return this.#one('check', name, { ...options, wait: undefined });
+        return this.#one('check', name, options);
     }
 
     /** Fills the limit of the key again; false: it was full. */
@@ -195,7 +213,10 @@ export class RateLimiter<const D extends Definitions = {}> {
         return this.#all('checkAll', requests, { ...options, wait: undefined });
     }
 
-    /** Takes that need no round trip: the process takes batches, outside any transaction, and spends them in memory. */
+    /**
+     * Takes that need no round trip: the process takes batches, and spends them in memory. They are taken outside any
+     * transaction, so a rollback returns nothing.
+     */
     borrow<N extends NameOf<D, HoldKind>>(name: N, options?: Borrows): Borrowed<D[N]>;
     borrow<C extends ConfigOf<HoldKind>>(name: string, options: Borrows & { config: C }): Borrowed<C>;
     borrow(name: string, options: AnyOptions = {}): Borrowed<any> {
@@ -283,8 +304,9 @@ export class RateLimiter<const D extends Definitions = {}> {
     }
 
     /**
-     * Runs the callback with a hold, then settles `hold.used`, or else everything held; if it throws, as `onException`
-     * says. A denial is a RateLimitError. With `reserve` it first waits; `signal` ends that, and gives the tokens back.
+     * Runs the callback with a hold, then settles `hold.used`, or else everything held. If it throws: `hold.used`, or
+     * else as `onException` says. A denial is a RateLimitError. With `reserve` it waits until the work may begin;
+     * `signal` ends that, and gives the tokens back.
      */
     withHold<N extends NameOf<D, HoldKind>, T>(
         name: N,
@@ -379,7 +401,8 @@ export class RateLimiter<const D extends Definitions = {}> {
     #one(call: Call, name: string, options: AnyOptions): Promise<Result> {
         const { count = 1, reserve = false } = options;
         const values = [name, keyOf(options), count, reserve, this.#configOf(name, options)];
-        return this.#patiently(options, name, async () => resultOf(await this.#sender.decided(call, options, values)));
+        const waiting = call === 'check' ? { ...options, wait: undefined } : options;
+        return this.#patiently(waiting, name, async () => resultOf(await this.#sender.decided(call, options, values)));
     }
     #all(call: Call, requests: unknown, options: AnyOptions): Promise<AllResult> {
         const list = this.#listOf(requests);

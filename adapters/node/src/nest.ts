@@ -12,7 +12,10 @@ export class RateLimitThrottlerStorage {
         this.#windows = new Windows('RateLimitThrottlerStorage', options);
     }
 
-    /** Takes one; ttl and blockDuration, which must be the same, in milliseconds; times of the answer in seconds. */
+    /**
+     * Takes one; ttl and blockDuration in milliseconds, the times of the answer in seconds. Throws a TypeError if
+     * blockDuration differs from ttl.
+     */
     async increment(
         key: string,
         ttl: number,

@@ -20,18 +20,19 @@ const isRefusal = ({ code, routine }: any): boolean =>
     code === '26000' || code === '42P05' || (code === '0A000' && (routine ?? REVALIDATES) === REVALIDATES);
 const REVALIDATES = 'RevalidateCachedQuery';
 
-/** By pools: the last three refusals, in milliseconds of the monotonic clock. */
-const REFUSED = new WeakMap<object, number[]>();
-const WARNED = new WeakSet<object>();
-const [WITHIN, PAUSE] = [60_000, 600_000];
-
-/** Whether statements go unprepared, since the last three refusals. */
-function isPaused(pool: object, now: number): boolean {
-    const [first, , last] = REFUSED.get(pool) ?? [];
-    return last !== undefined && last - first <= WITHIN && now < last + PAUSE;
+/** By the monotonic clock, in milliseconds: the last refusals, and the time from which on statements are prepared. */
+interface Refusals {
+    last: number[];
+    until: number;
+    warned: boolean;
 }
+const POOLS = new WeakMap<object, Refusals>();
+const [MOST, WITHIN, PAUSE] = [3, 60_000, 600_000];
 
-/** Runs a statement by its name; if it is refused, again without. RUN gets the name, and what is left of a time-out. */
+/**
+ * Runs a statement by its name; if it is refused, again without, which takes another connection. RUN gets the name, and
+ * the milliseconds that are left of a time-out.
+ */
 export async function prepared<T>(
     pool: object,
     text: string,
@@ -39,7 +40,8 @@ export async function prepared<T>(
     run: (name: string | undefined, timeout: number | undefined) => Promise<T>,
 ): Promise<T> {
     const began = performance.now();
-    if (isPaused(pool, began)) return run(undefined, timeout);
+    const refusals = POOLS.get(pool);
+    if (refusals && began < refusals.until) return run(undefined, timeout);
     try {
         return await run(nameOf(text), timeout);
     } catch (error) {
@@ -51,9 +53,13 @@ export async function prepared<T>(
 }
 
 function refused(pool: object, now: number, error: any): void {
-    REFUSED.set(pool, [...(REFUSED.get(pool) ?? []).slice(-2), now]);
-    if (!isPaused(pool, now) || WARNED.has(pool)) return;
-    WARNED.add(pool);
+    const refusals = POOLS.get(pool) ?? { last: [], until: -Infinity, warned: false };
+    POOLS.set(pool, refusals);
+    refusals.last = [...refusals.last.slice(1 - MOST), now];
+    if (refusals.last.length < MOST || now - refusals.last[0] > WITHIN) return;
+    refusals.until = now + PAUSE;
+    if (refusals.warned) return;
+    refusals.warned = true;
     console.warn(
         `postgres-rate-limit: statements go unprepared for ten minutes, since they were refused (${error.message}). \
 Behind PgBouncer set max_prepared_statements, or pass prepare: false`,

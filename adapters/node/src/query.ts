@@ -27,7 +27,7 @@ export async function rowsOf(db: any, text: string, values: unknown[], { timeout
     const send = (name?: string, timeout?: number) => {
         if (timeout !== undefined && isPool(db)) return pooled(db, { text, values, name }, timeout);
         const running = runOf(db)!(db, text, values, name);
-        return timeout === undefined ? running : within(Promise.resolve(running), timeout, 'answer of');
+        return timeout === undefined ? running : within(Promise.resolve(running), timeout);
     };
     const result = await (prepare && isLender(db) ? prepared(db, text, timeout, send) : send(undefined, timeout));
     const rows = Array.isArray(result) ? result : result?.rows;

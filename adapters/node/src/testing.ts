@@ -113,23 +113,25 @@ class Client extends (pg.Client as any) {
         if (begins === this.#inTransaction) return this.#send(''); // PostgreSQL only warns
         this.#inTransaction = begins;
         if (begins) return this.#send('SAVEPOINT application');
-        return /^[ra]/.test(command) ? this.#undo() : this.#keep();
+        if (/^[ra]/.test(command)) return this.#undo();
+        try {
+            return await this.#send('RELEASE SAVEPOINT application');
+        } catch (error: any) {
+            if (error.code !== '25P02') throw error;
+            return this.#undo(); // COMMIT of what has failed
+        }
     }
 
     async #alone(query: any, values: any) {
         await this.#send('SAVEPOINT application');
-        const answer = this.#send(query, values);
-        await answer.catch(() => {});
-        await this.#keep();
-        return answer;
-    }
-
-    /** Commits, or rolls back what has failed. */
-    #keep() {
-        return this.#send('RELEASE SAVEPOINT application').catch((error) => {
-            if (error.code !== '25P02') throw error;
-            return this.#undo();
-        });
+        try {
+            const result = await this.#send(query, values);
+            await this.#send('RELEASE SAVEPOINT application');
+            return result;
+        } catch (error: any) {
+            await this.#undo();
+            throw error;
+        }
     }
 
     async #undo() {
@@ -140,10 +142,11 @@ class Client extends (pg.Client as any) {
     }
 
     async #show() {
-        const time = String(this.clock.now.getTime());
-        await this.#send("SELECT set_config('ratelimit.clock', $1, true)", [time]).catch((error) => {
+        try {
+            await this.#send("SELECT set_config('ratelimit.clock', $1, true)", [String(this.clock.now.getTime())]);
+        } catch (error: any) {
             if (error.code !== '25P02') throw error; // after an error the rollback shows it
-        });
+        }
     }
 
     /** Begins the test, alone on the database: sets the clock, fills the limits. Throws if the clock can't be set. */
@@ -174,10 +177,13 @@ class Client extends (pg.Client as any) {
     finish() {
         return this.#next(async () => {
             this.#begun = false;
-            await this.#send('ROLLBACK TO SAVEPOINT test').catch(({ message }) => {
-                const why = "the test's transaction was ended, by several statements in one or by the server";
-                throw new Error(`${why}: its writes may remain (${message})`);
-            });
+            try {
+                await this.#send('ROLLBACK TO SAVEPOINT test');
+            } catch (error: any) {
+                throw new Error(
+                    `the test's transaction was ended, by several statements in one or by the server: its writes may remain (${error.message})`,
+                );
+            }
         });
     }
 }

@@ -15,7 +15,10 @@ export interface RateLimitStoreOptions extends Pick<RateLimiterOptions, 'schema'
     name: string;
     /** "memory": in the server's shared memory, lost when it restarts. Default: "table". */
     store?: 'table' | 'memory' | undefined;
-    /** `true`: defined in the database: a fixed window of the middleware's limit, also with `save` or shards. */
+    /**
+     * `true`: the name is defined in the database, by a fixed window that has the middleware's limit, and may have
+     * `save` or shards. Calls send no config. Default: false.
+     */
     defined?: boolean | undefined;
     /** The milliseconds after which a call ends with an error: to get a connection, and the answer. Default: 5000. */
     timeout?: number | undefined;

@@ -106,6 +106,21 @@ test('a key is a text or a number, and without one all share the limit', async (
     });
 });
 
+test('options may be inherited, or of a getter', async () => {
+    const limiter = make();
+    const key = newKey();
+    await limiter.limit('signUp', { key, count: 2 });
+    class Options {
+        get key() {
+            return key;
+        }
+    }
+    for (const options of [Object.create({ key }), new Options()])
+        for (const call of ['limit', 'check']) assert.equal((await limiter[call]('signUp', options)).ok, false);
+    await assert.rejects(limiter.check('signUp', null), TypeError);
+    assert.match(new RateLimiter(LIMITS, Object.create({ schema: 'mine' })).sql(), /^SELECT "mine"\.rl_define/);
+});
+
 test('a denial is an error where one asks for it', async () => {
     const limiter = make();
     const key = newKey();

@@ -469,6 +469,10 @@ test('a database that hangs is an error after the time-out, and comes back', asy
     assert.equal(back.totalHits, 2);
 });
 
+test('a first limiter may have any limit', () => {
+    for (const limit of [NaN, undefined, null, () => 3]) open({}, { limit });
+});
+
 test('nobody need say so: a call takes 5 seconds at most', async (context) => {
     const { proxy, hanging } = await hangingDatabase(context, { max: 1 });
     const store = open({ db: hanging, batch: false });

@@ -234,7 +234,7 @@ const BROKEN = {
     'a rollback moves the clock back': ['        await this.#show();\n        return result;', '        return result;', 'transactions'],
     "a savepoint's rollback moves the clock back": ['await this.#show(); // to a savepoint', '// to a savepoint', 'transactions'],
     'a rollback keeps what was written': ["'ROLLBACK TO SAVEPOINT application'", "'SELECT'", 'transactions'],
-    'a failed statement ends the rest': ['            return this.#undo();', '            throw error;', 'statements outside of a transaction'],
+    'a failed statement ends the rest': ['            await this.#undo();\n            throw error;', '            throw error;', 'statements outside of a transaction'],
     "memory isn't reset": ['SELECT rl_reset_keys(name) FROM', 'SELECT name FROM', 'defined memory 2'],
     "names aren't reset": ['UNION SELECT unnest($1::text[])', 'WHERE $1::text[] IS NOT NULL', 'named memory 2'],
     'tests are committed': ["await this.#send('ROLLBACK TO SAVEPOINT test')", "await this.#send('COMMIT')", 'rows 2'],
