@@ -105,6 +105,7 @@ impl<'a> Fields<'a> {
     ) -> Result<Option<T>, FieldError> {
         let Some(value) = self.once(field)? else { return Ok(None) };
         let allowed = match value.trim_start_matches('-').as_bytes() {
+            // NaN and the infinities, which arguments can have, and JSON doesn't.
             [b'N' | b'I', ..] => "a finite number",
             _ => match read(value, reader.read) {
                 None => reader.allowed,
