@@ -9,7 +9,8 @@ use ratelimit_core::config::{Definition, StoreKind};
 use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
-    Block, Counted, Defined, Holds, Host, Id, InlineConfig, Key, KeyHolds, RowAccess, Rows,
+    Block, Counted, Defined, Definitions, Holds, Host, Id, InlineConfig, Key, KeyHolds, RowAccess,
+    Rows, Transaction,
 };
 
 use crate::cache::{blocks, changed, definitions};
@@ -113,10 +114,7 @@ pub fn inline<'a>(config: &'a Option<CallConfig>) -> Option<&'a dyn InlineConfig
     config.as_ref().map(|config| config as &dyn InlineConfig)
 }
 
-impl Host for Session<'_> {
-    type Entries = SharedEntries;
-    type Counter = tally::Counter;
-
+impl Transaction for Session<'_> {
     fn utf8(bytes: &[u8]) -> Cow<'_, str> {
         utf8(bytes)
     }
@@ -180,6 +178,12 @@ impl Host for Session<'_> {
         own_locks::own_rows(name, key)
     }
 
+    fn refuse_read_only(&self) -> PortResult<()> {
+        Ok(refuse_read_only_call(self.function).map_err(Error::from)?)
+    }
+}
+
+impl Definitions for Session<'_> {
     fn look_up(&self, name: &[u8], key: &[u8]) -> PortResult<Defined> {
         Ok(definitions::look_up(self.catalog, name, key)?)
     }
@@ -236,6 +240,16 @@ impl Host for Session<'_> {
     fn prune_blocks(&self, max_rows: i64) -> PortResult<i64> {
         Ok(blocks::prune(self.catalog, max_rows)?)
     }
+
+    fn check_definitions(&self) -> PortResult<()> {
+        invalidation::accept();
+        Ok(catalog::check(self.catalog)?)
+    }
+}
+
+impl Host for Session<'_> {
+    type Entries = SharedEntries;
+    type Counter = tally::Counter;
 
     fn counter(&self, name: &[u8], key: &[u8]) -> PortResult<Option<tally::Counter>> {
         Ok(tally::counter(self.catalog, name, key)?)
@@ -348,14 +362,5 @@ impl Host for Session<'_> {
         let (memory, saved) = (Memory::get()?, SavedMemory::get()?);
         let origin = Origin::new(memory, self.catalog);
         Ok(writer::wait_for_capacity(saved, &origin))
-    }
-
-    fn check_definitions(&self) -> PortResult<()> {
-        invalidation::accept();
-        Ok(catalog::check(self.catalog)?)
-    }
-
-    fn refuse_read_only(&self) -> PortResult<()> {
-        Ok(refuse_read_only_call(self.function).map_err(Error::from)?)
     }
 }

@@ -19,7 +19,7 @@ use pgrx::pg_sys;
 use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
 use ratelimit_limiter::error::Result as PortResult;
-use ratelimit_limiter::ports::{Host, RowAccess, Rows};
+use ratelimit_limiter::ports::{Definitions, Host, RowAccess, Rows};
 use ratelimit_limiter::stores;
 use ratelimit_limiter::target::Store;
 use ratelimit_memory::saved::{Outcome, SavedCopy};

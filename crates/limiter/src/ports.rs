@@ -94,14 +94,8 @@ pub struct Counted<'a> {
     pub retry_after: Option<Micros>,
 }
 
-/// The limiter's environment: a transaction of a session.
-pub trait Host {
-    /// The entries of memory.
-    type Entries: Entries;
-
-    /// The counter of a request.
-    type Counter: Copy;
-
+/// A transaction of a session: its clock, its interrupts, its random numbers, its locks and subtransactions.
+pub trait Transaction {
     /// Converts text from the server's encoding to UTF-8.
     fn utf8(bytes: &[u8]) -> Cow<'_, str>;
 
@@ -127,7 +121,7 @@ pub trait Host {
     /// back, which releases its locks.
     fn attempt<T>(&self, work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>>;
 
-    /// Runs `work` as [`attempt`](Host::attempt), and waits for no lock in it for longer than `limit`, nor than the
+    /// Runs `work` as [`attempt`](Transaction::attempt), and waits for no lock in it for longer than `limit`, nor than the
     /// session does: `None` also after that. Returns the time that it took, too.
     fn attempt_within<T>(
         &self,
@@ -138,6 +132,15 @@ pub trait Host {
     /// Returns the shard numbers of a key's rows that the transaction has locked or written, the last locked one first.
     fn own_rows(&self, name: &[u8], key: &[u8]) -> Vec<i32>;
 
+    /// Refuses to write rows in a read-only transaction.
+    ///
+    /// # Errors
+    /// An error of the host (25006).
+    fn refuse_read_only(&self) -> Result<()>;
+}
+
+/// The definitions of limits, and the blocks of keys.
+pub trait Definitions {
     /// Looks up the definition of (name, key), or of its plan, or else of the name, as stored, and the end of the key's
     /// block.
     ///
@@ -150,7 +153,7 @@ pub trait Host {
         definition
     }
 
-    /// Looks up the definition alone, as it is [in force](Host::in_force).
+    /// Looks up the definition alone, as it is [in force](Definitions::in_force).
     fn defined(&self, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>>;
 
     /// Whether states of a name may be in the table: true unless each of its definitions exempts a key, or keeps states
@@ -183,6 +186,24 @@ pub trait Host {
 
     /// Deletes at most `max_rows` expired blocks; returns how many. Skips rows that others have locked.
     fn prune_blocks(&self, max_rows: i64) -> Result<i64>;
+
+    /// Checks that the definitions that the call has looked up are still current.
+    ///
+    /// # Errors
+    /// They have changed: an error with which the host begins the call again.
+    fn check_definitions(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The limiter's environment: a transaction with definitions, the rows, the holds, the entries of memory and the
+/// counters of requests.
+pub trait Host: Transaction + Definitions {
+    /// The entries of memory.
+    type Entries: Entries;
+
+    /// The counter of a request.
+    type Counter: Copy;
 
     /// Returns the counter of a request; `None`: it is not counted.
     ///
@@ -239,18 +260,4 @@ pub trait Host {
 
     /// Whether there is a table of holds; without one there are no holds.
     fn has_holds(&self) -> bool;
-
-    /// Refuses to write rows in a read-only transaction.
-    ///
-    /// # Errors
-    /// An error of the host (25006).
-    fn refuse_read_only(&self) -> Result<()>;
-
-    /// Checks that the definitions that the call has looked up are still current.
-    ///
-    /// # Errors
-    /// They have changed: an error with which the host begins the call again.
-    fn check_definitions(&self) -> Result<()> {
-        Ok(())
-    }
 }

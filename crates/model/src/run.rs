@@ -10,7 +10,8 @@ use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
 use ratelimit_limiter::error::{LimiterError, Result};
 use ratelimit_limiter::ports::{
-    Block, Counted, Defined, Holds, Host, Id, Key, KeyHolds, RowAccess, Rows,
+    Block, Counted, Defined, Definitions, Holds, Host, Id, Key, KeyHolds, RowAccess, Rows,
+    Transaction,
 };
 use ratelimit_limiter::target::{FOREVER, Store, has_no_rows};
 
@@ -185,10 +186,7 @@ impl Run<'_> {
     }
 }
 
-impl Host for Run<'_> {
-    type Entries = Self;
-    type Counter = ();
-
+impl Transaction for Run<'_> {
     fn utf8(bytes: &[u8]) -> Cow<'_, str> {
         String::from_utf8_lossy(bytes)
     }
@@ -254,6 +252,12 @@ impl Host for Run<'_> {
         shards
     }
 
+    fn refuse_read_only(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Definitions for Run<'_> {
     fn look_up(&self, _: &[u8], key: &[u8]) -> Result<Defined> {
         let (limit, blocked) = self.look_up(key);
         // Blocks have no end here.
@@ -292,6 +296,11 @@ impl Host for Run<'_> {
     fn prune_blocks(&self, _: i64) -> Result<i64> {
         Ok(0)
     }
+}
+
+impl Host for Run<'_> {
+    type Entries = Self;
+    type Counter = ();
 
     fn counter(&self, _: &[u8], _: &[u8]) -> Result<Option<()>> {
         Ok(None)
@@ -340,9 +349,5 @@ impl Host for Run<'_> {
 
     fn has_holds(&self) -> bool {
         self.setting.has_holds
-    }
-
-    fn refuse_read_only(&self) -> Result<()> {
-        Ok(())
     }
 }
