@@ -2,7 +2,6 @@
 
 use ratelimit_core::state::{self, StateError};
 use ratelimit_core::{Micros, decide};
-use ratelimit_limiter::request::check_tokens;
 
 use super::answers::{finite, retry, time};
 use crate::cache::definitions;
@@ -39,7 +38,7 @@ sql_function! {
     ) -> Calculation {
         let definition = definitions::inline(config)?;
         let limit = &definition.limit;
-        check_tokens(limit, "count", count)?;
+        limit.check_tokens("count", count)?;
         let json = state
             .map(|state| state.to_json(state::MAX_BYTES))
             .transpose()

@@ -1,7 +1,7 @@
 //! Applies a limit to the requests of a log.
 
 use ratelimit_core::{Micros, State, decide};
-use ratelimit_limiter::request::{Answer, check_tokens};
+use ratelimit_limiter::request::Answer;
 
 use super::answers::RlResult;
 use crate::cache::definitions;
@@ -29,7 +29,7 @@ sql_function! {
     ) -> RlResult {
         let definition = definitions::inline(config)?;
         let limit = &definition.limit;
-        check_tokens(limit, "count", count)?;
+        limit.check_tokens("count", count)?;
         call.in_partition(|replay: &mut Replay| {
             let first = *replay.first.get_or_insert(at);
             let fresh = limit.initial_state(at, first);

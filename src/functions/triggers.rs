@@ -5,9 +5,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 
-use ratelimit_core::ArgumentError;
 use ratelimit_core::text::shortened;
-use ratelimit_limiter::request::{Request, valid_tokens};
+use ratelimit_core::{ArgumentError, valid_tokens};
+use ratelimit_limiter::request::Request;
 use ratelimit_limiter::single;
 use ratelimit_limiter::target::Target;
 

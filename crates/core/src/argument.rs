@@ -1,5 +1,8 @@
 //! Errors for invalid arguments of a call.
 
+use crate::numbers::{MAX_TOKENS, TOKENS};
+use crate::text::float_text;
+
 /// An invalid argument. Its text ends before the allowed values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArgumentError {
@@ -29,5 +32,21 @@ impl ArgumentError {
         allowed: impl Into<String>,
     ) -> ArgumentError {
         ArgumentError::Invalid { argument, value: value.into(), allowed: allowed.into() }
+    }
+
+    /// Refuses a number of tokens.
+    pub fn tokens(argument: &'static str, tokens: f64, allowed: &str) -> ArgumentError {
+        ArgumentError::invalid(argument, float_text(tokens), allowed)
+    }
+}
+
+/// Checks an argument with a number of tokens.
+///
+/// # Errors
+/// Not a number from 0 to 1e15.
+pub fn valid_tokens(argument: &'static str, tokens: f64) -> Result<f64, ArgumentError> {
+    match (0.0..=MAX_TOKENS).contains(&tokens) {
+        true => Ok(tokens),
+        false => Err(ArgumentError::tokens(argument, tokens, TOKENS.allowed)),
     }
 }

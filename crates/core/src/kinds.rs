@@ -45,6 +45,7 @@ mod sharded;
 mod sliding_log;
 mod sliding_window;
 mod state;
+mod take;
 mod token_bucket;
 mod unlimited;
 
@@ -52,10 +53,12 @@ pub use as_many::{AsMany, decide_as_many};
 pub use calendar::{Calendar, Unit, local_date, zone};
 pub use concurrency::{Concurrency, Lease};
 pub use fixed_window::{FixedWindow, Start, Windows};
-pub use sharded::{Shards, first_pass};
+pub use sharded::Shards;
+use sharded::first_pass;
 pub use sliding_log::SlidingLog;
 pub use sliding_window::SlidingWindow;
 pub use state::{Counters, Leases, Log, Shape, State, Tokens};
+pub use take::Take;
 pub use token_bucket::TokenBucket;
 pub use unlimited::Unlimited;
 
@@ -253,7 +256,7 @@ impl Decision {
     }
 
     /// Admitted without a change.
-    fn unchanged(level: Level) -> Decision {
+    pub fn unchanged(level: Level) -> Decision {
         Decision::admitted(level, None)
     }
 }

@@ -117,10 +117,10 @@ mod phase;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-pub use argument::ArgumentError;
+pub use argument::{ArgumentError, valid_tokens};
 pub use config::ConfigError;
 pub use kinds::{
-    AsMany, Decision, Kind, Level, Limit, Shards, State, credit, decide, decide_as_many,
+    AsMany, Decision, Kind, Level, Limit, Shards, State, Take, credit, decide, decide_as_many,
 };
 pub use micros::{Micros, parse_instant};
 pub use phase::phase;

@@ -2,18 +2,17 @@
 //! afterwards and the hold afterwards, also for a blocked key, a dry run, a hold and its settlement.
 
 pub(crate) mod held;
-pub(crate) mod takes;
 
 use std::slice::from_ref;
 
 use ratelimit_core::hold::Hold;
-use ratelimit_core::{Decision, Level, Limit, Micros, Shards, State};
+use ratelimit_core::{Decision, Level, Limit, Micros, Shards, State, Take};
 
 use ratelimit_faults::Fault;
 
 use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Host, Id};
-use crate::request::{Answer, LimitedBy, Take};
+use crate::request::{Answer, LimitedBy};
 use crate::target::{FOREVER, Target, after_block};
 use held::{HeldTake, HoldChange, Settlement};
 
@@ -256,7 +255,7 @@ impl Ask<'_> {
             }
             Change::Take(ref take) => take.decide(shards, now, &mut taken),
             Change::Takes(ref takes, mode) => {
-                return Ok(takes::decide(host, target, takes, mode, shards, now));
+                return Ok(self.decide_in_turn(host, takes, mode, shards, now));
             }
             Change::Hold(ref hold) => return Ok(hold.decide(target, shards, own, now)),
             Change::Settle(ref settlement) => {
@@ -277,6 +276,35 @@ impl Ask<'_> {
         }
         let is_lost = matches!(change, Change::Extend(_)) && Fault::ExtensionNotWritten.is_on();
         Ok(Decided::of(answer, decision.state.filter(|_| !is_lost)))
+    }
+
+    /// Decides takes at `now`, each on the state that those before it left. Together, all that are denied have one
+    /// wait.
+    fn decide_in_turn(
+        &self,
+        host: &impl Host,
+        takes: &[Take],
+        mode: Mode,
+        shards: &Shards,
+        now: Micros,
+    ) -> Decided {
+        let (target, before) = (&self.target, shards.total(now));
+        let mut answers = Vec::with_capacity(takes.len());
+        let answer = |decision: &Decision| Answer::new(&target.definition, decision, now);
+        let limit = target.limit();
+        let after =
+            limit.decide_in_turn(takes, &before, now, |decision| answers.push(answer(decision)));
+        if mode == Mode::Together && answers.iter().any(|answer| !answer.ok) {
+            let check = || host.check_for_interrupts();
+            let retry_after = shards.retry_after_in_turn(takes, target.phase(), now, check);
+            for answer in answers.iter_mut().filter(|answer| !answer.ok) {
+                answer.retry_after = retry_after;
+            }
+        }
+        let mut later = answers.into_iter();
+        let nothing = || answer(&Decision::unchanged(limit.level(&before, now)));
+        let first = later.next().unwrap_or_else(nothing);
+        Decided { later: later.collect(), ..Decided::of(first, after) }
     }
 }
 

@@ -1,11 +1,9 @@
-//! A call: its request, what it takes, the checks of these numbers, and its answer.
+//! A call: its request, and its answer.
 
-use ratelimit_core::config::{Definition, MAX_TOKENS};
+use ratelimit_core::config::Definition;
 use ratelimit_core::kinds::{Lease, Leases};
-use ratelimit_core::text::float_text;
-use ratelimit_core::{ArgumentError, AsMany, Decision, Level, Limit, Micros, Shards, State};
+use ratelimit_core::{Decision, Level, Limit, Micros, State, Take};
 
-use crate::error::{LimiterError, Result};
 use crate::ports::{Counted, InlineConfig, Verdict};
 
 /// The arguments of a call.
@@ -132,49 +130,6 @@ impl Answer {
     }
 }
 
-/// How much a call takes.
-#[derive(Clone, Copy, Debug)]
-pub struct Take {
-    /// Tokens.
-    pub count: f64,
-    /// As in [`Request`].
-    pub reserve: bool,
-    /// The id of the lease that a concurrency limit gives; `None`: no lease is stored.
-    pub lease: Option<Micros>,
-    /// Takes as many tokens as there are up to `count`, if these are at least this number; `None`: all of `count` or
-    /// none. Used with neither `reserve` nor a lease.
-    pub at_least: Option<f64>,
-}
-
-impl Take {
-    /// The numbers of a take of as many tokens as there are; `None`: it takes a fixed count.
-    pub(crate) fn as_many(&self) -> Option<AsMany> {
-        self.at_least.map(|at_least| AsMany { count: self.count, at_least })
-    }
-
-    /// Checks its numbers for a limit.
-    ///
-    /// # Errors
-    /// 22023: a number that is not a count, or `at_least` above `count`.
-    pub(crate) fn check(&self, limit: &Limit) -> Result<()> {
-        check_tokens(limit, "count", self.count)?;
-        let Some(at_least) = self.at_least else { return Ok(()) };
-        check_tokens(limit, "at_least", at_least)?;
-        check_at_least(at_least, self.count)
-    }
-
-    /// Decides it on a limit's state or shards, ignoring its lease; sets `taken` if it takes as many tokens as there
-    /// are.
-    pub(crate) fn decide(&self, shards: &Shards, now: Micros, taken: &mut f64) -> Decision {
-        let Some(wanted) = self.as_many() else {
-            return shards.decide(now, self.count, self.reserve);
-        };
-        let decision;
-        (decision, *taken) = shards.decide_as_many(now, wanted);
-        decision
-    }
-}
-
 /// The terms of a hold.
 #[derive(Clone, Copy)]
 pub struct Terms<'a> {
@@ -184,45 +139,4 @@ pub struct Terms<'a> {
     pub id: Option<&'a [u8]>,
     /// Whether its tokens stay taken when it expires.
     pub charge: bool,
-}
-
-/// Checks an argument with a number of tokens for a limit.
-///
-/// # Errors
-/// 22023: not a number from 0 to 1e15, or not a whole number for a kind with whole counts.
-pub fn check_tokens(limit: &Limit, argument: &'static str, tokens: f64) -> Result<()> {
-    valid_tokens(argument, tokens)?;
-    if limit.whole_counts() && tokens.fract() != 0.0 {
-        let kind = limit.kind().with_article();
-        return Err(bad_tokens(argument, tokens, &format!("a whole number, for {kind}")));
-    }
-    Ok(())
-}
-
-/// Checks the least number of tokens of a take.
-///
-/// # Errors
-/// 22023: not a number from 0 to the count.
-pub(crate) fn check_at_least(at_least: f64, count: f64) -> Result<()> {
-    if (0.0..=count).contains(&at_least) {
-        return Ok(());
-    }
-    let allowed = format!("a number from 0 to count, which is {}", float_text(count));
-    Err(bad_tokens("at_least", at_least, &allowed))
-}
-
-/// Checks an argument with a number of tokens.
-///
-/// # Errors
-/// 22023: not a number from 0 to 1e15.
-pub fn valid_tokens(argument: &'static str, tokens: f64) -> Result<f64> {
-    if (0.0..=MAX_TOKENS).contains(&tokens) {
-        return Ok(tokens);
-    }
-    Err(bad_tokens(argument, tokens, "a number from 0 to 1e15"))
-}
-
-/// The error for a number of tokens that an argument does not allow (22023).
-pub(crate) fn bad_tokens(argument: &'static str, tokens: f64, allowed: &str) -> LimiterError {
-    ArgumentError::invalid(argument, float_text(tokens), allowed).into()
 }

@@ -59,7 +59,7 @@ pub(crate) struct Group<'a> {
 
 /// Groups requests by name and key, in the order in which rows are locked. A request that is wrong goes to `wrong` with
 /// its number, from 0, and its error: one of [`Target::resolve`], [`Target::check_kind`] and
-/// [`Take::check`](crate::request::Take::check), or 22023 for another config than an earlier request's.
+/// [`Take::check`](ratelimit_core::Take::check), or 22023 for another config than an earlier request's.
 pub(crate) fn groups<'a, H: Host>(
     function: &'static str,
     host: &H,

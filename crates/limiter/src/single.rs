@@ -5,14 +5,14 @@ use std::slice::from_ref;
 
 use ratelimit_core::config::{Definition, MAX_TOKENS};
 use ratelimit_core::kinds::Lease;
-use ratelimit_core::{Micros, State};
+use ratelimit_core::{ArgumentError, Micros, State, Take};
 use ratelimit_faults::Fault;
 
 use crate::change::{Ask, Change};
 use crate::engine;
 use crate::error::{LimiterError, Result};
 use crate::ports::{Counted, Host, RowAccess};
-use crate::request::{Answer, Request, Take, bad_tokens};
+use crate::request::{Answer, Request};
 use crate::stores::{self, memory};
 use crate::target::{FOREVER, Store, Target, check_key, if_valid, of_state};
 
@@ -157,7 +157,8 @@ pub(crate) fn look<H: Host>(host: &H, ask: &Ask) -> Result<Answer> {
 pub fn credit<H: Host>(host: &H, request: &Request, taken_at: Option<Micros>) -> Result<Answer> {
     let target = Target::resolve(host, request)?;
     if !(-MAX_TOKENS..=MAX_TOKENS).contains(&request.count) {
-        return Err(bad_tokens("count", request.count, "a number from -1e15 to 1e15"));
+        let allowed = "a number from -1e15 to 1e15";
+        return Err(ArgumentError::tokens("count", request.count, allowed).into());
     }
     let change = Change::Credit { count: request.count, taken_at };
     apply(host, &Ask { target, change, entry: None })

@@ -5,14 +5,14 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use ratelimit_core::config::Definition;
-use ratelimit_core::{Micros, Shards, kinds};
+use ratelimit_core::{Micros, Shards, Take, kinds};
 
 use crate::change::{Ask, Change};
 use crate::error::Result;
 pub use crate::keys::Listing;
 use crate::keys::each_key;
 use crate::ports::{Block, Entries, Host, Key, KeyRows, RowAccess, Rows, ShardRow};
-use crate::request::{LimitedBy, Take};
+use crate::request::LimitedBy;
 use crate::single;
 use crate::stores::{self, Keys};
 use crate::target::{Store, Target, has_no_rows};

@@ -1,7 +1,8 @@
 //! A take of as many tokens as there are, for each kind and for shards together.
 
 use super::{Decision, Limit, Shards, State, decide, tolerance};
-use crate::Micros;
+use crate::text::float_text;
+use crate::{ArgumentError, Micros};
 
 /// The tokens wanted by a take of as many as there are: all of `count`, or else the whole tokens that are there, if
 /// these are at least `at_least`.
@@ -17,6 +18,18 @@ pub struct AsMany {
 }
 
 impl AsMany {
+    /// Checks `at_least`.
+    ///
+    /// # Errors
+    /// Not a number from 0 to the count.
+    pub fn check(self) -> Result<(), ArgumentError> {
+        if (0.0..=self.count).contains(&self.at_least) {
+            return Ok(());
+        }
+        let allowed = format!("a number from 0 to count, which is {}", float_text(self.count));
+        Err(ArgumentError::tokens("at_least", self.at_least, &allowed))
+    }
+
     /// The fewest tokens that it can take: it passes if, and only if, a take of these does.
     pub fn fewest(self) -> f64 {
         self.at_least.ceil().min(self.count)

@@ -351,7 +351,7 @@ fn tokens_of(state: &State) -> Tokens {
 
 /// Finds the first span from `least` on after which a call passes, by doubling and halving: `passes` is false before it
 /// and true ever after. `None`: beyond the last instant.
-pub fn first_pass(least: Micros, passes: impl Fn(Micros) -> bool) -> Option<Micros> {
+pub(super) fn first_pass(least: Micros, passes: impl Fn(Micros) -> bool) -> Option<Micros> {
     if passes(least) {
         return Some(least);
     }

@@ -2,14 +2,14 @@
 
 use ratelimit_core::hold::{Hold, Took};
 use ratelimit_core::kinds::Lease;
-use ratelimit_core::{AsMany, Decision, Limit, Micros, Shards, State, decide};
+use ratelimit_core::{AsMany, Decision, Limit, Micros, Shards, State, Take, decide};
 
 use ratelimit_faults::Fault;
 
 use super::Decided;
 use crate::error::Result;
 use crate::ports::{HoldRow, Host};
-use crate::request::{Answer, Take, Terms};
+use crate::request::{Answer, Terms};
 use crate::target::{Store, Target};
 
 /// A take that holds its tokens.
@@ -212,7 +212,7 @@ impl Settlement<'_> {
         let is_gone = counts && shards.states().iter().any(is_ignored);
         let own = own.filter(|_| !is_gone);
         let level = shards.level(now);
-        let mut decision = Decision { ok: true, retry_after: None, level, state: None };
+        let mut decision = Decision::unchanged(level);
         if let Some(own) = own.filter(|_| counts) {
             let before = shards.total(now);
             match own.lease {

@@ -1,6 +1,6 @@
 //! All or none: locks, decides again at one instant, and writes.
 
-use ratelimit_core::{Micros, Shards};
+use ratelimit_core::{Micros, Shards, Take};
 use ratelimit_faults::Fault;
 
 use super::{Outcome, Peek, View, count_expiries, memory};
@@ -8,7 +8,6 @@ use crate::change::held::{HoldChange, Settlement, random_id};
 use crate::change::{Ask, Change, Decided};
 use crate::error::{LimiterError, Result};
 use crate::ports::{Deleted, HoldRow, Host, Rows, TRIES};
-use crate::request::Take;
 use crate::stores;
 use crate::stores::expiry::{self, Found};
 use crate::stores::shards::{self, Extent, LockedRows};

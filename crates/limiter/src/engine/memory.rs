@@ -1,11 +1,10 @@
 //! Asks for limits in memory: decided before anything is locked, then written together. Other sessions wait for these
 //! locks, so under them little more is done than to check that the states are unchanged.
 
-use ratelimit_core::{Micros, State};
+use ratelimit_core::{Decision, Micros, State};
 use ratelimit_faults::Fault;
 
 use super::Outcome;
-use crate::change::takes;
 use crate::change::{Ask, Decided};
 use crate::error::{LimiterError, Result};
 use crate::ports::{Entries, Host, Id, LockedEntries, Retention, Seen, TRIES};
@@ -102,7 +101,9 @@ impl<'a> Plan<'a> {
     fn decide_again(&mut self, found: Option<State>, now: Micros) -> bool {
         let Plan { ask: ask @ Ask { target, change, .. }, phase, .. } = *self;
         self.before = memory::state(target, found, now, phase);
-        let (pass, after) = takes::pass(target.limit(), change.takes(), &self.before, now);
+        let (mut pass, takes) = (true, change.takes());
+        let each = |decision: &Decision| pass &= decision.ok;
+        let after = target.limit().decide_in_turn(takes, &self.before, now, each);
         self.after = after.map(|after| kept(ask, phase, after, now));
         self.again = Some(now);
         ask.block(now).is_none() && (pass || !target.definition.enforce)

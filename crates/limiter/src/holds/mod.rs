@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::slice::from_ref;
 
 use ratelimit_core::kinds::Lease;
-use ratelimit_core::{ArgumentError, Micros};
+use ratelimit_core::{ArgumentError, AsMany, Micros, Take, valid_tokens};
 
 use crate::change::held::{HeldTake, Settlement, random_id};
 use crate::change::{Ask, Change, Decided};
@@ -14,7 +14,7 @@ use crate::engine;
 use crate::error::{LimiterError, NoHolds, Result};
 use crate::ports::{Counted, Host};
 pub use crate::request::Terms;
-use crate::request::{Answer, Request, Take, check_at_least, check_tokens, valid_tokens};
+use crate::request::{Answer, Request};
 use crate::several::{RequestOutcome, in_order, request_outcome};
 use crate::stores::expiry::Limits;
 use crate::target::{Store, Target};
@@ -159,9 +159,9 @@ fn ask<'a, H: Host>(
         let function = if alone { "rl_hold" } else { "rl_hold_all" };
         return Err(LimiterError::NotForHolds { function, name: target.name_text(), kind, why });
     }
-    check_tokens(limit, "count", request.count)?;
+    limit.check_tokens("count", request.count)?;
     if let Some(at_least) = at_least {
-        check_at_least(at_least, request.count)?;
+        AsMany { count: request.count, at_least }.check()?;
     }
     let lease = match limit.concurrency() {
         Some(_) => Some(Lease::random_id(host.unguessable()?)),
