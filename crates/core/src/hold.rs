@@ -4,7 +4,7 @@
 //! come back do so at the instant of the expiry, no matter which call notices it, and when. So answers don't depend on
 //! earlier looks.
 
-use crate::kinds::{Decision, credit, reserved_last, returnable};
+use crate::kinds::{AsMany, Decision, Lease, Take, credit, decide, reserved_last, returnable};
 use crate::{Limit, Micros, State};
 
 /// The maximum number of expiries after which a denied call is tried, to find when it passes.
@@ -166,7 +166,7 @@ impl Hold {
     }
 
     /// Settles the hold at `now`, with `used` as in [`credit`](Hold::credit): gives back unused tokens, or takes those
-    /// used beyond the hold. `None` for a limit that can't be credited.
+    /// used beyond the hold; frees slots. `None` for a limit that can't be credited.
     pub fn settle(
         &self,
         limit: &Limit,
@@ -174,8 +174,168 @@ impl Hold {
         now: Micros,
         used: Option<f64>,
     ) -> Option<Decision> {
+        if let Some(lease) = self.lease {
+            let unchanged = Decision::unchanged(limit.level(state, now));
+            return Some(Decision { state: limit.release(state, now, lease), ..unchanged });
+        }
         let (count, taken_at) = self.credit(used);
         credit(limit, state, now, count, taken_at)
+    }
+}
+
+/// A take that holds its tokens or slots.
+#[derive(Clone, Copy, Debug)]
+pub struct HeldTake {
+    /// The tokens that the hold is to have: with `at_least`, as many as there are; for slots, with the id of their
+    /// lease if the hold has none yet.
+    pub take: Take,
+    /// How long the hold lasts.
+    pub ttl: Micros,
+    /// As in [`Hold`].
+    pub charge: bool,
+}
+
+/// The change that a call makes to a hold.
+#[derive(Clone, Debug, Default)]
+pub struct HoldChange {
+    /// The hold before; `None`: there was none.
+    pub before: Option<Hold>,
+    /// The part of it that still counts: tokens, or live slots.
+    pub had: f64,
+    /// Tokens taken now.
+    pub took: f64,
+    /// Whether the call asks for any: a repeat takes nothing.
+    pub asks: bool,
+    /// The hold to write; `None`: nothing, or the hold is settled.
+    pub after: Option<Hold>,
+}
+
+impl HoldChange {
+    /// The number of tokens held after the call for `count`; without a hold, the number that would be. A call `passes`
+    /// also if its denial is not `enforced`.
+    pub fn held(&self, limit: &Limit, count: f64, passes: bool, enforced: bool) -> f64 {
+        match &self.after {
+            _ if !passes => self.had,
+            // Slots that it had may have been freed since.
+            Some(_) if enforced && limit.concurrency().is_some() => self.had + self.took,
+            Some(after) if enforced => after.count,
+            // A dry run admits everything, whatever the limit has.
+            _ => count.max(self.had),
+        }
+    }
+}
+
+impl HeldTake {
+    /// Decides on the missing tokens; `own`: the hold with the same id. A denial that is not `enforced` passes.
+    pub fn decide(
+        &self,
+        limit: &Limit,
+        state: &State,
+        own: Option<&Hold>,
+        now: Micros,
+        enforced: bool,
+    ) -> (Decision, HoldChange) {
+        let before = suited(limit, own);
+        let (decision, took) = self.on_state(limit, state, now, before);
+        let took = if decision.ok { took } else { 0.0 };
+        let mut change = HoldChange { took, ..self.denied(limit, state, own, now) };
+        let passes = decision.ok || before.is_some() && !enforced;
+        if !passes || limit.is_unlimited() {
+            return (decision, change);
+        }
+        let wait = decision.retry_after.filter(|_| decision.ok);
+        let expires_at = now.plus(wait.unwrap_or(Micros(0))).plus(self.ttl);
+        let slots = change.had + took;
+        change.after = Some(match limit.concurrency() {
+            Some(_) if slots > 0.0 => {
+                let until = before.map_or(expires_at, |before| before.expires_at.max(expires_at));
+                let taken_at = before.map_or(now, |before| before.taken_at);
+                Hold::of_slots(slots, self.lease(before), taken_at, until)
+            }
+            _ => {
+                let after = decision.state.as_ref().unwrap_or(state);
+                let taken = Took { tokens: took, wait };
+                let after = Hold::of(before, limit, after, now, taken, expires_at, self.charge);
+                // The sum may differ in its last bit.
+                let is_all = took == (self.take.count - change.had).max(0.0);
+                let least = if is_all { self.take.count } else { 0.0 };
+                Hold { count: after.count.max(least), ..after }
+            }
+        });
+        (decision, change)
+    }
+
+    /// The hold as a denial leaves it.
+    pub fn denied(
+        &self,
+        limit: &Limit,
+        state: &State,
+        own: Option<&Hold>,
+        now: Micros,
+    ) -> HoldChange {
+        let before = suited(limit, own);
+        let had = match state {
+            State::Leases(_) => slots(state, self.lease(before), now),
+            _ => before.map_or(0.0, |before| before.count),
+        };
+        let asks = self.take.count > had || before.is_none();
+        HoldChange { before: own.copied(), had, took: 0.0, asks, after: None }
+    }
+
+    /// The lease id of its slots.
+    fn lease(&self, before: Option<&Hold>) -> Micros {
+        let own = before.and_then(|before| before.lease);
+        own.or(self.take.lease).unwrap_or(Micros(0))
+    }
+
+    /// Decides on the missing tokens on a state, and returns how many it takes.
+    fn on_state(
+        &self,
+        limit: &Limit,
+        state: &State,
+        now: Micros,
+        before: Option<&Hold>,
+    ) -> (Decision, f64) {
+        let lease = Lease { id: self.lease(before), expires_at: now.plus(self.ttl) };
+        if let Some(decision) = limit.hold_slots(state, now, self.take.count, lease) {
+            let own = |state: &State| slots(state, lease.id, now);
+            let took = decision.state.as_ref().map_or(0.0, |after| own(after) - own(state));
+            return (decision, took);
+        }
+        let had = before.map_or(0.0, |before| before.count);
+        let missing = (self.take.count - had).max(0.0);
+        if let Some(before) = before.filter(|_| missing == 0.0) {
+            // A reservation keeps its start.
+            let retry_after = before.wait(limit, state, now);
+            let unchanged = Decision::unchanged(limit.level(state, now));
+            return (Decision { retry_after, ..unchanged }, 0.0);
+        }
+        let take = |count| decide(limit, state, now, count, self.take.reserve);
+        match self.take.at_least {
+            // In a top-up, `at_least` is of the total.
+            Some(at_least) => {
+                let at_least = (at_least - had).max(0.0);
+                AsMany { count: missing, at_least }.decide(limit.capacity(), take)
+            }
+            None => (take(missing), missing),
+        }
+    }
+}
+
+/// The hold, unless the limit's kind has changed: a hold of tokens means nothing to slots, nor a hold of slots to
+/// tokens.
+fn suited<'h>(limit: &Limit, own: Option<&'h Hold>) -> Option<&'h Hold> {
+    own.filter(|own| own.lease.is_some() == limit.concurrency().is_some())
+}
+
+/// The number of live slots of a lease.
+fn slots(state: &State, lease: Micros, now: Micros) -> f64 {
+    match state {
+        State::Leases(leases) => {
+            let own = leases.leases.iter().filter(|own| own.id == lease && own.is_live(now));
+            own.count() as f64
+        }
+        _ => 0.0,
     }
 }
 

@@ -5,7 +5,7 @@ pub(crate) mod held;
 
 use std::slice::from_ref;
 
-use ratelimit_core::hold::Hold;
+use ratelimit_core::hold::{Hold, HoldChange};
 use ratelimit_core::{Decision, Level, Limit, Micros, Shards, State, Take};
 
 use ratelimit_faults::Fault;
@@ -14,7 +14,7 @@ use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Host, Id};
 use crate::request::{Answer, LimitedBy};
 use crate::target::{FOREVER, Target, after_block};
-use held::{HeldTake, HoldChange, Settlement};
+use held::{HeldTake, Settlement};
 
 /// The change that a call asks of one limit.
 pub(crate) struct Ask<'a> {
@@ -233,7 +233,8 @@ impl Ask<'_> {
         }
         decided.after = None;
         if let Change::Hold(hold) = &self.change {
-            decided.hold = Some(Box::new(hold.denied(target, &shards.total(now), own, now)));
+            let denied = hold.of_core().denied(target.limit(), &shards.total(now), own, now);
+            decided.hold = Some(Box::new(denied));
         }
         Ok(decided)
     }

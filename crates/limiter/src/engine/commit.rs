@@ -1,10 +1,11 @@
 //! All or none: locks, decides again at one instant, and writes.
 
+use ratelimit_core::hold::HoldChange;
 use ratelimit_core::{Micros, Shards, Take};
 use ratelimit_faults::Fault;
 
 use super::{Outcome, Peek, View, count_expiries, memory};
-use crate::change::held::{HoldChange, Settlement, random_id};
+use crate::change::held::{Settlement, random_id};
 use crate::change::{Ask, Change, Decided};
 use crate::error::{LimiterError, Result};
 use crate::ports::{Deleted, HoldRow, Host, Rows, TRIES};

@@ -126,7 +126,9 @@ fn run<H: Host>(
             outcome: request_outcome(answer),
             id: kept.filter(|_| ok || alone).map(|_| asked.id.to_vec()),
             count: match ok {
-                true => change.held(answer, ask.target.limit(), request.count),
+                true => {
+                    change.held(ask.target.limit(), request.count, answer.passes(), answer.enforced)
+                }
                 false => change.had,
             },
             expires_at: kept.map(|hold| hold.expires_at),
