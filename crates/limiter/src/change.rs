@@ -249,18 +249,22 @@ impl Ask<'_> {
         now: Micros,
     ) -> Result<Decided> {
         let Ask { target, change, .. } = self;
-        let (limit, mut taken) = (shards.limit(), 0.0);
+        let (limit, mut taken, mut hold) = (shards.limit(), 0.0, None);
         let decision = match *change {
-            Change::Take(Take { count, lease: Some(id), .. }) => {
-                limit.acquire(&shards.total(now), now, count, id)
-            }
             Change::Take(ref take) => take.decide(shards, now, &mut taken),
             Change::Takes(ref takes, mode) => {
                 return Ok(self.decide_in_turn(host, takes, mode, shards, now));
             }
-            Change::Hold(ref hold) => return Ok(hold.decide(target, shards, own, now)),
+            Change::Hold(ref held) => {
+                let (held, enforced) = (held.of_core(), target.definition.enforce);
+                let (decision, change) = held.decide(limit, &shards.total(now), own, now, enforced);
+                hold = Some(Box::new(change));
+                decision
+            }
             Change::Settle(ref settlement) => {
-                return Ok(settlement.decide(target, shards, own, now));
+                let (decision, change) = settlement.decide(target, shards, own, now);
+                hold = Some(Box::new(change));
+                decision
             }
             Change::Credit { count, taken_at } => {
                 let refused =
@@ -276,7 +280,7 @@ impl Ask<'_> {
             answer.lease = after.leases.iter().find(|lease| lease.id == *id).copied();
         }
         let is_lost = matches!(change, Change::Extend(_)) && Fault::ExtensionNotWritten.is_on();
-        Ok(Decided::of(answer, decision.state.filter(|_| !is_lost)))
+        Ok(Decided { hold, ..Decided::of(answer, decision.state.filter(|_| !is_lost)) })
     }
 
     /// Decides takes at `now`, each on the state that those before it left. Together, all that are denied have one

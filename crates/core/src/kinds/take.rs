@@ -35,10 +35,12 @@ impl Take {
         wanted.check()
     }
 
-    /// Decides it on a limit's state or shards, ignoring its lease; sets `taken` if it takes as many tokens as there
-    /// are.
+    /// Decides it on a limit's state or shards; sets `taken` if it takes as many tokens as there are.
     #[inline]
     pub fn decide(&self, shards: &Shards, now: Micros, taken: &mut f64) -> Decision {
+        if let Some(id) = self.lease {
+            return shards.limit().acquire(&shards.total(now), now, self.count, id);
+        }
         let Some(wanted) = self.as_many() else {
             return shards.decide(now, self.count, self.reserve);
         };

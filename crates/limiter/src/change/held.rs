@@ -5,10 +5,9 @@ use ratelimit_core::{Decision, Micros, Shards, Take};
 
 use ratelimit_faults::Fault;
 
-use super::Decided;
 use crate::error::Result;
 use crate::ports::{HoldRow, Host};
-use crate::request::{Answer, Terms};
+use crate::request::Terms;
 use crate::target::{Store, Target};
 
 /// A take that holds its tokens.
@@ -27,21 +26,6 @@ impl HeldTake<'_> {
     /// What the core decides on.
     pub(super) fn of_core(&self) -> hold::HeldTake {
         hold::HeldTake { take: self.take, ttl: self.terms.ttl, charge: self.terms.charge }
-    }
-
-    /// Decides on the missing tokens; `own`: the hold with the same id.
-    pub(super) fn decide(
-        &self,
-        target: &Target,
-        shards: &Shards,
-        own: Option<&Hold>,
-        now: Micros,
-    ) -> Decided {
-        let (limit, enforced) = (target.limit(), target.definition.enforce);
-        let held = self.of_core();
-        let (decision, change) = held.decide(limit, &shards.total(now), own, now, enforced);
-        let answer = Answer::new(&target.definition, &decision, now);
-        Decided { hold: Some(Box::new(change)), ..Decided::of(answer, decision.state) }
     }
 }
 
@@ -78,7 +62,7 @@ impl Settlement<'_> {
         shards: &Shards,
         own: Option<&Hold>,
         now: Micros,
-    ) -> Decided {
+    ) -> (Decision, HoldChange) {
         let (limit, counts) = (target.limit(), self.counts(target));
         let is_ignored = |state| limit.ignores(state, now);
         // The state begins again, as after a reset.
@@ -94,8 +78,6 @@ impl Settlement<'_> {
         // An expired hold waits to give back until its limit has holds again.
         let waits = |own: &&Hold| !counts && own.returns() && own.expires_at <= now;
         let after = own.filter(waits).copied();
-        let hold = HoldChange { before: own.copied(), after, ..HoldChange::default() };
-        let answer = Answer::new(&target.definition, &decision, now);
-        Decided { hold: Some(Box::new(hold)), ..Decided::of(answer, decision.state) }
+        (decision, HoldChange { before: own.copied(), after, ..HoldChange::default() })
     }
 }
