@@ -30,7 +30,7 @@ _LONGEST = 99_000_000
 _FILE = files("postgres_rate_limit").joinpath("counters.sql").read_text("utf-8")
 _PUT, _GET, _ = re.sub(r"^--.*\n", "", _FILE, flags=re.MULTILINE).split(";\n")
 # Added, it changes no number, since it leads out of the range. Longer by this, each key has expired.
-_NOTHING, _EXPIRED = _MOST + 1.0, -10.0 * _LONGEST
+_NOTHING, _EXPIRED = _MOST + 1, -10 * _LONGEST
 _DELETE = "SELECT @rl_reset(CAST($1 AS text), CAST($2 AS text))"
 _CLEAR = "SELECT @rl_reset_keys(CAST($1 AS text))"
 
@@ -78,12 +78,12 @@ class RateLimitCache(BaseCache):  # type: ignore[misc]
 
     def add(self, key: Any, value: Any, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None) -> bool:
         number, seconds = self._begun(value, timeout)
-        values = self._key(key, version), _NOTHING, number, seconds, 0.0
+        values = self._key(key, version), float(_NOTHING), number, seconds, 0.0
         return self._call(_PUT, values, lambda rows: bool(rows[0][1]), lambda error: True)
 
     def set(self, key: Any, value: Any, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None) -> None:
         number, seconds = self._begun(value, timeout)
-        self._call(_PUT, (self._key(key, version), 1.0, number, seconds, _EXPIRED), lambda rows: None)
+        self._call(_PUT, (self._key(key, version), 1.0, number, seconds, float(_EXPIRED)), lambda rows: None)
 
     def incr(self, key: Any, delta: int = 1, version: int | None = None) -> int:
         def read(rows: Rows) -> int:
