@@ -219,23 +219,18 @@ class Budget(Generic[L]):
         """Takes the estimate; entering it raises RateLimitExceeded with the wait."""
         if not isinstance(self.limiter, RateLimiter):
             raise TypeError("the budget has an AsyncRateLimiter; allowed here: a RateLimiter")
-        held: HoldAll = self._hold_all(call, id)
-        return call.has(held)
+        return call.has(self.limiter.hold_all(call.requests, id=id, **self._holding))
 
     def hold_async(self, call: ModelCall, id: str | None = None) -> Pending[AsyncHoldAll]:
         """As hold."""
         if not isinstance(self.limiter, AsyncRateLimiter):
             raise TypeError("the budget has a RateLimiter; allowed here: an AsyncRateLimiter")
-        pending = self._hold_all(call, id)
+        pending = self.limiter.hold_all(call.requests, id=id, **self._holding)
 
         async def start() -> AsyncHoldAll:
-            held: AsyncHoldAll = await pending
-            return call.has(held)
+            return call.has(await pending)
 
         return Pending(start)
-
-    def _hold_all(self, call: ModelCall, id: str | None) -> Any:
-        return self.limiter.hold_all(call.requests, id=id, **self._holding)
 
 
 def read_usage(reports: Iterable[Any], model: str = "") -> Usage | None:
