@@ -8,6 +8,7 @@ import select
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import unquote
@@ -25,8 +26,8 @@ from postgres_rate_limit._client_async import AsyncRateLimiter
 from postgres_rate_limit._databases import until
 from postgres_rate_limit._denials import Remembering
 from postgres_rate_limit._failing import OnError
-from postgres_rate_limit._results import Result, SetupError, Value
-from postgres_rate_limit._stores import OnUnchecked, checked_name, limiter_of, stored_key, warn_of_unchecked
+from postgres_rate_limit._results import Result, SetupError, Value, log
+from postgres_rate_limit._stores import OnUnchecked, checked_name, limiter_of, stored_key
 from postgres_rate_limit._waits import after_fork
 
 T = TypeVar("T")
@@ -86,7 +87,7 @@ class AsyncRateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSu
             self._limiter = limiter_of(
                 AsyncRateLimiter[str],
                 None,
-                on_unchecked or warn_of_unchecked,
+                on_unchecked or partial(log.warning, "a request went unchecked: %r"),
                 on_error=on_error,
                 timeout=inf,
                 remember_denials=remember_denials,

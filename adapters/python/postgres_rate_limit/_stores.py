@@ -31,10 +31,6 @@ def checked_name(name: Any) -> str:
     return name
 
 
-def warn_of_unchecked(error: BaseException) -> None:
-    log.warning("a request went unchecked: %r", error)
-
-
 def limiter_of(
     client: Callable[..., C],
     db: object,
