@@ -31,9 +31,7 @@ class AsyncBudgeted:
             hold.used = call.ended()
             return answer
 
-    async def _stream(
-        self, call: ModelCall, request: dict[str, Any], hold_id: str | None
-    ) -> AsyncGenerator[Any, None]:
+    async def _stream(self, call: ModelCall, request: dict[str, Any], hold_id: str | None) -> AsyncGenerator[Any, None]:
         options, hides_usage = request.get("stream_options") or {}, False
         # Some services refuse it; without a report all that was held is settled.
         if isinstance(self._calls, AsyncCompletions) and options.get("include_usage") is not False:
