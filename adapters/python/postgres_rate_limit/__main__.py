@@ -14,7 +14,7 @@ postgresql://owner@db.example.com/shop, or by PGHOST, PGUSER, PGDATABASE, PGPASS
 variables."""
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m postgres_rate_limit")
     command = parser.add_subparsers(required=True, metavar="install").add_parser("install", description=ABOUT)
     command.add_argument("url", nargs="?", default="", metavar="URL")
@@ -25,29 +25,24 @@ def main() -> int:
         try:
             sys.stdout.write(install_sql(given.schema))
         except ValueError as error:
-            return _fails(str(error))
-        return 0
+            sys.exit(f"error: {error}")
+        return
     try:
         import psycopg
     except ImportError:
-        return _fails("psycopg is missing", "pip install 'postgres-rate-limit[binary]', or run what --print writes")
+        sys.exit(
+            "error: psycopg is missing\nhint: pip install 'postgres-rate-limit[binary]', or run what --print writes"
+        )
     try:
         with psycopg.connect(given.url, autocommit=True) as connection:
             install(connection, given.schema)
             print(f'ratelimit is installed in schema "{given.schema}" of database "{connection.info.dbname}"')
     except ValueError as error:
-        return _fails(str(error))
+        sys.exit(f"error: {error}")
     except psycopg.Error as error:
-        return _fails(error.diag.message_primary or str(error).strip(), error.diag.message_hint)
-    return 0
-
-
-def _fails(error: str, hint: str | None = None) -> int:
-    print(f"error: {error}", file=sys.stderr)
-    if hint:
-        print(f"hint: {hint}", file=sys.stderr)
-    return 1
+        hint = f"\nhint: {error.diag.message_hint}" if error.diag.message_hint else ""
+        sys.exit(f"error: {error.diag.message_primary or str(error).strip()}{hint}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

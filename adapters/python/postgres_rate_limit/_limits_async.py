@@ -4,36 +4,50 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import unquote
+from weakref import WeakSet
 
 import psycopg
 from limits.aio.storage import MovingWindowSupport, SlidingWindowCounterSupport, Storage
 from limits.errors import ConfigurationError
+from limits.limits import GRANULARITIES
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
-from postgres_rate_limit import _limits as windows
 from postgres_rate_limit._calls import Call, Limit
 from postgres_rate_limit._client_async import AsyncRateLimiter
+from postgres_rate_limit._databases import until
 from postgres_rate_limit._denials import Remembering
 from postgres_rate_limit._failing import OnError
-from postgres_rate_limit._limits import FIXED, KINDS, MOVING, SLIDING, STRATEGIES
-from postgres_rate_limit._results import Result, SetupError, Value
-from postgres_rate_limit._stores import OnUnchecked, checked_name, limiter_of, stored_key, warn_of_unchecked
+from postgres_rate_limit._results import Result, SetupError, Value, log
+from postgres_rate_limit._stores import OnUnchecked, checked_name, limiter_of, stored_key
+from postgres_rate_limit._waits import after_fork
 
 T = TypeVar("T")
+# The strategies have limits of their own, so that a key may be used with several of them.
+FIXED, MOVING, SLIDING = STRATEGIES = "fixed-window", "moving-window", "sliding-window-counter"
+KINDS = {
+    FIXED: {"kind": "fixed window", "start": "first request"},
+    MOVING: {"kind": "sliding log"},
+    SLIDING: {"kind": "sliding window"},
+}
+# The maximum number of entries in a sliding log.
+_MAX_LOG = 10_000
+# The maximum number of hits in a window if its key doesn't show the limit: the extension compares with a tolerance of a
+# billionth of it, which is then less than a hit.
+_MAX_UNTOLD = 10**8
+# The end of a block without one, in epoch milliseconds.
+_ENDLESS = 253_402_128_000_000
 _EACH = "FROM jsonb_array_elements_text(CAST(CAST(${} AS text) AS jsonb)) AS name"
 _CLEAR = f"SELECT @rl_reset(name, CAST($1 AS text)) {_EACH.format(2)}"
 _RESET = f"SELECT CAST(sum(@rl_reset_keys(name)) AS int8) {_EACH.format(1)}"
-
-
-async def _check(connection: Any) -> None:
-    if windows.has_news(connection):
-        await AsyncConnectionPool.check_connection(connection)
 
 
 class AsyncRateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport):
@@ -61,7 +75,7 @@ class AsyncRateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSu
         # end async
         **options: Any,
     ) -> None:
-        conninfo, given = windows.parse_uri(uri or "postgresql://")
+        conninfo, given = _parse_uri(uri or "postgresql://")
         self.store = given.get("store", "table") if store is None else store
         if self.store not in ("table", "memory"):
             raise ConfigurationError(f'store is {self.store!r}; allowed: "table", "memory"')
@@ -73,7 +87,7 @@ class AsyncRateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSu
             self._limiter = limiter_of(
                 AsyncRateLimiter[str],
                 None,
-                on_unchecked or warn_of_unchecked,
+                on_unchecked or partial(log.warning, "a request went unchecked: %r"),
                 on_error=on_error,
                 timeout=inf,
                 remember_denials=remember_denials,
@@ -89,7 +103,7 @@ class AsyncRateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSu
         if pool is None:
             self._make_pool = _pool_maker(conninfo, 5.0 if query_timeout is None else query_timeout, prepare, options)
             self.pool = self._make_pool()
-            windows.all_storages.add(self)
+            all_storages.add(self)
         elif not isinstance(pool, AsyncConnectionPool):
             allowed = AsyncConnectionPool.__name__
             raise ConfigurationError(f"pool is {pool!r}; allowed: a {allowed} of psycopg_pool")
@@ -124,18 +138,25 @@ class AsyncRateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSu
             await self.pool.open()
         return await self._limiter._run(call, None)
 
-    def _limit(self, strategy: str, key: str, rate: float, expiry: int) -> Limit:
+    def _limit(self, strategy: str, key: str, limit: int, expiry: int) -> Limit:
+        rate: float = max(limit, 1)
+        if strategy == SLIDING:
+            # limits rounds the use down, so a hit passes until the use and its cost reach the limit plus one.
+            rate = (limit + 1) * (1 - 2e-9)  # by more than what the extension tolerates
+        elif strategy == MOVING and limit > _MAX_LOG:
+            raise ConfigurationError(
+                f"the limit is {limit}; allowed with moving-window: at most {_MAX_LOG}, an entry a hit; "
+                "use sliding-window-counter"
+            )
         config = {**KINDS[strategy], "rate": rate, "period": expiry * 1000, "store": self.store}
         return self._limiter._calls.of(f"{self.name}:{strategy}", stored_key(key), config)
 
-    async def _take(self, strategy: str, key: str, rate: float, expiry: int, amount: int) -> Result:
-        limit = self._limit(strategy, key, rate, expiry)
+    async def _take(self, limit: Limit, amount: int) -> Result:
         return await self._run(self._limiter._calls.limit("rl_limit", limit, amount))
 
-    async def _state(self, strategy: str, key: str, rate: float, expiry: int) -> Value | None:
+    async def _state(self, limit: Limit) -> Value | None:
         """The state from which limits calculates a window; None: it can't be known now. It is remembered with a
         denial."""
-        limit = self._limit(strategy, key, rate, expiry)
         calls, sent = self._limiter._calls, time.monotonic()
         denial = self._limiter._denials.find(calls.limit("rl_check", limit, 1).id, inf)
         if denial and denial.read:
@@ -148,19 +169,28 @@ class AsyncRateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSu
         return value
 
     async def _window(self, key: str) -> tuple[int, float]:
-        limit, told = windows.told(key) or (windows.MAX_UNTOLD, None)
+        """The hits, and the seconds until the window ends, or a blocked key may call again."""
+        limit, told = _told(key)
         expiry = self._expiries.get(key, told)
         if expiry is None:
             raise ValueError(
                 f"key is {key!r}; allowed: one that RateLimitItem.key_for makes, or that this storage has counted"
             )
-        return windows.fixed_window(await self._state(FIXED, key, max(limit, 1), expiry), expiry)
+        value = await self._state(self._limit(FIXED, key, limit, expiry))
+        if value is None:
+            return 0, expiry
+        config, state, now, blocked = value["config"], value["state"], value["now"], value["blockedUntil"]
+        left = max(0, state["ts"] + config["period"] - now) if state else 0
+        hits = int(config["capacity"] - state["value"]) if state and left else 0
+        if blocked is not None:
+            return hits, expiry if blocked >= _ENDLESS else max(blocked - now, left) / 1000
+        return hits, left / 1000 if hits else 0
 
     async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
-        limit, told = windows.told(key) or (windows.MAX_UNTOLD, None)
+        limit, told = _told(key)
         if told != expiry:
             self._expiries[key] = expiry  # for _window: get() has no expiry
-        result = await self._take(FIXED, key, max(limit, 1), expiry, amount)
+        result = await self._take(self._limit(FIXED, key, limit, expiry), amount)
         if result.error is not None:
             return amount
         # A denial takes nothing, and answers a count beyond the limit.
@@ -171,7 +201,7 @@ class AsyncRateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSu
         return (await self._window(key))[0]
 
     async def get_expiry(self, key: str) -> float:
-        return windows.here((await self._window(key))[1])
+        return _here((await self._window(key))[1])
 
     async def check(self) -> bool:
         """Whether the database answers, and lets the role limit."""
@@ -197,26 +227,86 @@ class AsyncRateLimitStorage(Storage, MovingWindowSupport, SlidingWindowCounterSu
 
     async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
         # The limit may be 0.
-        return amount <= limit and (await self._take(MOVING, key, windows.log_rate(limit), expiry, amount)).ok
+        return amount <= limit and (await self._take(self._limit(MOVING, key, limit, expiry), amount)).ok
 
     async def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
-        return windows.moving_window(await self._state(MOVING, key, windows.log_rate(limit), expiry), expiry)
+        value = await self._state(self._limit(MOVING, key, limit, expiry))
+        state, now = (value["state"], value["now"] / 1000) if value else (None, 0)
+        taken = [ms / 1000 for ms in state["log"] if ms / 1000 > now - expiry] if state else []
+        return _here(taken[0] - now if taken else 0), len(taken)
 
     async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        result = await self._take(SLIDING, key, windows.counter_rate(limit), expiry, amount)
+        result = await self._take(self._limit(SLIDING, key, limit, expiry), amount)
         return amount <= limit if result.error is not None else result.ok
 
     async def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
-        limit, _ = windows.told(key) or (1, None)
-        return windows.sliding_window(await self._state(SLIDING, key, windows.counter_rate(limit), expiry), expiry)
+        """The counts of the window before and of this one, each with the seconds until it no longer counts."""
+        limit, _ = _told(key, 1)
+        value = await self._state(self._limit(SLIDING, key, limit, expiry))
+        if value is None:
+            return 0, 0.0, 0, float(expiry)
+        state, now = value["state"], value["now"] / 1000
+        begin, previous, current = now // expiry * expiry, 0, 0
+        if state:
+            passed = round((begin - state["ts"] / 1000) / expiry)
+            if passed <= 0:
+                begin, previous, current = state["ts"] / 1000, int(state["prior"]), int(state["value"])
+            elif passed == 1:
+                previous = int(state["value"])
+        left = min(begin + expiry - now, expiry)
+        # With two whole windows limits would count none left.
+        return previous, left if previous else 0.0, current, min(left, expiry - 1e-6) + expiry
 
     async def clear_sliding_window(self, key: str, expiry: int) -> None:
         await self._clear(key, SLIDING)
+
+    def _leave_pool(self) -> None:
+        _of_parents.append(self.pool)
+        self.pool = self._make_pool()
+
+
+def _here(seconds: float) -> float:
+    """Returns the time in this number of seconds by this process's clock, with which limits and frameworks compare
+    it."""
+    return time.time() + seconds
+
+
+def _told(key: str, unknown: int = _MAX_UNTOLD) -> tuple[int, int | None]:
+    """Reads limit and expiry from the end of a key, as RateLimitItem.key_for writes them."""
+    try:
+        _, limit, multiples, granularity = key.rsplit("/", 3)
+        return int(limit), GRANULARITIES[granularity].GRANULARITY.seconds * int(multiples)
+    except (ValueError, KeyError):
+        return unknown, None
+
+
+def _parse_uri(uri: str) -> tuple[str, dict[str, str]]:
+    """The address for libpq, and our options."""
+    address, _, query = uri.partition("?")
+    options, theirs = {}, []
+    for field in filter(None, query.split("&")):
+        option, _, value = field.partition("=")
+        if option in ("name", "store"):
+            options[option] = unquote(value)
+        else:
+            theirs.append(field)
+    conninfo = "postgresql:" + address.partition(":")[2] + "?" * bool(theirs) + "&".join(theirs)
+    try:
+        conninfo_to_dict(conninfo)
+    except psycopg.ProgrammingError as error:
+        raise ConfigurationError(f"the address of the database can't be read: {error}") from error
+    return conninfo, options
 
 
 def _pool_maker(
     conninfo: str, query_timeout: float, prepare: bool, options: dict[str, Any]
 ) -> Callable[[], AsyncConnectionPool[Any]]:
+    class Impatient(psycopg.AsyncConnection[Any]):
+        """Limits all waits for the server."""
+
+        def wait(self, gen: Any, *arguments: Any, **others: Any) -> Any:
+            return super().wait(until(time.monotonic() + query_timeout, self, gen), *arguments, **others)
+
     # Prepares nothing unless asked, for PgBouncer in transaction mode.
     connection: dict[str, Any] = {"autocommit": True, "prepare_threshold": 0 if prepare else None}
     if "connect_timeout" not in conninfo_to_dict(conninfo) and "PGCONNECT_TIMEOUT" not in os.environ:
@@ -224,6 +314,23 @@ def _pool_maker(
     # After reconnect_timeout the pool tries again at the next call, without ever longer pauses. A connection is checked
     # before use, because it may be lost: no request notices a restart.
     made: dict[str, Any] = {"open": False, "min_size": 0, "max_size": 10, "timeout": 5.0, "reconnect_timeout": 2.0}
-    made |= {"check": _check, "connection_class": windows.impatient(psycopg.AsyncConnection, query_timeout)}
+    made |= {"check": _check, "connection_class": Impatient}
     made |= {**options, "kwargs": {**connection, **options.get("kwargs", {})}}
     return lambda: AsyncConnectionPool(conninfo, **made)
+
+
+async def _check(connection: Any) -> None:
+    """Asks the server only if it has sent something unasked, such as the end of the connection."""
+    if hasattr(select, "poll"):  # not on Windows
+        poll = select.poll()
+        poll.register(connection.pgconn.socket, select.POLLIN)
+        if not poll.poll(0):
+            return
+    await AsyncConnectionPool.check_connection(connection)
+
+
+# A forked child has a pool of its own: on its parent's connections it would read the parent's answers. The parent's
+# pool stays referenced, so that none of them is closed here.
+all_storages: WeakSet[AsyncRateLimitStorage] = WeakSet()
+_of_parents: list[Any] = []
+after_fork(all_storages, AsyncRateLimitStorage._leave_pool)

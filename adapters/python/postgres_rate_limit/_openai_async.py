@@ -10,62 +10,48 @@ from openai.resources.chat.completions import AsyncCompletions
 from postgres_rate_limit.budget import Budget, ModelCall
 
 
-class _Asked:
-    """A request, and the part of its answer that the caller sees."""
-
-    def __init__(self, budget: Budget[Any], calls: Any, request: dict[str, Any]) -> None:
-        self.call: ModelCall = budget.call(request)
-        self.request = request
-        self.is_chat = isinstance(calls, AsyncCompletions)
-        self.hides_usage = False
-        if request.get("stream") and self.is_chat:
-            options = request.get("stream_options") or {}
-            if options.get("include_usage") is False:
-                return  # some services refuse it; without a report all that was held is settled
-            self.hides_usage = not options.get("include_usage")
-            self.request = {**request, "stream_options": {**options, "include_usage": True}}
-
-    def shows(self, chunk: Any) -> bool:
-        # Azure's first chunk has no choices, only its filter results.
-        return not self.hides_usage or bool(chunk.choices) or getattr(chunk, "usage", None) is None
-
-
 class AsyncBudgeted:
     def __init__(self, calls: Any, budget: Budget[Any]) -> None:
         self._calls = calls
         self._budget = budget
 
     async def create(self, *, hold_id: str | None = None, **request: Any) -> Any:
-        asked = _Asked(self._budget, self._calls, request)
+        call = self._budget.call(request)
         if request.get("stream"):
-            chunks = self._stream(asked, hold_id)
+            chunks = self._stream(call, request, hold_id)
             await chunks.__anext__()
             return _AsyncStream(chunks)
-        async with self._budget.hold_async(asked.call, hold_id) as hold:
+        async with self._budget.hold_async(call, hold_id) as hold:
             try:
-                answer = await self._calls.create(**asked.request)
+                answer = await self._calls.create(**request)
             except BaseException as error:
-                hold.used = asked.call.ended(error)
+                hold.used = call.ended(error)
                 raise
-            asked.call.heard(answer)
-            hold.used = asked.call.ended()
+            call.heard(answer)
+            hold.used = call.ended()
             return answer
 
-    async def _stream(self, asked: _Asked, hold_id: str | None) -> AsyncGenerator[Any, None]:
-        async with self._budget.hold_async(asked.call, hold_id) as hold:
+    async def _stream(self, call: ModelCall, request: dict[str, Any], hold_id: str | None) -> AsyncGenerator[Any, None]:
+        options, hides_usage = request.get("stream_options") or {}, False
+        # Some services refuse it; without a report all that was held is settled.
+        if isinstance(self._calls, AsyncCompletions) and options.get("include_usage") is not False:
+            hides_usage = not options.get("include_usage")
+            request = {**request, "stream_options": {**options, "include_usage": True}}
+        async with self._budget.hold_async(call, hold_id) as hold:
             try:
-                async with await self._calls.create(**asked.request) as stream:
+                async with await self._calls.create(**request) as stream:
                     yield  # it is open
                     async for chunk in stream:
-                        asked.call.heard(chunk)
-                        if asked.call.is_due():
+                        call.heard(chunk)
+                        if call.is_due():
                             await hold._keep()
-                        if asked.shows(chunk):
+                        # Azure's first chunk has no choices, only its filter results.
+                        if not hides_usage or chunk.choices or getattr(chunk, "usage", None) is None:
                             yield chunk
             except BaseException as error:
-                hold.used = asked.call.ended(error)
+                hold.used = call.ended(error)
                 raise
-            hold.used = asked.call.ended()
+            hold.used = call.ended()
 
 
 class _AsyncStream:

@@ -46,7 +46,7 @@ class AsyncRateLimitBucket(AbstractBucket):
         """A bucket with another key."""
         bucket = copy(self)
         bucket._key = stored_key(key)
-        bucket._flushed()
+        bucket.failing_rate = bucket._last_wait = None
         return bucket
 
     def here(self) -> int:
@@ -63,9 +63,6 @@ class AsyncRateLimitBucket(AbstractBucket):
         wait = None if result.retry_after is None else ceil(result.retry_after * 1000)
         return self._record(item, Decision(rate, wait))
 
-    def _flushed(self) -> None:
-        self.failing_rate = self._last_wait = None
-
     async def put(self, item: RateItem) -> bool:
         if not item.weight:
             return self._record(item, Decision())
@@ -81,7 +78,7 @@ class AsyncRateLimitBucket(AbstractBucket):
     async def flush(self) -> None:
         for name in self._names:
             await self._limiter.reset(name, self._key)
-        self._flushed()
+        self.failing_rate = self._last_wait = None
 
     async def count(self) -> int:
         result = await self._limiter.check(self._names[-1], self._key, count=0)

@@ -47,7 +47,7 @@ class RateLimitBucket(AbstractBucket):
         """A bucket with another key."""
         bucket = copy(self)
         bucket._key = stored_key(key)
-        bucket._flushed()
+        bucket.failing_rate = bucket._last_wait = None
         return bucket
 
     def here(self) -> int:
@@ -64,9 +64,6 @@ class RateLimitBucket(AbstractBucket):
         wait = None if result.retry_after is None else ceil(result.retry_after * 1000)
         return self._record(item, Decision(rate, wait))
 
-    def _flushed(self) -> None:
-        self.failing_rate = self._last_wait = None
-
     def put(self, item: RateItem) -> bool:
         if not item.weight:
             return self._record(item, Decision())
@@ -82,7 +79,7 @@ class RateLimitBucket(AbstractBucket):
     def flush(self) -> None:
         for name in self._names:
             self._limiter.reset(name, self._key)
-        self._flushed()
+        self.failing_rate = self._last_wait = None
 
     def count(self) -> int:
         result = self._limiter.check(self._names[-1], self._key, count=0)

@@ -31,25 +31,6 @@ def checked_name(name: Any) -> str:
     return name
 
 
-def warn_of_unchecked(error: BaseException) -> None:
-    log.warning("a request went unchecked: %r", error)
-
-
-def _heard(on_unchecked: OnUnchecked | None) -> Callable[[Decision], object] | None:
-    """Without on_unchecked the client logs a warning."""
-    if on_unchecked is None:
-        return None
-
-    def decided(decision: Decision) -> None:
-        if decision.ok and decision.error:
-            try:
-                on_unchecked(decision.error)
-            except Exception:
-                log.exception("on_unchecked failed")
-
-    return decided
-
-
 def limiter_of(
     client: Callable[..., C],
     db: object,
@@ -58,4 +39,14 @@ def limiter_of(
     **options: Any,
 ) -> C:
     """Makes a client of this class. Without limits, calls pass their configs. options: the client's own."""
-    return client(limits or {}, db=db, on_decision=_heard(on_unchecked), **options)
+
+    def decided(decision: Decision) -> None:
+        if on_unchecked is not None and decision.ok and decision.error:
+            try:
+                on_unchecked(decision.error)
+            except Exception:
+                log.exception("on_unchecked failed")
+
+    # Without on_unchecked the client logs a warning.
+    on_decision = None if on_unchecked is None else decided
+    return client(limits or {}, db=db, on_decision=on_decision, **options)

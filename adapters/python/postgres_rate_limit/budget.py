@@ -200,8 +200,7 @@ class Budget(Generic[L]):
         self.limiter: L = limiter
         self._limits = limits if callable(limits) else list(limits)
         self._output_tokens, self._estimate = output_tokens, estimate
-        self._on_expiry: OnExpiry = on_expiry
-        self._ttl, self._wait = ttl, wait
+        self._holding: dict[str, Any] = {"ttl": ttl, "on_expiry": on_expiry, "on_exception": "charge", "wait": wait}
         self._interval = seconds_of(ttl) / 2
         """Seconds after which the hold of a stream is extended."""
 
@@ -220,25 +219,18 @@ class Budget(Generic[L]):
         """Takes the estimate; entering it raises RateLimitExceeded with the wait."""
         if not isinstance(self.limiter, RateLimiter):
             raise TypeError("the budget has an AsyncRateLimiter; allowed here: a RateLimiter")
-        held: HoldAll = self._hold_all(call, id)
-        return call.has(held)
+        return call.has(self.limiter.hold_all(call.requests, id=id, **self._holding))
 
     def hold_async(self, call: ModelCall, id: str | None = None) -> Pending[AsyncHoldAll]:
         """As hold."""
         if not isinstance(self.limiter, AsyncRateLimiter):
             raise TypeError("the budget has a RateLimiter; allowed here: an AsyncRateLimiter")
-        pending = self._hold_all(call, id)
+        pending = self.limiter.hold_all(call.requests, id=id, **self._holding)
 
         async def start() -> AsyncHoldAll:
-            held: AsyncHoldAll = await pending
-            return call.has(held)
+            return call.has(await pending)
 
         return Pending(start)
-
-    def _hold_all(self, call: ModelCall, id: str | None) -> Any:
-        return self.limiter.hold_all(
-            call.requests, ttl=self._ttl, id=id, on_expiry=self._on_expiry, on_exception="charge", wait=self._wait
-        )
 
 
 def read_usage(reports: Iterable[Any], model: str = "") -> Usage | None:

@@ -58,42 +58,32 @@ class RateLimitCache(BaseCache):  # type: ignore[misc]
         self._limiter = limiter_of(RateLimiter[str], connection, on_unchecked, **options)
 
     def _call(
-        self, sql: str, values: tuple[Any, ...], read: Callable[[Rows], T], opened: Callable[[], T] | None = None
+        self, sql: str, values: tuple[Any, ...], read: Callable[[Rows], T], opened: Callable[[Any], T] | None = None
     ) -> T:
-        opens = None if opened is None else lambda error: opened()
         verdict = (self._name, True, None, None)
-        call = Call(sql, (self._name, *values), read, lambda answer: [verdict], (self._name,), opens)
+        call = Call(sql, (self._name, *values), read, lambda answer: [verdict], (self._name,), opened)
         return self._limiter._run(call, None)
 
     def _key(self, key: Any, version: int | None) -> str:
         made: Any = self.make_and_validate_key(key, version=version)
         return stored_key(made)
 
-    def _put(
-        self,
-        key: Any,
-        version: int | None,
-        arguments: tuple[int, int | None, int, int],
-        read: Callable[[Rows], T],
-        opened: Callable[[], T] | None = None,
-    ) -> T:
-        values = (None if each is None else float(each) for each in arguments)
-        return self._call(_PUT, (self._key(key, version), *values), read, opened)
-
-    def _begun(self, value: Any, timeout: Any) -> tuple[int, int]:
+    def _begun(self, value: Any, timeout: Any) -> tuple[float, float]:
         """The number of a new key, and its seconds. 0: it has expired at once."""
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
             allowed = f"a whole number from 0 to {_MOST:,}, since this cache counts"
             raise TypeError(f"value is {value!r}; allowed: {allowed}")
         given = self.default_timeout if timeout is DEFAULT_TIMEOUT else timeout
-        return value, _LONGEST if given is None else min(max(ceil(given), 0), _LONGEST)
+        return float(value), float(_LONGEST if given is None else min(max(ceil(given), 0), _LONGEST))
 
     def add(self, key: Any, value: Any, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None) -> bool:
-        arguments = (_NOTHING, *self._begun(value, timeout), 0)
-        return self._put(key, version, arguments, lambda rows: bool(rows[0][1]), lambda: True)
+        number, seconds = self._begun(value, timeout)
+        values = self._key(key, version), float(_NOTHING), number, seconds, 0.0
+        return self._call(_PUT, values, lambda rows: bool(rows[0][1]), lambda error: True)
 
     def set(self, key: Any, value: Any, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None) -> None:
-        self._put(key, version, (1, *self._begun(value, timeout), _EXPIRED), lambda rows: None)
+        number, seconds = self._begun(value, timeout)
+        self._call(_PUT, (self._key(key, version), 1.0, number, seconds, float(_EXPIRED)), lambda rows: None)
 
     def incr(self, key: Any, delta: int = 1, version: int | None = None) -> int:
         def read(rows: Rows) -> int:
@@ -101,14 +91,14 @@ class RateLimitCache(BaseCache):  # type: ignore[misc]
                 raise ValueError(f"Key '{key}' not found")
             return int(rows[0][0])
 
-        amount = min(max(delta, -_NOTHING), _NOTHING)
-        return self._put(key, version, (amount, None, 0, 0), read, lambda: delta)
+        amount = float(min(max(delta, -_NOTHING), _NOTHING))
+        return self._call(_PUT, (self._key(key, version), amount, None, 0.0, 0.0), read, lambda error: delta)
 
     def get(self, key: Any, default: Any = None, version: int | None = None) -> Any:
         def read(rows: Rows) -> Any:
             return default if rows[0][0] is None else rows[0][0]
 
-        return self._call(_GET, (self._key(key, version),), read, lambda: default)
+        return self._call(_GET, (self._key(key, version),), read, lambda error: default)
 
     def delete(self, key: Any, version: int | None = None) -> bool:
         return self._call(_DELETE, (self._key(key, version),), lambda rows: bool(rows[0][0]))

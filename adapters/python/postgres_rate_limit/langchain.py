@@ -61,5 +61,4 @@ class RequestLimiter(BaseRateLimiter):
                 if pause is None:
                     return told(asked, blocking, self._name).ok
                 await asyncio.sleep(pause)
-        taken = await self._limiter.limit(**self._asked, wait=math.inf if blocking else None)
-        return told(taken, blocking, self._name).ok
+        return (await self._limiter.limit(**self._asked, wait=math.inf if blocking else None, throws=blocking)).ok

@@ -28,6 +28,7 @@ class _Running(NamedTuple):
     call: ModelCall
     hold: AsyncHoldAll
     ended: Future[BaseException | None]
+    """Cancelled: LiteLLM has forgotten the call."""
     settles: Task[None]
     began: datetime
     reports: bool
@@ -89,7 +90,10 @@ class BudgetLogger(CustomLogger):
         elif error is None:
             running.call.heard(response, running.reports)
         else:
-            running.call.has_begun = _has_begun(kwargs, running.began)
+            # Whether a chunk of this attempt has come.
+            known: Any = kwargs.get("litellm_logging_obj")
+            first = getattr(known, "completion_start_time", kwargs.get("completion_start_time"))
+            running.call.has_begun = first is not None and first >= running.began
         running.ended.set_result(error)
         await asyncio.shield(running.settles)
 
@@ -98,24 +102,13 @@ class BudgetLogger(CustomLogger):
         while not (await asyncio.wait([ended], timeout=self._budget._interval))[0]:
             await hold._keep()
         del self._calls[id]
-        error = ended.result()
+        error = asyncio.CancelledError() if ended.cancelled() else ended.result()
         if hold.used is None:
             hold.used = call.ended(error)
         await hold.__aexit__(None if error is None else type(error), error, None)
 
 
-def _has_begun(kwargs: Mapping[str, Any], since: datetime) -> bool:
-    """Whether a chunk of the attempt that began then has come."""
-    first = getattr(kwargs.get("litellm_logging_obj"), "completion_start_time", kwargs.get("completion_start_time"))
-    return first is not None and first >= since
-
-
 def _forgotten(loop: AbstractEventLoop, ended: Future[BaseException | None]) -> None:
     """Runs in any thread."""
-
-    def end() -> None:
-        if not ended.done():
-            ended.set_result(asyncio.CancelledError())
-
     with suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(end)
+        loop.call_soon_threadsafe(ended.cancel)

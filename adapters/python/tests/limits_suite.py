@@ -8,7 +8,7 @@ import pytest
 from conftest import STORES, Clock
 from limits.storage.base import TimestampedSlidingWindow
 
-from postgres_rate_limit._limits import all_storages as ALL
+from postgres_rate_limit._limits_async import all_storages as ALL
 from postgres_rate_limit.limits import AsyncRateLimitStorage, RateLimitStorage
 
 # The tests that can't pass, and why.
