@@ -5,6 +5,7 @@ import { inspect } from 'node:util';
 import { quietly } from './failing';
 import { pause } from './lines';
 import type { AllResult, RequestResult, Result, SettleResult } from './results';
+import type { AnyOptions, Sender } from './sender';
 
 type Decided = Readonly<Omit<Result, 'ok' | 'headers' | 'error'>>;
 interface Expiring extends Readonly<Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'error'>> {
@@ -30,21 +31,22 @@ export abstract class Ending {
     protected abstract unended(error: unknown): void;
 
     /**
-     * Runs the callback when reserved work may begin, then ends this. If SIGNAL ends the wait, none was used. An error
-     * of the end is one of the call, unless IGNORED takes it. @internal
+     * Runs the callback when reserved work may begin, then ends this. If the signal ends the wait, none was used. An
+     * error of the end is ignored if the call would fail open by it, as SENDER knows. @internal
      */
     static async during<H extends Ending, T>(
-        held: H,
+        holding: Promise<H>,
         run: Run<H, T>,
-        signal: AbortSignal | undefined,
-        ignored: (error: unknown) => boolean,
+        options: AnyOptions,
+        sender: Sender,
     ): Promise<T> {
+        const held = await holding;
         let value: T;
         try {
             const all: Pick<Result, 'retryAfter'>[] = (held as any).results ?? [held];
             const until = performance.now() + Math.max(...all.map(({ retryAfter }) => retryAfter ?? 0));
             for (let left; (left = until - performance.now()) > 0; )
-                await pause(Math.ceil(left), signal).catch((error) => {
+                await pause(Math.ceil(left), options.signal).catch((error) => {
                     (held as any).used = 0;
                     throw error;
                 });
@@ -54,7 +56,7 @@ export abstract class Ending {
             throw error;
         }
         await held.end(false).catch((error) => {
-            if (!ignored(error)) throw error;
+            if (!sender.opens(options, error)) throw error;
             held.unended(error);
         });
         return value;
@@ -146,11 +148,6 @@ abstract class Held<A extends HoldRow | HoldAllRow, U extends Used, R, M> extend
         this.#calls = calls;
     }
 
-    /** This with the fields of its row, which the constructor has assigned. */
-    get #fields(): A {
-        return this as Expiring as A;
-    }
-
     /** The part of it that is numbers of tokens; undefined: none. */
     protected counts(used: U): U | undefined {
         return isCount(used) ? used : undefined;
@@ -163,7 +160,7 @@ abstract class Held<A extends HoldRow | HoldAllRow, U extends Used, R, M> extend
     async settle(used: U | undefined = this.used): Promise<R> {
         this.used = used === undefined ? undefined : this.counts(used);
         if (this.used !== used) this.unended(new TypeError(`used is ${inspect(used)}; allowed: a number from 0 on`));
-        const answer = await this.#calls.settle(this.#fields, this.used);
+        const answer = await this.#calls.settle(this as any, this.used); // it has the fields of its row
         this.#settled = true;
         return answer;
     }
@@ -175,7 +172,7 @@ abstract class Held<A extends HoldRow | HoldAllRow, U extends Used, R, M> extend
     async extend(more?: M): Promise<boolean> {
         if (this.id === null) return this.ok; // it is exempt
         if (this.#settled) return false;
-        const answer = await this.#calls.again(this.#fields, more);
+        const answer = await this.#calls.again(this as any, more);
         const { ok, error, expiresAt } = answer;
         const held = 'held' in answer ? { held: answer.held } : { results: answer.results };
         if (ok && error === undefined) Object.assign(this, { expiresAt, ...held });
