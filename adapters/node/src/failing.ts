@@ -113,11 +113,7 @@ export function checkedFailing({ onError = 'open', timeout = 1 }: { onError?: un
 
 /** Runs a function, and ignores whatever it throws or rejects with. */
 export function quietly(run: () => unknown): void {
-    try {
-        Promise.resolve(run()).catch(ignore);
-    } catch {
-        // For logs only.
-    }
+    new Promise((resolve) => resolve(run())).catch(ignore); // it is for logs only
 }
 
 export function ignore() {}

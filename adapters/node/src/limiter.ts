@@ -248,11 +248,8 @@ export class RateLimiter<const D extends Definitions = {}> {
     async acquire(name: string, options: AnyOptions = {}): Promise<Lease> {
         const { count = 1, config, db } = options;
         const values = [name, keyOf(options), count, this.#configOf(name, options)];
-        const acquire = async () =>
-            new Lease(heldOf(await this.#sender.decided('acquire', options, values)), {
-                extend: (lease) => this.extend(name, lease, { config, db }),
-                release: (lease) => this.release(name, lease, { config, db }),
-            });
+        const call = (call: 'extend' | 'release', lease: string) => this[call](name, lease, { config, db });
+        const acquire = async () => new Lease(heldOf(await this.#sender.decided('acquire', options, values)), call);
         return this.#patiently(options, name, acquire, { id: JSON.stringify(values), denies: () => true });
     }
 
