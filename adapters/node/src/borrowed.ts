@@ -1,4 +1,5 @@
 // Tokens that a process has borrowed: it takes a batch of them in one database call, and spends it in memory.
+import { lends } from '../../facts.json';
 import { allow } from './errors';
 import { ignore } from './failing';
 import type { LimitOptions } from './limiter';
@@ -149,13 +150,9 @@ export class Borrowed<C = unknown> {
         // Rounded up: a window may have begun with the call, and rounded down this would be in the one before.
         const takenAt = Math.ceil(now);
         // The rest is useless if it can't be returned; a dry run has more tokens than there were to take.
-        const lasts = {
-            'token bucket': this.#borrowFor,
-            'unlimited': this.#borrowFor,
-            'fixed window': Math.min(this.#borrowFor, Number(reset) * 1000 - takenAt),
-        };
-        const kept = config.enforce === false ? 0 : (lasts[config.kind as keyof typeof lasts] ?? 0);
-        const batch = { taken, left: taken - spent, passed, lasts: kept };
+        const isKept = lends.includes(config.kind) && config.enforce !== false;
+        const ends = config.kind === 'fixed window' ? Number(reset) * 1000 - takenAt : Infinity;
+        const batch = { taken, left: taken - spent, passed, lasts: isKept ? Math.min(this.#borrowFor, ends) : 0 };
         return config.kind === 'unlimited' ? batch : { ...batch, takenAt: new Date(takenAt) };
     }
 

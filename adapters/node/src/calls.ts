@@ -117,7 +117,9 @@ export class Calls {
     async rows(db: any, call: Call, values: unknown[], how?: How, headers?: string): Promise<any[]> {
         const place = this.#given ?? this.#found?.place ?? (await this.#find(db, how)).place;
         const told = headers === undefined ? undefined : WITH_HEADERS[call];
-        const text = this.#placed(told ?? SQL[call], place);
+        const sql = told ?? SQL[call];
+        const text = this.#texts.get(sql) ?? sql.replaceAll('$rl_', () => `${place}rl_`);
+        this.#texts.set(sql, text);
         try {
             return await rowsOf(db, text, told ? [...values, headers] : values, how);
         } catch (error) {
@@ -148,12 +150,6 @@ export class Calls {
         const [{ name, ...found }] = await rowsOf(db, FIND, [], { timeout: how?.timeout });
         if (this.#given === undefined && name === null) throw new Error(MISSING);
         return (this.#found = { ...found, place: this.#given ?? prefix(name) });
-    }
-
-    #placed(sql: string, place: string): string {
-        const text = this.#texts.get(sql) ?? sql.replaceAll('$rl_', () => `${place}rl_`);
-        this.#texts.set(sql, text);
-        return text;
     }
 }
 

@@ -1,4 +1,6 @@
 // Calls that can't be decided now: the errors that say so, and the time-out.
+import type { QueryConfig } from 'pg';
+
 import { 'not now' as notNow } from '../../facts.json';
 import { allow, causes, sqlstate } from './errors';
 
@@ -59,18 +61,11 @@ export function fateOf(error: unknown, isSerializable: boolean): 'ended' | 'alon
 export const late = (what: 'connection to' | 'answer of', milliseconds: number): Error =>
     Object.assign(new Error(`there was no ${what} the database within ${milliseconds} ms`), { code: 'ETIMEDOUT' });
 
-/** A statement in the form that a Pool of pg takes. */
-export interface Statement {
-    text: string;
-    values?: unknown[];
-    name?: string;
-}
-
 /** Whether this is a Pool of pg, which lends clients. */
 export const isPool = (db: any): boolean => typeof db.totalCount === 'number' && typeof db.connect === 'function';
 
 /** Runs a statement on a Pool of pg: it fails after a time, and its connection, if it has one, is closed. */
-export function pooled(pool: any, statement: Statement, milliseconds: number): Promise<{ rows: any[] }> {
+export function pooled(pool: any, statement: QueryConfig, milliseconds: number): Promise<{ rows: any[] }> {
     return new Promise((resolve, reject) => {
         const until = performance.now() + milliseconds; // the clock may step
         let ended = false;
@@ -118,11 +113,7 @@ export function checkedFailing({ onError = 'open', timeout = 1 }: { onError?: un
 
 /** Runs a function, and ignores whatever it throws or rejects with. */
 export function quietly(run: () => unknown): void {
-    try {
-        Promise.resolve(run()).catch(ignore);
-    } catch {
-        // For logs only.
-    }
+    new Promise((resolve) => resolve(run())).catch(ignore); // it is for logs only
 }
 
 export function ignore() {}

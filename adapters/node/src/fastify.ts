@@ -23,47 +23,39 @@ export interface RateLimitStore {
  */
 export function rateLimitStore(options: RateLimitStoreOptions): new (settings?: any) => RateLimitStore {
     const windows = new Windows('rateLimitStore', options);
-    return class extends Store {
-        constructor(settings: any = {}) {
-            super(windows, windows.name, settings);
+    return class Store implements RateLimitStore {
+        #countsAll: boolean;
+        #name: string;
+
+        constructor(settings: any = {}, name = windows.name) {
+            for (const option of ['continueExceeding', 'exponentialBackoff'])
+                allow(!settings[option], `rateLimitStore: ${option}`, true, 'false, its default');
+            this.#countsAll = settings.ban >= 0;
+            this.#name = name;
+        }
+
+        #of(timeWindow: number, max: number): Window {
+            return { limit: max, milliseconds: timeWindow, name: this.#name, countsAll: this.#countsAll };
+        }
+
+        incr(key: string, counted: Counted, timeWindow: number, max: number): void {
+            const answer = windows.take(this.#of(timeWindow, max), key);
+            answer.then(({ hits, wait }) => counted(null, { current: hits, ttl: spanOf(wait) }), counted);
+        }
+
+        read(key: string, counted: Counted, timeWindow: number, max: number): void {
+            const answer = windows.look(this.#of(timeWindow, max), key, true);
+            answer.then(
+                ({ used, wait, isOpen }) => counted(null, { current: used, ttl: isOpen ? spanOf(wait) : 0 }),
+                counted,
+            );
+        }
+
+        child(settings: any): RateLimitStore {
+            const { groupId, max, timeWindow, routeInfo: { method, url } = {} as any } = settings;
+            // For fastify.rateLimit and createRateLimit there is no route.
+            const part = groupId ?? (url === undefined ? `${max} in ${timeWindow} ms` : `${method} ${url}`);
+            return new Store(settings, `${this.#name}/${keyOf(part, 100)}`);
         }
     };
-}
-
-class Store implements RateLimitStore {
-    #countsAll: boolean;
-
-    constructor(
-        private readonly windows: Windows,
-        private readonly name: string,
-        settings: any,
-    ) {
-        for (const option of ['continueExceeding', 'exponentialBackoff'])
-            allow(!settings[option], `rateLimitStore: ${option}`, true, 'false, its default');
-        this.#countsAll = settings.ban >= 0;
-    }
-
-    #of(timeWindow: number, max: number): Window {
-        return { limit: max, milliseconds: timeWindow, name: this.name, countsAll: this.#countsAll };
-    }
-
-    incr(key: string, counted: Counted, timeWindow: number, max: number): void {
-        const answer = this.windows.take(this.#of(timeWindow, max), key);
-        answer.then(({ hits, wait }) => counted(null, { current: hits, ttl: spanOf(wait) }), counted);
-    }
-
-    read(key: string, counted: Counted, timeWindow: number, max: number): void {
-        const answer = this.windows.look(this.#of(timeWindow, max), key, true);
-        answer.then(
-            ({ used, wait, isOpen }) => counted(null, { current: used, ttl: isOpen ? spanOf(wait) : 0 }),
-            counted,
-        );
-    }
-
-    child(settings: any): RateLimitStore {
-        const { groupId, max, timeWindow, routeInfo: { method, url } = {} as any } = settings;
-        // For fastify.rateLimit and createRateLimit there is no route.
-        const part = groupId ?? (url === undefined ? `${max} in ${timeWindow} ms` : `${method} ${url}`);
-        return new Store(this.windows, `${this.windows.name}/${keyOf(part, 100)}`, settings);
-    }
 }

@@ -5,6 +5,7 @@ import { inspect } from 'node:util';
 import { quietly } from './failing';
 import { pause } from './lines';
 import type { AllResult, RequestResult, Result, SettleResult } from './results';
+import type { AnyOptions, Sender } from './sender';
 
 type Decided = Readonly<Omit<Result, 'ok' | 'headers' | 'error'>>;
 interface Expiring extends Readonly<Pick<Result, 'ok' | 'retryAfter' | 'retryAt' | 'error'>> {
@@ -27,24 +28,25 @@ export abstract class Ending {
     /** Ends it, unless that was done; FAILED: the work may have failed. */
     protected abstract end(failed: boolean): Promise<unknown>;
     /** Hears an error because of which it did not end, and expires. */
-    protected abstract unended(error: unknown): void;
+    protected unended(_error: unknown): void {}
 
     /**
-     * Runs the callback when reserved work may begin, then ends this. If SIGNAL ends the wait, none was used. An error
-     * of the end is one of the call, unless IGNORED takes it. @internal
+     * Runs the callback when reserved work may begin, then ends this. If the signal ends the wait, none was used. An
+     * error of the end is ignored if the call would fail open by it, as SENDER knows. @internal
      */
     static async during<H extends Ending, T>(
-        held: H,
+        holding: Promise<H>,
         run: Run<H, T>,
-        signal: AbortSignal | undefined,
-        ignored: (error: unknown) => boolean,
+        options: AnyOptions,
+        sender: Sender,
     ): Promise<T> {
+        const held = await holding;
         let value: T;
         try {
             const all: Pick<Result, 'retryAfter'>[] = (held as any).results ?? [held];
             const until = performance.now() + Math.max(...all.map(({ retryAfter }) => retryAfter ?? 0));
             for (let left; (left = until - performance.now()) > 0; )
-                await pause(Math.ceil(left), signal).catch((error) => {
+                await pause(Math.ceil(left), options.signal).catch((error) => {
                     (held as any).used = 0;
                     throw error;
                 });
@@ -54,7 +56,7 @@ export abstract class Ending {
             throw error;
         }
         await held.end(false).catch((error) => {
-            if (!ignored(error)) throw error;
+            if (!sender.opens(options, error)) throw error;
             held.unended(error);
         });
         return value;
@@ -65,24 +67,25 @@ export abstract class Ending {
     }
 }
 
+type LeaseCall = (call: 'extend' | 'release', lease: string) => Promise<any>;
 export interface Lease extends Expiring, Decided {}
 /**
  * A lease of a concurrency limit, or a denial (`ok` is false). `await using` releases it. `remaining`: the free slots;
  * `resetAt`: when the last lease expires; `error`: it was granted unchecked, and there is no lease.
  */
 export class Lease extends Ending {
-    #calls: LeaseCalls;
+    #call: LeaseCall;
     #released = false;
 
-    constructor(row: Expiring & Decided, calls: LeaseCalls) {
+    constructor(row: Expiring & Decided, call: LeaseCall) {
         super(row);
-        this.#calls = calls;
+        this.#call = call;
     }
 
     /** Extends it by the ttl of its limit; false: it has expired, was released, or was denied. */
     async extend(): Promise<boolean> {
         if (this.id === null) return this.ok; // it is exempt
-        const until = await this.#calls.extend(this.id);
+        const until: Date | null = await this.#call('extend', this.id);
         if (until) this.expiresAt = until;
         return until !== null;
     }
@@ -91,7 +94,7 @@ export class Lease extends Ending {
     async release(): Promise<boolean> {
         if (this.id === null) return this.ok;
         if (this.#released) return false;
-        const released = await this.#calls.release(this.id);
+        const released: boolean = await this.#call('release', this.id);
         this.#released = true;
         return released;
     }
@@ -99,11 +102,6 @@ export class Lease extends Ending {
     protected end(): Promise<unknown> {
         return this.release();
     }
-    protected unended(): void {}
-}
-interface LeaseCalls {
-    extend(lease: string): Promise<Date | null>;
-    release(lease: string): Promise<boolean>;
 }
 
 /** A hold not settled by the actual use: that was no number of tokens, so all held counts; or the database failed. */
@@ -124,9 +122,9 @@ export type Otherwise = 'refund' | 'charge';
 
 /** How to settle and extend a hold of the form A, the listener for an unsettled one, and the effect of an error. */
 interface HoldCalls<A, U, R, M> {
-    settle(hold: A, used: U | undefined): Promise<R>;
+    settle(hold: Expiring, used: U | undefined): Promise<R>;
     /** Asks for more, or for the tokens held, under the same id. */
-    again(hold: A, more: M | undefined): Promise<A>;
+    again(hold: Expiring, more: M | undefined): Promise<A>;
     unsettled: ((unsettled: Unsettled) => void) | undefined;
     onException: Otherwise;
 }
@@ -146,11 +144,6 @@ abstract class Held<A extends HoldRow | HoldAllRow, U extends Used, R, M> extend
         this.#calls = calls;
     }
 
-    /** This with the fields of its row, which the constructor has assigned. */
-    get #fields(): A {
-        return this as Expiring as A;
-    }
-
     /** The part of it that is numbers of tokens; undefined: none. */
     protected counts(used: U): U | undefined {
         return isCount(used) ? used : undefined;
@@ -163,7 +156,7 @@ abstract class Held<A extends HoldRow | HoldAllRow, U extends Used, R, M> extend
     async settle(used: U | undefined = this.used): Promise<R> {
         this.used = used === undefined ? undefined : this.counts(used);
         if (this.used !== used) this.unended(new TypeError(`used is ${inspect(used)}; allowed: a number from 0 on`));
-        const answer = await this.#calls.settle(this.#fields, this.used);
+        const answer = await this.#calls.settle(this, this.used);
         this.#settled = true;
         return answer;
     }
@@ -175,7 +168,7 @@ abstract class Held<A extends HoldRow | HoldAllRow, U extends Used, R, M> extend
     async extend(more?: M): Promise<boolean> {
         if (this.id === null) return this.ok; // it is exempt
         if (this.#settled) return false;
-        const answer = await this.#calls.again(this.#fields, more);
+        const answer = await this.#calls.again(this, more);
         const { ok, error, expiresAt } = answer;
         const held = 'held' in answer ? { held: answer.held } : { results: answer.results };
         if (ok && error === undefined) Object.assign(this, { expiresAt, ...held });

@@ -248,11 +248,8 @@ export class RateLimiter<const D extends Definitions = {}> {
     async acquire(name: string, options: AnyOptions = {}): Promise<Lease> {
         const { count = 1, config, db } = options;
         const values = [name, keyOf(options), count, this.#configOf(name, options)];
-        const acquire = async () =>
-            new Lease(heldOf(await this.#sender.decided('acquire', options, values)), {
-                extend: (lease) => this.extend(name, lease, { config, db }),
-                release: (lease) => this.release(name, lease, { config, db }),
-            });
+        const call = (call: 'extend' | 'release', lease: string) => this[call](name, lease, { config, db });
+        const acquire = async () => new Lease(heldOf(await this.#sender.decided('acquire', options, values)), call);
         return this.#patiently(options, name, acquire, { id: JSON.stringify(values), denies: () => true });
     }
 
@@ -264,7 +261,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     ): Promise<T>;
     withLease<T>(name: string, options: AcquireOptions & Inline<LeaseKind>, run: Run<Lease, T>): Promise<T>;
     async withLease<T>(name: string, options: AnyOptions, run: Run<Lease, T>): Promise<T> {
-        return this.#during(this.acquire(name, { ...options, throws: true } as any), options, run);
+        return Ending.during(this.acquire(name, { ...options, throws: true } as any), run, options, this.#sender);
     }
 
     /** Extends a lease by its limit's ttl; null: it has expired, or was released. */
@@ -315,7 +312,7 @@ export class RateLimiter<const D extends Definitions = {}> {
     ): Promise<T>;
     withHold<T>(name: string, options: HoldOptions & Inline<HoldKind>, run: Run<Hold, T>): Promise<T>;
     async withHold<T>(name: string, options: AnyOptions, run: Run<Hold, T>): Promise<T> {
-        return this.#during(this.hold(name, { ...options, throws: true } as any), options, run);
+        return Ending.during(this.hold(name, { ...options, throws: true } as any), run, options, this.#sender);
     }
 
     /** Holds tokens of several limits: of all of them, or of none. An exempt caller has no requests. */
@@ -351,7 +348,7 @@ export class RateLimiter<const D extends Definitions = {}> {
 
     /** The same as withHold, for several limits. */
     async withHoldAll<T>(requests: HoldRequests<D>, options: HoldAllOptions, run: Run<HeldAll<D>, T>): Promise<T> {
-        return this.#during(this.holdAll(requests, { ...options, throws: true }), options, run);
+        return Ending.during(this.holdAll(requests, { ...options, throws: true }), run, options, this.#sender);
     }
 
     /** Defines the limits in the database that differ; returns their names. Undefines none. */
@@ -409,11 +406,6 @@ export class RateLimiter<const D extends Definitions = {}> {
         const values = [JSON.stringify(list)];
         const attempt = async () => allOf(await this.#sender.decidedAll(call, list, options, values));
         return this.#patiently(options, '', attempt);
-    }
-
-    /** Runs the callback while something is held. An error of its end is ignored if the call would fail open by it. */
-    async #during<H extends Ending, T>(held: Promise<H>, options: AnyOptions, run: Run<H, T>): Promise<T> {
-        return Ending.during(await held, run, options.signal, (error) => this.#sender.opens(options, error));
     }
 
     /**

@@ -1,5 +1,5 @@
 // Types by which the compiler knows the limits of a client: their kinds, their names, and whether they are keyed.
-import type { Definitions, RateLimitConfig } from './config';
+import type { RateLimitConfig } from './config';
 import type { Key } from './limiter';
 
 export type Kind = RateLimitConfig['kind'];

@@ -4,13 +4,8 @@ import path from 'node:path';
 
 import { allow } from './errors';
 
-// The forms in which the file writes its schema, and what follows them, as in scripts/plain. Elsewhere the name is the
-// extension or a setting.
-const SCHEMA = [
-    ['ratelimit.r', '.r'],
-    ['ratelimit._', '._'],
-    ['"ratelimit"', ''],
-] as const;
+// The forms in which the file writes its schema, as in scripts/plain. Elsewhere the name is the extension or a setting.
+const SCHEMA = /ratelimit(?=\.[r_])|"ratelimit"/g;
 
 export interface InstallOptions {
     /** The schema of the functions. Default: "ratelimit". */
@@ -23,8 +18,7 @@ export function installSql({ schema = 'ratelimit' }: InstallOptions = {}): strin
     allow(isName, 'installSql: schema', schema, 'lower-case letters, digits and _, but not public');
     const text = readFileSync(path.join(__dirname, '../ratelimit.sql'), 'utf8');
     // Quoted, because the name may be a word of SQL.
-    if (schema === 'ratelimit') return text;
-    return SCHEMA.reduce((file, [written, rest]) => file.replaceAll(written, `"${schema}"${rest}`), text);
+    return schema === 'ratelimit' ? text : text.replaceAll(SCHEMA, `"${schema}"`);
 }
 
 type Installable =
