@@ -124,7 +124,11 @@ pub(crate) fn stored_key(key: String) -> String {
     if key.len() <= 1024 && !key.contains('\0') && !key.starts_with("sha256:") {
         return key;
     }
-    let hash =
-        Sha256::digest(key).iter().fold(String::new(), |hash, byte| format!("{hash}{byte:02x}"));
-    format!("sha256:{hash}")
+    format!("sha256:{}", hex(&Sha256::digest(key)))
+}
+
+/// Bytes in hex.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
 }

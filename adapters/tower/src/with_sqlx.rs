@@ -6,6 +6,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgDatabaseError;
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, Row, Transaction};
 
+use crate::statement::hex;
 use crate::{Connection, Error, Pool};
 
 impl From<sqlx::Error> for Error {
@@ -19,20 +20,6 @@ impl From<sqlx::Error> for Error {
             _ => Self::new(error, code.as_deref()).raised_in(routine.as_deref()),
         }
     }
-}
-
-/// Runs it prepared.
-async fn prepared(
-    db: &mut PgConnection,
-    sql: &str,
-    values: &[Option<&str>],
-) -> Result<Option<String>, Error> {
-    // Made of constants and a quoted schema.
-    let mut query = sqlx::query_scalar(AssertSqlSafe(sql));
-    for value in values {
-        query = query.bind(value);
-    }
-    Ok(query.fetch_optional(db).await?)
 }
 
 /// Runs it unprepared, with its values in the text. sqlx sends values only to a statement that it has prepared, at best
@@ -76,33 +63,20 @@ fn with_values(sql: &str, values: &[Option<&str>]) -> String {
 
 /// A text, in hex: nothing in it is SQL, whatever the settings of the session.
 fn constant(value: &str) -> String {
-    let mut hex = String::with_capacity(2 * value.len() + 64);
-    hex += "pg_catalog.convert_from(pg_catalog.decode('";
-    for byte in value.bytes() {
-        for digit in [byte >> 4, byte & 15] {
-            hex.extend(char::from_digit(digit.into(), 16));
+    let hex = hex(value.as_bytes());
+    format!("pg_catalog.convert_from(pg_catalog.decode('{hex}', 'hex'), 'UTF8')")
+}
+
+macro_rules! connections {
+    ($($type:ty),+) => {$(
+        impl Connection for $type {
+            async fn text(&mut self, sql: &str, values: &[Option<&str>]) -> Result<String, Error> {
+                unprepared(self, sql, values).await?.ok_or_else(Error::another_statement)
+            }
         }
-    }
-    hex + "', 'hex'), 'UTF8')"
+    )+};
 }
-
-impl Connection for PgConnection {
-    async fn text(&mut self, sql: &str, values: &[Option<&str>]) -> Result<String, Error> {
-        unprepared(self, sql, values).await?.ok_or_else(Error::another_statement)
-    }
-}
-
-impl Connection for Transaction<'_, Postgres> {
-    async fn text(&mut self, sql: &str, values: &[Option<&str>]) -> Result<String, Error> {
-        (**self).text(sql, values).await
-    }
-}
-
-impl Connection for PoolConnection<Postgres> {
-    async fn text(&mut self, sql: &str, values: &[Option<&str>]) -> Result<String, Error> {
-        (**self).text(sql, values).await
-    }
-}
+connections!(PgConnection, Transaction<'_, Postgres>, PoolConnection<Postgres>);
 
 impl Pool for PgPool {
     type Connection = PoolConnection<Postgres>;
@@ -125,11 +99,15 @@ impl Pool for PgPool {
         values: &[Option<&str>],
         prepares: bool,
     ) -> Result<Option<String>, Error> {
-        if prepares {
-            prepared(connection, sql, values).await
-        } else {
-            unprepared(connection, sql, values).await
+        if !prepares {
+            return unprepared(connection, sql, values).await;
         }
+        // Made of constants and a quoted schema.
+        let mut query = sqlx::query_scalar(AssertSqlSafe(sql));
+        for value in values {
+            query = query.bind(value);
+        }
+        Ok(query.fetch_optional(&mut **connection).await?)
     }
 
     fn discard(connection: PoolConnection<Postgres>) {
