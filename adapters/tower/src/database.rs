@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use crate::Error;
-use crate::statement::Statement;
+use crate::statement::parameters;
 
 /// A connection or a transaction that runs a call.
 pub trait Connection: Send {
@@ -68,17 +68,17 @@ impl<P: Pool> Database<P> {
     pub async fn run(
         &self,
         deadline: Instant,
-        statement: &Statement,
+        sql: &str,
         values: [Option<&str>; 4],
     ) -> Result<String, Error> {
         let prepared = self.prepared.as_ref().filter(|prepared| prepared.is_on());
-        match self.once(deadline, statement, values, prepared.is_some()).await {
+        match self.once(deadline, sql, values, prepared.is_some()).await {
             Err(error)
                 if let Some(prepared) = prepared
                     && error.is_refused() =>
             {
                 prepared.refused(&error);
-                self.once(deadline, statement, values, false).await
+                self.once(deadline, sql, values, false).await
             }
             result => result,
         }
@@ -87,7 +87,7 @@ impl<P: Pool> Database<P> {
     async fn once(
         &self,
         deadline: Instant,
-        statement: &Statement,
+        sql: &str,
         values: [Option<&str>; 4],
         prepares: bool,
     ) -> Result<String, Error> {
@@ -96,8 +96,8 @@ impl<P: Pool> Database<P> {
         };
         let mut busy = Busy::<P>(None);
         let connection = busy.0.insert(connection?);
-        let values = statement.values(values);
-        let answer = P::run(connection, &statement.sql, &values, prepares);
+        let values = parameters(sql, values);
+        let answer = P::run(connection, sql, &values, prepares);
         let Ok(result) = timeout_at(deadline, answer).await else {
             return Err(self.late("there was no answer of the database"));
         };

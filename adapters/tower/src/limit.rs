@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
-use crate::statement::{Headers, Statement};
-use crate::{Connection, Error};
+use crate::statement::parameters;
+use crate::{Connection, Error, Headers, statement};
 
 /// A limit: its name, its config unless it is defined in the database, and the tokens that a call takes.
 ///
@@ -49,10 +49,10 @@ impl Limit {
     /// Errors of the database: 42704 if the name is not defined and there is no config; 22023 if an argument is
     /// refused, such as a key of more than 1,024 bytes; a serialization failure. And errors of the driver.
     pub async fn take(&self, db: &mut impl Connection, key: &str) -> Result<Decision, Error> {
-        let statement = Statement::one(&self.schema, Headers::Off);
+        let sql = statement::one(&self.schema, Headers::Off);
         let count = self.count.to_string();
         let values = [Some(&*self.name), Some(key), Some(&count), self.config.as_deref()];
-        let text = db.text(&statement.sql, &statement.values(values)).await?;
+        let text = db.text(&sql, &parameters(&sql, values)).await?;
         Ok(Decision::of(&parsed(&text)?["row"]))
     }
 }

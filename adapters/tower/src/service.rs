@@ -14,7 +14,7 @@ use crate::answer::Answer;
 use crate::layer::{RateLimitLayer, Take};
 use crate::limit::{Decision, parsed};
 use crate::shared::{self, Shared};
-use crate::statement::{Statement, request, stored_key};
+use crate::statement::{self, request, stored_key};
 use crate::{Error, OnError, Pool};
 
 /// The service that [`RateLimitLayer`] makes from another.
@@ -26,9 +26,9 @@ pub struct RateLimit<S, P: Pool> {
 /// A layer that is complete.
 struct Limiter<P: Pool> {
     layer: RateLimitLayer<P>,
-    statement: Statement,
+    statement: String,
     /// The one of several calls, if there is one limit.
-    each: Arc<Statement>,
+    each: Arc<str>,
 }
 
 /// The keys and counts of a request.
@@ -38,10 +38,10 @@ impl<S, P: Pool> RateLimit<S, P> {
     pub(crate) fn new(inner: S, layer: RateLimitLayer<P>) -> Self {
         let (schema, headers) = (&layer.takes[0].limit.schema, layer.headers);
         let statement = match layer.takes[..] {
-            [_] => Statement::one(schema, headers),
-            _ => Statement::all(schema, headers),
+            [_] => statement::one(schema, headers),
+            _ => statement::all(schema, headers),
         };
-        let each = Arc::new(Statement::each(schema, headers));
+        let each = statement::each(schema, headers).into();
         Self { inner, limiter: Arc::new(Limiter { layer, statement, each }) }
     }
 }

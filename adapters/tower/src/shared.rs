@@ -14,8 +14,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::database::Database;
 use crate::limit::parsed;
-use crate::statement::Statement;
-use crate::{Error, Pool};
+use crate::{Error, Pool, statement};
 
 /// The most calls, and bytes of requests, of a statement.
 const MOST_CALLS: usize = 64;
@@ -30,7 +29,7 @@ const ALONE: Duration = Duration::from_secs(600);
 /// A call, as a request of rl_limit_each.
 pub(crate) struct Request {
     /// The statement of its layer.
-    pub each: Arc<Statement>,
+    pub each: Arc<str>,
     /// Names the row that it locks. Requests for one row go together only with one config.
     pub row: String,
     pub config: Option<String>,
@@ -95,7 +94,7 @@ impl<P: Pool> State<P> {
             let Request { each, row, config, json, .. } = &call.request;
             let goes_with = |other: &Waiting<P>| {
                 let other = &other.request;
-                other.each.sql == each.sql && (other.row != *row || other.config == *config)
+                other.each == *each && (other.row != *row || other.config == *config)
             };
             let fits = calls.len() < MOST_CALLS && bytes + json.len() < MOST_BYTES;
             if let Some(line) = self.locked.get_mut(row) {
@@ -247,7 +246,7 @@ impl<P: Pool> Turn<P> {
     }
 
     /// Sends several calls, and answers each.
-    async fn send(self, each: Arc<Statement>, calls: Vec<Waiting<P>>) {
+    async fn send(self, each: Arc<str>, calls: Vec<Waiting<P>>) {
         let shared = self.0.clone();
         let database = &shared.database;
         let requests: Vec<_> = calls.iter().map(|call| &*call.request.json).collect();
@@ -312,8 +311,8 @@ async fn fails_each<P: Pool>(error: &Error, database: &Database<P>) -> bool {
     match error.code() {
         None => true,
         Some("40001") => {
-            let statement = Statement::isolation();
-            let isolation = database.run(database.deadline(), &statement, [None; 4]).await;
+            let sql = statement::isolation();
+            let isolation = database.run(database.deadline(), &sql, [None; 4]).await;
             isolation.is_ok_and(|isolation| isolation == "serializable")
         }
         Some(code) => error.is_not_now() || CLASSES.iter().any(|class| code.starts_with(class)),
