@@ -72,16 +72,14 @@ impl<P: Pool> Database<P> {
         values: [Option<&str>; 4],
     ) -> Result<String, Error> {
         let prepared = self.prepared.as_ref().filter(|prepared| prepared.is_on());
-        match self.once(deadline, sql, values, prepared.is_some()).await {
-            Err(error)
-                if let Some(prepared) = prepared
-                    && error.is_refused() =>
-            {
-                prepared.refused(&error);
-                self.once(deadline, sql, values, false).await
-            }
-            result => result,
+        let result = self.once(deadline, sql, values, prepared.is_some()).await;
+        if let (Some(prepared), Err(error)) = (prepared, &result)
+            && error.is_refused
+        {
+            prepared.refused(error);
+            return self.once(deadline, sql, values, false).await;
         }
+        result
     }
 
     async fn once(
@@ -103,7 +101,7 @@ impl<P: Pool> Database<P> {
         };
         let result = result.and_then(|text| text.ok_or_else(Error::another_statement));
         // A connection that has prepared what the server doesn't know is closed.
-        if !(prepares && result.as_ref().is_err_and(Error::is_refused)) {
+        if !(prepares && result.as_ref().is_err_and(|error| error.is_refused)) {
             drop(busy.0.take());
         }
         result
@@ -116,8 +114,8 @@ pub(crate) struct Prepared(Mutex<Refusals>);
 
 #[derive(Default)]
 struct Refusals {
-    /// The last two.
-    last: [Option<Instant>; 2],
+    /// Those of the last minute.
+    last: Vec<Instant>,
     off_until: Option<Instant>,
     is_known: bool,
 }
@@ -131,10 +129,10 @@ impl Prepared {
     fn refused(&self, error: &Error) {
         let mut refusals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let [third, second] = refusals.last;
-        refusals.last = [second, Some(now)];
-        if third.is_some_and(|third| now - third < Duration::from_secs(60)) {
-            refusals.last = [None; 2];
+        refusals.last.retain(|time| now - *time < Duration::from_secs(60));
+        refusals.last.push(now);
+        if refusals.last.len() == 3 {
+            refusals.last.clear();
             refusals.off_until = Some(now + Duration::from_secs(600));
             if !mem::replace(&mut refusals.is_known, true) {
                 tracing::warn!(%error, "prepared statements are refused: none is prepared for ten minutes");

@@ -164,15 +164,14 @@ impl<P: Pool> Shared<P> {
             return;
         }
         let runtime = Handle::try_current().ok().filter(|_| !state.goes_alone());
-        let mut calls = match runtime {
-            Some(_) => state.take(),
-            None => mem::take(&mut state.waiting).into(),
-        };
-        state.is_busy = runtime.is_some() && !calls.is_empty();
-        drop(state);
         let Some(runtime) = runtime else {
+            let calls = mem::take(&mut state.waiting);
+            drop(state);
             return calls.into_iter().for_each(|call| drop(call.answer.send(Answer::Alone(None))));
         };
+        let mut calls = state.take();
+        state.is_busy = !calls.is_empty();
+        drop(state);
         let Some(last) = calls.pop() else { return };
         let turn = Turn(self.clone());
         if calls.is_empty() {
@@ -264,15 +263,11 @@ impl<P: Pool> Turn<P> {
                         None => Answer::Decided(Ok(result)),
                         Some("55P03") => {
                             let mut state = shared.state();
-                            let Some(row) = shared.lock(&mut state, &call.request.row) else {
-                                state
-                                    .locked
-                                    .entry(call.request.row.clone())
-                                    .or_default()
-                                    .push(call);
+                            if let Some(line) = state.locked.get_mut(&call.request.row) {
+                                line.push(call);
                                 return None;
-                            };
-                            Answer::Alone(Some(row))
+                            }
+                            Answer::Alone(shared.lock(&mut state, &call.request.row))
                         }
                         Some(code) => Answer::Decided(Err(Error::new(message, Some(code)))),
                     };
