@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::statement::parameters;
 use crate::{Connection, Error, Headers, statement};
@@ -81,11 +81,6 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// The decision for a request that passes although it can't be decided.
-    pub(crate) fn unchecked() -> Self {
-        Self::of(&json!({ "ok": true }))
-    }
-
     pub(crate) fn of(row: &Value) -> Self {
         let time = |field: &str| {
             let seconds = row[field].as_f64()?;
@@ -110,9 +105,4 @@ impl Decision {
 /// Converts seconds to whole milliseconds, ignoring float error.
 fn milliseconds(seconds: f64) -> Duration {
     Duration::from_millis((seconds * 1000.0).round() as u64)
-}
-
-/// A wait in whole seconds, rounded up: the header Retry-After.
-pub(crate) fn whole_seconds(wait: Duration) -> u64 {
-    wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
 }

@@ -8,16 +8,19 @@ use std::time::Instant;
 
 use http::request::Parts;
 use http::{HeaderValue, Request, Response, StatusCode, header};
+use serde_json::json;
+use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::answer::Answer;
+use crate::denials::Answer;
 use crate::layer::{RateLimitLayer, Take};
-use crate::limit::{Decision, parsed};
+use crate::limit::parsed;
 use crate::shared::{self, Shared};
 use crate::statement::{self, request, stored_key};
 use crate::{Error, OnError, Pool};
 
 /// The service that [`RateLimitLayer`] makes from another.
+#[derive(Clone)]
 pub struct RateLimit<S, P: Pool> {
     inner: S,
     limiter: Arc<Limiter<P>>,
@@ -34,21 +37,18 @@ struct Limiter<P: Pool> {
 /// The keys and counts of a request.
 type Asked = Vec<(String, f64)>;
 
-impl<S, P: Pool> RateLimit<S, P> {
-    pub(crate) fn new(inner: S, layer: RateLimitLayer<P>) -> Self {
+impl<S, P: Pool> Layer<S> for RateLimitLayer<P> {
+    type Service = RateLimit<S, P>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        let layer = self.clone();
         let (schema, headers) = (&layer.takes[0].limit.schema, layer.headers);
         let statement = match layer.takes[..] {
             [_] => statement::one(schema, headers),
             _ => statement::all(schema, headers),
         };
         let each = statement::each(schema, headers).into();
-        Self { inner, limiter: Arc::new(Limiter { layer, statement, each }) }
-    }
-}
-
-impl<S: Clone, P: Pool> Clone for RateLimit<S, P> {
-    fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), limiter: self.limiter.clone() }
+        RateLimit { inner, limiter: Arc::new(Limiter { layer, statement, each }) }
     }
 }
 
@@ -79,15 +79,22 @@ where
         Box::pin(async move {
             let Some(asked) = asked else { return inner.call(request).await };
             let result = limiter.decide(&asked).await;
-            let mut response = match limiter.refusal(&result, &mut request) {
-                Some(refusal) => refusal,
-                None => inner.call(request).await?,
+            let result = result.or_else(|error| limiter.unchecked(error));
+            let mut response = match &result {
+                Ok(answer) if answer.decision.ok => {
+                    request.extensions_mut().insert(answer.decision.clone());
+                    inner.call(request).await?
+                }
+                Ok(answer) => refusal(DENIED, answer.decision.clone()),
+                Err(error) => {
+                    tracing::error!(%error, "a request is refused");
+                    refusal(if error.is_not_now() { NOT_NOW } else { FAILED }, error.clone())
+                }
             };
             if let Ok(answer) = result {
                 // In addition to those of another layer: they are lists.
                 for (name, value) in &answer.headers {
-                    let renamed = limiter.layer.rename.as_ref().map(|rename| rename(name));
-                    if let Some(name) = renamed.unwrap_or_else(|| Some(name.clone())) {
+                    if let Some(name) = (limiter.layer.rename)(name) {
                         response.headers_mut().append(name, value.clone());
                     }
                 }
@@ -100,7 +107,7 @@ where
 impl<P: Pool> Limiter<P> {
     /// The keys and counts of a request; None: it is left out.
     fn asks(&self, request: &Parts) -> Option<Asked> {
-        if self.layer.skip.as_ref().is_some_and(|skips| skips(request)) {
+        if (self.layer.skip)(request) {
             return None;
         }
         let asks = |take: &Take| {
@@ -153,39 +160,30 @@ impl<P: Pool> Limiter<P> {
         Ok(Answer::of(&result))
     }
 
-    /// The response to a request that must not pass; None: it passes. Adds the decision to the request's extensions.
-    fn refusal<B, R: From<&'static str>>(
-        &self,
-        result: &Result<Answer, Error>,
-        request: &mut Request<B>,
-    ) -> Option<Response<R>> {
-        let (status, body) = match result {
-            Ok(answer) if answer.decision.ok => {
-                request.extensions_mut().insert(answer.decision.clone());
-                return None;
-            }
-            Ok(_) => (StatusCode::TOO_MANY_REQUESTS, "Too many requests.\n"),
-            Err(error) if error.is_not_now() && self.layer.on_error == OnError::Open => {
-                (self.layer.on_unchecked)(error);
-                request.extensions_mut().insert(Decision::unchecked());
-                return None;
-            }
-            Err(error) if error.is_not_now() => {
-                (StatusCode::SERVICE_UNAVAILABLE, "Try again later.\n")
-            }
-            Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, "Internal error.\n"),
-        };
-        let mut response = Response::new(R::from(body));
-        *response.status_mut() = status;
-        let text = HeaderValue::from_static("text/plain; charset=utf-8");
-        response.headers_mut().insert(header::CONTENT_TYPE, text);
-        match result {
-            Ok(answer) => drop(response.extensions_mut().insert(answer.decision.clone())),
-            Err(error) => {
-                tracing::error!(%error, "a request is refused");
-                response.extensions_mut().insert(error.clone());
-            }
+    /// The answer to a request that passes although it can't be decided; otherwise the error.
+    fn unchecked(&self, error: Error) -> Result<Answer, Error> {
+        if !error.is_not_now() || self.layer.on_error == OnError::Closed {
+            return Err(error);
         }
-        Some(response)
+        (self.layer.on_unchecked)(&error);
+        Ok(Answer::of(&json!({ "row": { "ok": true } })))
     }
+}
+
+/// The statuses and bodies of requests that don't pass.
+const DENIED: (StatusCode, &str) = (StatusCode::TOO_MANY_REQUESTS, "Too many requests.\n");
+const NOT_NOW: (StatusCode, &str) = (StatusCode::SERVICE_UNAVAILABLE, "Try again later.\n");
+const FAILED: (StatusCode, &str) = (StatusCode::INTERNAL_SERVER_ERROR, "Internal error.\n");
+
+/// The response to one, with the reason in its extensions.
+fn refusal<R: From<&'static str>>(
+    (status, body): (StatusCode, &'static str),
+    reason: impl Clone + Send + Sync + 'static,
+) -> Response<R> {
+    let mut response = Response::new(R::from(body));
+    *response.status_mut() = status;
+    let text = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, text);
+    response.extensions_mut().insert(reason);
+    response
 }
