@@ -15,7 +15,7 @@ use tower_service::Service;
 use crate::denials::Answer;
 use crate::layer::{RateLimitLayer, Take};
 use crate::limit::parsed;
-use crate::shared::{self, Shared};
+use crate::shared::Shared;
 use crate::statement::{self, request, stored_key};
 use crate::{Error, OnError, Pool};
 
@@ -30,8 +30,7 @@ pub struct RateLimit<S, P: Pool> {
 struct Limiter<P: Pool> {
     layer: RateLimitLayer<P>,
     statement: String,
-    /// The one of several calls, if there is one limit.
-    each: Arc<str>,
+    shared: Option<Shared<P>>,
 }
 
 /// The keys and counts of a request.
@@ -47,8 +46,11 @@ impl<S, P: Pool> Layer<S> for RateLimitLayer<P> {
             [_] => statement::one(schema, headers),
             _ => statement::all(schema, headers),
         };
-        let each = statement::each(schema, headers).into();
-        RateLimit { inner, limiter: Arc::new(Limiter { layer, statement, each }) }
+        let shared = layer.shared.clone().map(|state| {
+            let each = statement::each(schema, headers).into();
+            Shared { database: layer.database.clone(), each, state }
+        });
+        RateLimit { inner, limiter: Arc::new(Limiter { layer, statement, shared }) }
     }
 }
 
@@ -132,23 +134,14 @@ impl<P: Pool> Limiter<P> {
 
     /// Asks the database.
     async fn ask(&self, asked: &[(String, f64)]) -> Result<Answer, Error> {
-        let RateLimitLayer { database, takes, shared, .. } = &self.layer;
+        let RateLimitLayer { database, takes, .. } = &self.layer;
         let deadline = database.deadline();
         let ask = async |values| parsed(&database.run(deadline, &self.statement, values).await?);
         let result = if let ([Take { limit, .. }], [(key, count)]) = (&**takes, asked) {
             let text = count.to_string();
             let alone = ask([Some(&*limit.name), Some(key), Some(&text), limit.config.as_deref()]);
-            match shared.clone() {
-                Some(state) => {
-                    let request = shared::Request {
-                        each: self.each.clone(),
-                        row: format!("{} {} {key}", limit.name.len(), limit.name),
-                        config: limit.config.clone(),
-                        json: request(limit, key, *count),
-                        deadline,
-                    };
-                    Shared { database: database.clone(), state }.call(request, alone).await?
-                }
+            match &self.shared {
+                Some(shared) => shared.call(limit, key, *count, deadline, alone).await?,
                 None => alone.await?,
             }
         } else {
