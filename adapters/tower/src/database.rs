@@ -1,6 +1,5 @@
 //! The connections that run the statements.
 
-use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -117,7 +116,6 @@ struct Refusals {
     /// Those of the last minute.
     last: Vec<Instant>,
     off_until: Option<Instant>,
-    is_known: bool,
 }
 
 impl Prepared {
@@ -133,8 +131,7 @@ impl Prepared {
         refusals.last.push(now);
         if refusals.last.len() == 3 {
             refusals.last.clear();
-            refusals.off_until = Some(now + Duration::from_secs(600));
-            if !mem::replace(&mut refusals.is_known, true) {
+            if refusals.off_until.replace(now + Duration::from_secs(600)).is_none() {
                 tracing::warn!(%error, "prepared statements are refused: none is prepared for ten minutes");
             }
         }

@@ -33,9 +33,6 @@ struct Limiter<P: Pool> {
     shared: Option<Shared<P>>,
 }
 
-/// The keys and counts of a request.
-type Asked = Vec<(String, f64)>;
-
 impl<S, P: Pool> Layer<S> for RateLimitLayer<P> {
     type Service = RateLimit<S, P>;
 
@@ -108,7 +105,7 @@ where
 
 impl<P: Pool> Limiter<P> {
     /// The keys and counts of a request; None: it is left out.
-    fn asks(&self, request: &Parts) -> Option<Asked> {
+    fn asks(&self, request: &Parts) -> Option<Vec<(String, f64)>> {
         if (self.layer.skip)(request) {
             return None;
         }

@@ -245,7 +245,6 @@ impl<P: Pool> Turn<P> {
         let mut state = shared.state();
         state.took.truncate(15);
         state.took.push_front(began.elapsed());
-        drop(state);
         result
     }
 

@@ -23,10 +23,10 @@ const ROW: &str =
 
 impl Headers {
     /// A call of a function that makes them, with these arguments.
-    fn sql(self, function: &str, arguments: &str) -> String {
+    fn sql(self, schema: &str, function: &str, arguments: &str) -> String {
         match self {
-            Self::Ietf => format!("{function}({arguments})"),
-            Self::Github => format!("{function}({arguments}, style => 'github')"),
+            Self::Ietf => format!("{schema}{function}({arguments})"),
+            Self::Github => format!("{schema}{function}({arguments}, style => 'github')"),
             Self::Off => "NULL".into(),
         }
     }
@@ -52,9 +52,8 @@ pub(crate) fn parameters<'a>(sql: &'a str, values: [Option<&'a str>; 4]) -> [Opt
 
 /// Takes tokens from one limit. Values: name, key, count, config.
 pub(crate) fn one(schema: &str, headers: Headers) -> String {
-    let function = format!("{schema}rl_headers");
     let arguments = "$1::text, r, key => $2::text, config => $4::text::jsonb";
-    let headers = headers.sql(&function, arguments);
+    let headers = headers.sql(schema, "rl_headers", arguments);
     tagged(format!(
         "SELECT json_build_object('row', {ROW}, 'headers', {headers})::text
             FROM {schema}rl_limit($1::text, $2::text, $3::text::float8, config => $4::text::jsonb) AS r
@@ -65,9 +64,8 @@ pub(crate) fn one(schema: &str, headers: Headers) -> String {
 /// Takes tokens from several limits, all or nothing. Value: the requests, as the fourth. The row is that of the limit
 /// that denies with the longest wait, otherwise of that with the smallest share of its capacity left.
 pub(crate) fn all(schema: &str, headers: Headers) -> String {
-    let function = format!("{schema}rl_headers_all");
     let rows = "jsonb_agg(to_jsonb(r) || ($4::text::jsonb -> (r.n - 1)) ORDER BY r.n)";
-    let headers = headers.sql(&function, rows);
+    let headers = headers.sql(schema, "rl_headers_all", rows);
     tagged(format!(
         "SELECT json_build_object('row', json_agg({ROW} ORDER BY r.limited_by IS NULL,
                 r.retry_after DESC NULLS FIRST, r.remaining / nullif(r.capacity, 0)) -> 0, 'headers', {headers})::text
@@ -80,7 +78,7 @@ pub(crate) fn all(schema: &str, headers: Headers) -> String {
 /// until these look for deadlocks. Value: the requests, as the fourth.
 pub(crate) fn each(schema: &str, headers: Headers) -> String {
     let arguments = "r.name, r, key => r.key, config => q.requests -> (r.n - 1) -> 'config'";
-    let headers = headers.sql(&format!("{schema}rl_headers"), arguments);
+    let headers = headers.sql(schema, "rl_headers", arguments);
     tagged(format!(
         "WITH q AS MATERIALIZED (SELECT $4::text::jsonb AS requests)
             SELECT json_agg(json_build_object('row', {ROW}, 'error', r.error,
