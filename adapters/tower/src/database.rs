@@ -113,7 +113,7 @@ pub(crate) struct Prepared(Mutex<Refusals>);
 
 #[derive(Default)]
 struct Refusals {
-    /// Those of the last minute.
+    /// The times in the last minute.
     last: Vec<Instant>,
     off_until: Option<Instant>,
 }
