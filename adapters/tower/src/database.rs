@@ -70,40 +70,32 @@ impl<P: Pool> Database<P> {
         sql: &str,
         values: [Option<&str>; 4],
     ) -> Result<String, Error> {
-        let prepared = self.prepared.as_ref().filter(|prepared| prepared.is_on());
-        let result = self.once(deadline, sql, values, prepared.is_some()).await;
-        if let (Some(prepared), Err(error)) = (prepared, &result)
-            && error.is_refused
-        {
-            prepared.refused(error);
-            return self.once(deadline, sql, values, false).await;
-        }
-        result
-    }
-
-    async fn once(
-        &self,
-        deadline: Instant,
-        sql: &str,
-        values: [Option<&str>; 4],
-        prepares: bool,
-    ) -> Result<String, Error> {
-        let Ok(connection) = timeout_at(deadline, self.pool.get()).await else {
-            return Err(self.late("there was no connection to the database"));
-        };
-        let mut busy = Busy::<P>(None);
-        let connection = busy.0.insert(connection?);
         let values = parameters(sql, values);
-        let answer = P::run(connection, sql, &values, prepares);
-        let Ok(result) = timeout_at(deadline, answer).await else {
-            return Err(self.late("there was no answer of the database"));
+        let once = async |prepares: bool| {
+            let Ok(connection) = timeout_at(deadline, self.pool.get()).await else {
+                return Err(self.late("there was no connection to the database"));
+            };
+            let mut busy = Busy::<P>(None);
+            let connection = busy.0.insert(connection?);
+            let answer = P::run(connection, sql, &values, prepares);
+            let Ok(result) = timeout_at(deadline, answer).await else {
+                return Err(self.late("there was no answer of the database"));
+            };
+            let result = result.and_then(|text| text.ok_or_else(Error::another_statement));
+            // A connection that has prepared what the server doesn't know is closed.
+            if !(prepares && result.as_ref().is_err_and(|error| error.is_refused)) {
+                drop(busy.0.take());
+            }
+            result
         };
-        let result = result.and_then(|text| text.ok_or_else(Error::another_statement));
-        // A connection that has prepared what the server doesn't know is closed.
-        if !(prepares && result.as_ref().is_err_and(|error| error.is_refused)) {
-            drop(busy.0.take());
+        let prepared = self.prepared.as_ref().filter(|prepared| prepared.is_on());
+        match (once(prepared.is_some()).await, prepared) {
+            (Err(error), Some(prepared)) if error.is_refused => {
+                prepared.refused(&error);
+                once(false).await
+            }
+            (result, _) => result,
         }
-        result
     }
 }
 

@@ -64,18 +64,11 @@ pub(crate) struct Denials {
 }
 
 /// In two halves: when the younger is full, it replaces the older, which is forgotten. A denial that is used moves to
-/// the younger.
+/// the younger. Each has the time when its call was sent.
 #[derive(Default)]
 struct Known {
-    younger: HashMap<String, Denial>,
-    older: HashMap<String, Denial>,
-}
-
-struct Denial {
-    /// The time when the call was sent, and the time for which no other answer is possible.
-    began: Instant,
-    lasts: Duration,
-    answer: Answer,
+    younger: HashMap<String, (Instant, Answer)>,
+    older: HashMap<String, (Instant, Answer)>,
 }
 
 impl Denials {
@@ -86,14 +79,15 @@ impl Denials {
     /// The denial that a call of this key would get, too, with the rest of its waits.
     pub fn known(&self, key: &str) -> Option<Answer> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let denial = known.younger.remove(key).or_else(|| known.older.remove(key))?;
-        let passed = denial.began.elapsed();
-        if passed >= denial.lasts {
+        let (began, answer) = known.younger.remove(key).or_else(|| known.older.remove(key))?;
+        let passed = began.elapsed();
+        // The time for which no other answer is possible.
+        let lasts = answer.decision.retry_after.map_or(self.at_most, |wait| wait.min(self.at_most));
+        if passed >= lasts {
             return None;
         }
-        let answer = denial.answer.clone().later(passed);
-        known.add(key, denial, self.most);
-        Some(answer)
+        known.add(key, (began, answer.clone()), self.most);
+        Some(answer.later(passed))
     }
 
     /// Remembers an answer if it is a denial. `began`: before the call was sent, so that the denial ends here no later
@@ -102,8 +96,7 @@ impl Denials {
         if answer.decision.ok {
             return;
         }
-        let lasts = answer.decision.retry_after.map_or(self.at_most, |wait| wait.min(self.at_most));
-        let denial = Denial { began, lasts, answer: answer.clone() };
+        let denial = (began, answer.clone());
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.older.remove(key);
         known.add(key, denial, self.most);
@@ -111,7 +104,7 @@ impl Denials {
 }
 
 impl Known {
-    fn add(&mut self, key: &str, denial: Denial, most: usize) {
+    fn add(&mut self, key: &str, denial: (Instant, Answer), most: usize) {
         self.younger.insert(key.to_owned(), denial);
         if self.younger.len() > most / 2 {
             self.older = mem::take(&mut self.younger);

@@ -36,29 +36,25 @@ async fn unprepared(
 
 /// The statement with these values in place of its parameters, but not in what is quoted, such as the name of a schema.
 fn with_values(sql: &str, values: &[Option<&str>]) -> String {
-    let (mut text, mut quote) = (String::new(), None);
-    let mut chars = sql.chars().peekable();
-    while let Some(c) = chars.next() {
-        match (quote, c) {
-            (None, '$') => {
-                let mut number = String::new();
-                while let Some(digit) = chars.next_if(char::is_ascii_digit) {
-                    number.push(digit);
-                }
-                match number.parse().ok().and_then(|n: usize| values.get(n.checked_sub(1)?)) {
-                    Some(Some(value)) => text += &constant(value),
-                    Some(None) => text += "NULL",
-                    None => text += &format!("${number}"),
-                }
-                continue;
-            }
-            (None, '\'' | '"') => quote = Some(c),
-            (Some(open), c) if c == open => quote = None,
-            _ => {}
+    let (mut text, mut rest) = (String::new(), sql);
+    while let Some(begins) = rest.find(['$', '\'', '"']) {
+        let (before, from) = rest.split_at(begins);
+        let (sign, after) = from.split_at(1);
+        let ends = match sign {
+            "$" => after.find(|c: char| !c.is_ascii_digit()),
+            quote => after.find(quote).map(|closes| closes + 1),
+        };
+        let (inside, after) = after.split_at(ends.unwrap_or(after.len()));
+        let n = inside.parse::<usize>().ok().filter(|_| sign == "$");
+        text += before;
+        match n.and_then(|n| values.get(n.checked_sub(1)?)) {
+            Some(Some(value)) => text += &constant(value),
+            Some(None) => text += "NULL",
+            None => text.extend([sign, inside]),
         }
-        text.push(c);
+        rest = after;
     }
-    text
+    text + rest
 }
 
 /// A text, in hex: nothing in it is SQL, whatever the settings of the session.
