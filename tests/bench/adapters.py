@@ -1,6 +1,6 @@
 """Measures what a limiter costs an application: our stores next to those of the same limiter, and to no limiter.
 
-Owns how a store is measured; adapters/apps.* and the crate's benches/application.rs are the applications, report.py
+Owns how a store is measured; adapters/apps.* and the crate's bench/application.rs are the applications, report.py
 draws. Each application runs alone, on a port of its own, and is asked by wrk, which takes little of the CPU that all
 share. A round asks every store once, so what disturbs the machine falls on all of them. It reports and never judges.
 Run by scripts/bench.

@@ -1,13 +1,12 @@
 //! The connections that run the statements.
 
-use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
 use crate::Error;
-use crate::statement::Statement;
+use crate::statement::parameters;
 
 /// A connection or a transaction that runs a call.
 pub trait Connection: Send {
@@ -68,45 +67,35 @@ impl<P: Pool> Database<P> {
     pub async fn run(
         &self,
         deadline: Instant,
-        statement: &Statement,
+        sql: &str,
         values: [Option<&str>; 4],
     ) -> Result<String, Error> {
-        let prepared = self.prepared.as_ref().filter(|prepared| prepared.is_on());
-        match self.once(deadline, statement, values, prepared.is_some()).await {
-            Err(error)
-                if let Some(prepared) = prepared
-                    && error.is_refused() =>
-            {
-                prepared.refused(&error);
-                self.once(deadline, statement, values, false).await
+        let values = parameters(sql, values);
+        let once = async |prepares: bool| {
+            let Ok(connection) = timeout_at(deadline, self.pool.get()).await else {
+                return Err(self.late("there was no connection to the database"));
+            };
+            let mut busy = Busy::<P>(None);
+            let connection = busy.0.insert(connection?);
+            let answer = P::run(connection, sql, &values, prepares);
+            let Ok(result) = timeout_at(deadline, answer).await else {
+                return Err(self.late("there was no answer of the database"));
+            };
+            let result = result.and_then(|text| text.ok_or_else(Error::another_statement));
+            // A connection that has prepared what the server doesn't know is closed.
+            if !(prepares && result.as_ref().is_err_and(|error| error.is_refused)) {
+                drop(busy.0.take());
             }
-            result => result,
-        }
-    }
-
-    async fn once(
-        &self,
-        deadline: Instant,
-        statement: &Statement,
-        values: [Option<&str>; 4],
-        prepares: bool,
-    ) -> Result<String, Error> {
-        let Ok(connection) = timeout_at(deadline, self.pool.get()).await else {
-            return Err(self.late("there was no connection to the database"));
+            result
         };
-        let mut busy = Busy::<P>(None);
-        let connection = busy.0.insert(connection?);
-        let values = statement.values(values);
-        let answer = P::run(connection, &statement.sql, &values, prepares);
-        let Ok(result) = timeout_at(deadline, answer).await else {
-            return Err(self.late("there was no answer of the database"));
-        };
-        let result = result.and_then(|text| text.ok_or_else(Error::another_statement));
-        // A connection that has prepared what the server doesn't know is closed.
-        if !(prepares && result.as_ref().is_err_and(Error::is_refused)) {
-            drop(busy.0.take());
+        let prepared = self.prepared.as_ref().filter(|prepared| prepared.is_on());
+        match (once(prepared.is_some()).await, prepared) {
+            (Err(error), Some(prepared)) if error.is_refused => {
+                prepared.refused(&error);
+                once(false).await
+            }
+            (result, _) => result,
         }
-        result
     }
 }
 
@@ -116,10 +105,9 @@ pub(crate) struct Prepared(Mutex<Refusals>);
 
 #[derive(Default)]
 struct Refusals {
-    /// The last two.
-    last: [Option<Instant>; 2],
+    /// The times in the last minute.
+    last: Vec<Instant>,
     off_until: Option<Instant>,
-    is_known: bool,
 }
 
 impl Prepared {
@@ -131,12 +119,11 @@ impl Prepared {
     fn refused(&self, error: &Error) {
         let mut refusals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let [third, second] = refusals.last;
-        refusals.last = [second, Some(now)];
-        if third.is_some_and(|third| now - third < Duration::from_secs(60)) {
-            refusals.last = [None; 2];
-            refusals.off_until = Some(now + Duration::from_secs(600));
-            if !mem::replace(&mut refusals.is_known, true) {
+        refusals.last.retain(|time| now - *time < Duration::from_secs(60));
+        refusals.last.push(now);
+        if refusals.last.len() == 3 {
+            refusals.last.clear();
+            if refusals.off_until.replace(now + Duration::from_secs(600)).is_none() {
                 tracing::warn!(%error, "prepared statements are refused: none is prepared for ten minutes");
             }
         }

@@ -11,7 +11,8 @@ pub struct Error {
     source: Arc<dyn StdError + Send + Sync>,
     code: Option<String>,
     is_not_now: bool,
-    is_refused: bool,
+    /// A prepared statement was refused before it ran: it doesn't exist, exists already, or returns other columns now.
+    pub(crate) is_refused: bool,
 }
 
 /// A server that is a standby, full, starting or stopping; too many connections; a timeout inside it.
@@ -41,14 +42,7 @@ impl Error {
 
     /// A prepared statement was another one's, and has done nothing.
     pub(crate) fn another_statement() -> Self {
-        let error = Self::new("the prepared statement is another one's", None);
-        Self { is_refused: true, ..error }
-    }
-
-    /// Whether a prepared statement was refused before it ran: it doesn't exist, exists already, or returns other
-    /// columns now.
-    pub(crate) fn is_refused(&self) -> bool {
-        self.is_refused
+        Self { is_refused: true, ..Self::new("the prepared statement is another one's", None) }
     }
 
     /// An error that says "not now" without an SQLSTATE, such as a pool with no connection left.

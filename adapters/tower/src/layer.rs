@@ -6,11 +6,9 @@ use std::time::Duration;
 
 use http::HeaderName;
 use http::request::Parts;
-use tower_layer::Layer;
 
 use crate::database::Database;
 use crate::denials::Denials;
-use crate::service::RateLimit;
 use crate::shared::State;
 use crate::{Error, Headers, Limit, Pool};
 
@@ -40,9 +38,9 @@ pub enum OnError {
 pub struct RateLimitLayer<P: Pool> {
     pub(crate) database: Database<P>,
     pub(crate) takes: Vec<Take>,
-    pub(crate) skip: Option<Function<Parts, bool>>,
+    pub(crate) skip: Function<Parts, bool>,
     pub(crate) headers: Headers,
-    pub(crate) rename: Option<Function<HeaderName, Option<HeaderName>>>,
+    pub(crate) rename: Function<HeaderName, Option<HeaderName>>,
     pub(crate) on_error: OnError,
     pub(crate) on_unchecked: Function<Error, ()>,
     pub(crate) denials: Option<Arc<Denials>>,
@@ -77,9 +75,9 @@ impl<P: Pool> RateLimitLayer<P> {
                 prepared: Some(Arc::default()),
             },
             takes: vec![Take { limit, key: Arc::new(key), count: None }],
-            skip: None,
+            skip: Arc::new(|_| false),
             headers: Headers::default(),
-            rename: None,
+            rename: Arc::new(|name| Some(name.clone())),
             on_error: OnError::Closed,
             on_unchecked: Arc::new(on_unchecked),
             denials: None,
@@ -96,7 +94,7 @@ impl<P: Pool> RateLimitLayer<P> {
         key: impl Fn(&Parts) -> String + Send + Sync + 'static,
     ) -> Self {
         let takes = vec![Take { limit, key: Arc::new(key), count: None }];
-        let denials = self.denials.as_ref().map(|denials| Arc::new(denials.empty()));
+        let denials = self.denials.as_ref().map(|own| Denials::new(own.most, own.at_most).into());
         Self { takes, denials, ..self.clone() }
     }
 
@@ -124,7 +122,7 @@ impl<P: Pool> RateLimitLayer<P> {
     /// Lets requests pass for which this is true: they take nothing, and have neither headers nor a
     /// [`Decision`](crate::Decision).
     pub fn skip(self, skips: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        Self { skip: Some(Arc::new(skips)), ..self }
+        Self { skip: Arc::new(skips), ..self }
     }
 
     /// Sets the headers of responses.
@@ -137,7 +135,7 @@ impl<P: Pool> RateLimitLayer<P> {
         self,
         name: impl Fn(&HeaderName) -> Option<HeaderName> + Send + Sync + 'static,
     ) -> Self {
-        Self { rename: Some(Arc::new(name)), ..self }
+        Self { rename: Arc::new(name), ..self }
     }
 
     /// The maximum time of a call, to get a connection and its result. Default: 5 seconds. A connection with a late
@@ -178,14 +176,6 @@ impl<P: Pool> RateLimitLayer<P> {
     /// most `max` keys: those used last. Does not notice changes that end a denial early, such as a reset.
     pub fn remember_denials(self, max: usize, at_most: Duration) -> Self {
         Self { denials: Some(Arc::new(Denials::new(max, at_most))), ..self }
-    }
-}
-
-impl<S, P: Pool> Layer<S> for RateLimitLayer<P> {
-    type Service = RateLimit<S, P>;
-
-    fn layer(&self, inner: S) -> Self::Service {
-        RateLimit::new(inner, self.clone())
     }
 }
 

@@ -6,7 +6,6 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
-mod answer;
 mod database;
 mod denials;
 mod error;

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::statement::{Headers, Statement};
-use crate::{Connection, Error};
+use crate::statement::parameters;
+use crate::{Connection, Error, Headers, statement};
 
 /// A limit: its name, its config unless it is defined in the database, and the tokens that a call takes.
 ///
@@ -49,10 +49,10 @@ impl Limit {
     /// Errors of the database: 42704 if the name is not defined and there is no config; 22023 if an argument is
     /// refused, such as a key of more than 1,024 bytes; a serialization failure. And errors of the driver.
     pub async fn take(&self, db: &mut impl Connection, key: &str) -> Result<Decision, Error> {
-        let statement = Statement::one(&self.schema, Headers::Off);
+        let sql = statement::one(&self.schema, Headers::Off);
         let count = self.count.to_string();
         let values = [Some(&*self.name), Some(key), Some(&count), self.config.as_deref()];
-        let text = db.text(&statement.sql, &statement.values(values)).await?;
+        let text = db.text(&sql, &parameters(&sql, values)).await?;
         Ok(Decision::of(&parsed(&text)?["row"]))
     }
 }
@@ -81,11 +81,6 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// The decision for a request that passes although it can't be decided.
-    pub(crate) fn unchecked() -> Self {
-        Self::of(&json!({ "ok": true }))
-    }
-
     pub(crate) fn of(row: &Value) -> Self {
         let time = |field: &str| {
             let seconds = row[field].as_f64()?;
@@ -110,9 +105,4 @@ impl Decision {
 /// Converts seconds to whole milliseconds, ignoring float error.
 fn milliseconds(seconds: f64) -> Duration {
     Duration::from_millis((seconds * 1000.0).round() as u64)
-}
-
-/// A wait in whole seconds, rounded up: the header Retry-After.
-pub(crate) fn whole_seconds(wait: Duration) -> u64 {
-    wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
 }

@@ -8,16 +8,19 @@ use std::time::Instant;
 
 use http::request::Parts;
 use http::{HeaderValue, Request, Response, StatusCode, header};
+use serde_json::json;
+use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::answer::Answer;
+use crate::denials::Answer;
 use crate::layer::{RateLimitLayer, Take};
-use crate::limit::{Decision, parsed};
-use crate::shared::{self, Shared};
-use crate::statement::{Statement, request, stored_key};
+use crate::limit::parsed;
+use crate::shared::Shared;
+use crate::statement::{self, request, stored_key};
 use crate::{Error, OnError, Pool};
 
 /// The service that [`RateLimitLayer`] makes from another.
+#[derive(Clone)]
 pub struct RateLimit<S, P: Pool> {
     inner: S,
     limiter: Arc<Limiter<P>>,
@@ -26,29 +29,25 @@ pub struct RateLimit<S, P: Pool> {
 /// A layer that is complete.
 struct Limiter<P: Pool> {
     layer: RateLimitLayer<P>,
-    statement: Statement,
-    /// The one of several calls, if there is one limit.
-    each: Arc<Statement>,
+    statement: String,
+    shared: Option<Shared<P>>,
 }
 
-/// The keys and counts of a request.
-type Asked = Vec<(String, f64)>;
+impl<S, P: Pool> Layer<S> for RateLimitLayer<P> {
+    type Service = RateLimit<S, P>;
 
-impl<S, P: Pool> RateLimit<S, P> {
-    pub(crate) fn new(inner: S, layer: RateLimitLayer<P>) -> Self {
+    fn layer(&self, inner: S) -> Self::Service {
+        let layer = self.clone();
         let (schema, headers) = (&layer.takes[0].limit.schema, layer.headers);
         let statement = match layer.takes[..] {
-            [_] => Statement::one(schema, headers),
-            _ => Statement::all(schema, headers),
+            [_] => statement::one(schema, headers),
+            _ => statement::all(schema, headers),
         };
-        let each = Arc::new(Statement::each(schema, headers));
-        Self { inner, limiter: Arc::new(Limiter { layer, statement, each }) }
-    }
-}
-
-impl<S: Clone, P: Pool> Clone for RateLimit<S, P> {
-    fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), limiter: self.limiter.clone() }
+        let shared = layer.shared.clone().map(|state| {
+            let each = statement::each(schema, headers).into();
+            Shared { database: layer.database.clone(), each, state }
+        });
+        RateLimit { inner, limiter: Arc::new(Limiter { layer, statement, shared }) }
     }
 }
 
@@ -79,15 +78,22 @@ where
         Box::pin(async move {
             let Some(asked) = asked else { return inner.call(request).await };
             let result = limiter.decide(&asked).await;
-            let mut response = match limiter.refusal(&result, &mut request) {
-                Some(refusal) => refusal,
-                None => inner.call(request).await?,
+            let result = result.or_else(|error| limiter.unchecked(error));
+            let mut response = match &result {
+                Ok(answer) if answer.decision.ok => {
+                    request.extensions_mut().insert(answer.decision.clone());
+                    inner.call(request).await?
+                }
+                Ok(answer) => refusal(DENIED, answer.decision.clone()),
+                Err(error) => {
+                    tracing::error!(%error, "a request is refused");
+                    refusal(if error.is_not_now() { NOT_NOW } else { FAILED }, error.clone())
+                }
             };
             if let Ok(answer) = result {
                 // In addition to those of another layer: they are lists.
                 for (name, value) in &answer.headers {
-                    let renamed = limiter.layer.rename.as_ref().map(|rename| rename(name));
-                    if let Some(name) = renamed.unwrap_or_else(|| Some(name.clone())) {
+                    if let Some(name) = (limiter.layer.rename)(name) {
                         response.headers_mut().append(name, value.clone());
                     }
                 }
@@ -99,8 +105,8 @@ where
 
 impl<P: Pool> Limiter<P> {
     /// The keys and counts of a request; None: it is left out.
-    fn asks(&self, request: &Parts) -> Option<Asked> {
-        if self.layer.skip.as_ref().is_some_and(|skips| skips(request)) {
+    fn asks(&self, request: &Parts) -> Option<Vec<(String, f64)>> {
+        if (self.layer.skip)(request) {
             return None;
         }
         let asks = |take: &Take| {
@@ -125,23 +131,14 @@ impl<P: Pool> Limiter<P> {
 
     /// Asks the database.
     async fn ask(&self, asked: &[(String, f64)]) -> Result<Answer, Error> {
-        let RateLimitLayer { database, takes, shared, .. } = &self.layer;
+        let RateLimitLayer { database, takes, .. } = &self.layer;
         let deadline = database.deadline();
         let ask = async |values| parsed(&database.run(deadline, &self.statement, values).await?);
         let result = if let ([Take { limit, .. }], [(key, count)]) = (&**takes, asked) {
             let text = count.to_string();
             let alone = ask([Some(&*limit.name), Some(key), Some(&text), limit.config.as_deref()]);
-            match shared.clone() {
-                Some(state) => {
-                    let request = shared::Request {
-                        each: self.each.clone(),
-                        row: format!("{} {} {key}", limit.name.len(), limit.name),
-                        config: limit.config.clone(),
-                        json: request(limit, key, *count),
-                        deadline,
-                    };
-                    Shared { database: database.clone(), state }.call(request, alone).await?
-                }
+            match &self.shared {
+                Some(shared) => shared.call(limit, key, *count, deadline, alone).await?,
                 None => alone.await?,
             }
         } else {
@@ -153,39 +150,30 @@ impl<P: Pool> Limiter<P> {
         Ok(Answer::of(&result))
     }
 
-    /// The response to a request that must not pass; None: it passes. Adds the decision to the request's extensions.
-    fn refusal<B, R: From<&'static str>>(
-        &self,
-        result: &Result<Answer, Error>,
-        request: &mut Request<B>,
-    ) -> Option<Response<R>> {
-        let (status, body) = match result {
-            Ok(answer) if answer.decision.ok => {
-                request.extensions_mut().insert(answer.decision.clone());
-                return None;
-            }
-            Ok(_) => (StatusCode::TOO_MANY_REQUESTS, "Too many requests.\n"),
-            Err(error) if error.is_not_now() && self.layer.on_error == OnError::Open => {
-                (self.layer.on_unchecked)(error);
-                request.extensions_mut().insert(Decision::unchecked());
-                return None;
-            }
-            Err(error) if error.is_not_now() => {
-                (StatusCode::SERVICE_UNAVAILABLE, "Try again later.\n")
-            }
-            Err(_) => (StatusCode::INTERNAL_SERVER_ERROR, "Internal error.\n"),
-        };
-        let mut response = Response::new(R::from(body));
-        *response.status_mut() = status;
-        let text = HeaderValue::from_static("text/plain; charset=utf-8");
-        response.headers_mut().insert(header::CONTENT_TYPE, text);
-        match result {
-            Ok(answer) => drop(response.extensions_mut().insert(answer.decision.clone())),
-            Err(error) => {
-                tracing::error!(%error, "a request is refused");
-                response.extensions_mut().insert(error.clone());
-            }
+    /// The answer to a request that passes although it can't be decided; otherwise the error.
+    fn unchecked(&self, error: Error) -> Result<Answer, Error> {
+        if !error.is_not_now() || self.layer.on_error == OnError::Closed {
+            return Err(error);
         }
-        Some(response)
+        (self.layer.on_unchecked)(&error);
+        Ok(Answer::of(&json!({ "row": { "ok": true } })))
     }
+}
+
+/// The statuses and bodies of requests that don't pass.
+const DENIED: (StatusCode, &str) = (StatusCode::TOO_MANY_REQUESTS, "Too many requests.\n");
+const NOT_NOW: (StatusCode, &str) = (StatusCode::SERVICE_UNAVAILABLE, "Try again later.\n");
+const FAILED: (StatusCode, &str) = (StatusCode::INTERNAL_SERVER_ERROR, "Internal error.\n");
+
+/// The response to one, with the reason in its extensions.
+fn refusal<R: From<&'static str>>(
+    (status, body): (StatusCode, &'static str),
+    reason: impl Clone + Send + Sync + 'static,
+) -> Response<R> {
+    let mut response = Response::new(R::from(body));
+    *response.status_mut() = status;
+    let text = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, text);
+    response.extensions_mut().insert(reason);
+    response
 }

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tokio::runtime::Handle;
-use tokio::sync::oneshot::{self, Receiver, Sender};
+use tokio::sync::oneshot::{self, Sender};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::database::Database;
 use crate::limit::parsed;
-use crate::statement::Statement;
-use crate::{Error, Pool};
+use crate::statement::{self, request};
+use crate::{Error, Limit, Pool};
 
 /// The most calls, and bytes of requests, of a statement.
 const MOST_CALLS: usize = 64;
@@ -27,21 +27,12 @@ const LATE: Duration = Duration::from_millis(20);
 /// How long calls go alone where rl_limit_each can't be called.
 const ALONE: Duration = Duration::from_secs(600);
 
-/// A call, as a request of rl_limit_each.
-pub(crate) struct Request {
-    /// The statement of its layer.
-    pub each: Arc<Statement>,
-    /// Names the row that it locks. Requests for one row go together only with one config.
-    pub row: String,
-    pub config: Option<String>,
-    pub json: String,
-    pub deadline: Instant,
-}
-
-/// The calls of layers that share statements, as one of the layers makes them.
+/// The calls of layers that share statements, as one of the layers, which has one limit, makes them.
 #[derive(Clone)]
 pub(crate) struct Shared<P: Pool> {
     pub database: Database<P>,
+    /// The statement of several calls.
+    pub each: Arc<str>,
     pub state: Arc<Mutex<State<P>>>,
 }
 
@@ -56,8 +47,15 @@ pub(crate) struct State<P: Pool> {
     took: VecDeque<Duration>,
 }
 
+/// A call, as a request of rl_limit_each.
 struct Waiting<P: Pool> {
-    request: Request,
+    /// The statement of its layer.
+    each: Arc<str>,
+    /// Names the row that it locks. Requests for one row go together only with one config.
+    row: String,
+    config: Option<String>,
+    json: String,
+    deadline: Instant,
     answer: Sender<Answer<P>>,
 }
 
@@ -92,10 +90,9 @@ impl<P: Pool> State<P> {
         let mut calls: Vec<Waiting<P>> = Vec::new();
         let mut bytes = 0;
         for call in mem::take(&mut self.waiting) {
-            let Request { each, row, config, json, .. } = &call.request;
+            let Waiting { each, row, config, json, .. } = &call;
             let goes_with = |other: &Waiting<P>| {
-                let other = &other.request;
-                other.each.sql == each.sql && (other.row != *row || other.config == *config)
+                other.each == *each && (other.row != *row || other.config == *config)
             };
             let fits = calls.len() < MOST_CALLS && bytes + json.len() < MOST_BYTES;
             if let Some(line) = self.locked.get_mut(row) {
@@ -119,11 +116,23 @@ impl<P: Pool> Shared<P> {
     /// Makes a call: sends its request with others, or itself `alone`.
     pub async fn call(
         &self,
-        request: Request,
+        limit: &Limit,
+        key: &str,
+        count: f64,
+        deadline: Instant,
         alone: impl Future<Output = Result<Value, Error>>,
     ) -> Result<Value, Error> {
-        let (row, deadline) = (request.row.clone(), request.deadline);
-        match timeout_at(deadline, self.place(request)).await {
+        let row = format!("{} {} {key}", limit.name.len(), limit.name);
+        let (answer, waits) = oneshot::channel();
+        self.place(Waiting {
+            each: self.each.clone(),
+            row: row.clone(),
+            config: limit.config.clone(),
+            json: request(limit, key, count),
+            deadline,
+            answer,
+        });
+        match timeout_at(deadline, waits).await {
             Ok(Ok(Answer::Decided(result))) => result,
             Ok(Ok(Answer::Turn(turn))) => turn.run(Some(&row), alone).await.0,
             Ok(Ok(Answer::Alone(_row))) => alone.await,
@@ -133,23 +142,19 @@ impl<P: Pool> Shared<P> {
     }
 
     /// Answers a call at once if no statement is under way; otherwise it waits for the end of one.
-    fn place(&self, request: Request) -> Receiver<Answer<P>> {
-        let (answer, waits) = oneshot::channel();
+    fn place(&self, call: Waiting<P>) {
         let mut state = self.state();
         let at_once = if state.goes_alone() {
             Answer::Alone(None)
-        } else if let Some(line) = state.locked.get_mut(&request.row) {
-            line.push(Waiting { request, answer });
-            return waits;
+        } else if let Some(line) = state.locked.get_mut(&call.row) {
+            return line.push(call);
         } else if mem::replace(&mut state.is_busy, true) {
-            state.waiting.push_back(Waiting { request, answer });
-            return waits;
+            return state.waiting.push_back(call);
         } else {
             Answer::Turn(Turn(self.clone()))
         };
         drop(state);
-        drop(answer.send(at_once));
-        waits
+        drop(call.answer.send(at_once));
     }
 
     /// How long a statement counts.
@@ -165,23 +170,21 @@ impl<P: Pool> Shared<P> {
             return;
         }
         let runtime = Handle::try_current().ok().filter(|_| !state.goes_alone());
-        let mut calls = match runtime {
-            Some(_) => state.take(),
-            None => mem::take(&mut state.waiting).into(),
-        };
-        state.is_busy = runtime.is_some() && !calls.is_empty();
-        drop(state);
         let Some(runtime) = runtime else {
+            let calls = mem::take(&mut state.waiting);
+            drop(state);
             return calls.into_iter().for_each(|call| drop(call.answer.send(Answer::Alone(None))));
         };
-        let Some(last) = calls.pop() else { return };
-        let turn = Turn(self.clone());
+        let calls = state.take();
         if calls.is_empty() {
-            drop(last.answer.send(Answer::Turn(turn)));
-        } else {
-            let each = last.request.each.clone();
-            calls.push(last);
-            runtime.spawn(turn.send(each, calls));
+            return;
+        }
+        state.is_busy = true;
+        drop(state);
+        let turn = Turn(self.clone());
+        match <[_; 1]>::try_from(calls) {
+            Ok([call]) => drop(call.answer.send(Answer::Turn(turn))),
+            Err(calls) => drop(runtime.spawn(turn.send(calls))),
         }
     }
 
@@ -242,20 +245,19 @@ impl<P: Pool> Turn<P> {
         let mut state = shared.state();
         state.took.truncate(15);
         state.took.push_front(began.elapsed());
-        drop(state);
         result
     }
 
     /// Sends several calls, and answers each.
-    async fn send(self, each: Arc<Statement>, calls: Vec<Waiting<P>>) {
+    async fn send(self, calls: Vec<Waiting<P>>) {
         let shared = self.0.clone();
         let database = &shared.database;
-        let requests: Vec<_> = calls.iter().map(|call| &*call.request.json).collect();
+        let requests: Vec<_> = calls.iter().map(|call| &*call.json).collect();
         let requests = format!("[{}]", requests.join(","));
-        let deadlines = calls.iter().map(|call| call.request.deadline);
+        let deadlines = calls.iter().map(|call| call.deadline);
         let deadline = deadlines.max().unwrap_or_else(|| database.deadline());
         let values = [None, None, None, Some(&*requests)];
-        let (text, turn) = self.run(None, database.run(deadline, &each, values)).await;
+        let (text, turn) = self.run(None, database.run(deadline, &calls[0].each, values)).await;
         let answers: Vec<_> = match text.and_then(|text| parsed(&text)) {
             Ok(Value::Array(results)) => {
                 let answers = calls.into_iter().zip(results).filter_map(|(call, result)| {
@@ -265,15 +267,11 @@ impl<P: Pool> Turn<P> {
                         None => Answer::Decided(Ok(result)),
                         Some("55P03") => {
                             let mut state = shared.state();
-                            let Some(row) = shared.lock(&mut state, &call.request.row) else {
-                                state
-                                    .locked
-                                    .entry(call.request.row.clone())
-                                    .or_default()
-                                    .push(call);
+                            if let Some(line) = state.locked.get_mut(&call.row) {
+                                line.push(call);
                                 return None;
-                            };
-                            Answer::Alone(Some(row))
+                            }
+                            Answer::Alone(shared.lock(&mut state, &call.row))
                         }
                         Some(code) => Answer::Decided(Err(Error::new(message, Some(code)))),
                     };
@@ -312,8 +310,8 @@ async fn fails_each<P: Pool>(error: &Error, database: &Database<P>) -> bool {
     match error.code() {
         None => true,
         Some("40001") => {
-            let statement = Statement::isolation();
-            let isolation = database.run(database.deadline(), &statement, [None; 4]).await;
+            let sql = statement::isolation();
+            let isolation = database.run(database.deadline(), &sql, [None; 4]).await;
             isolation.is_ok_and(|isolation| isolation == "serializable")
         }
         Some(code) => error.is_not_now() || CLASSES.iter().any(|class| code.starts_with(class)),

@@ -23,86 +23,77 @@ const ROW: &str =
 
 impl Headers {
     /// A call of a function that makes them, with these arguments.
-    fn sql(self, function: &str, arguments: &str) -> String {
+    fn sql(self, schema: &str, function: &str, arguments: &str) -> String {
         match self {
-            Self::Ietf => format!("{function}({arguments})"),
-            Self::Github => format!("{function}({arguments}, style => 'github')"),
+            Self::Ietf => format!("{schema}{function}({arguments})"),
+            Self::Github => format!("{schema}{function}({arguments}, style => 'github')"),
             Self::Off => "NULL".into(),
         }
     }
 }
 
-/// The text of a statement. All have five parameters, texts or NULL: two texts, a number, JSON, and the tag, a hash of
-/// the text. With another tag the statement does nothing and returns no row. Drivers count the names of prepared
-/// statements from 1, so behind a pooler a name can be that of another connection's statement, or of another version's.
-pub(crate) struct Statement {
-    pub sql: String,
-    tag: String,
+/// Adds the tag to the text of a statement, which ends with an expression that it equals. All have five parameters,
+/// texts or NULL: two texts, a number, JSON, and the tag, a hash of the text. With another tag the statement does
+/// nothing and returns no row. Drivers count the names of prepared statements from 1, so behind a pooler a name can be
+/// that of another connection's statement, or of another version's.
+fn tagged(sql: String) -> String {
+    // FNV-1a.
+    let hash = sql.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    format!("{sql} = 'rl_{hash:016x}'")
 }
 
-impl Statement {
-    /// `sql` ends with an expression that the tag equals.
-    fn new(sql: String) -> Self {
-        // FNV-1a.
-        let hash = sql.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-        });
-        let tag = format!("rl_{hash:016x}");
-        Self { sql: format!("{sql} = '{tag}'"), tag }
-    }
+/// The parameters of a statement: these values, and its tag, the last text in it.
+pub(crate) fn parameters<'a>(sql: &'a str, values: [Option<&'a str>; 4]) -> [Option<&'a str>; 5] {
+    let [a, b, c, d] = values;
+    [a, b, c, d, sql.rsplit('\'').nth(1)]
+}
 
-    pub fn values<'a>(&'a self, values: [Option<&'a str>; 4]) -> [Option<&'a str>; 5] {
-        let [a, b, c, d] = values;
-        [a, b, c, d, Some(&self.tag)]
-    }
-
-    /// Takes tokens from one limit. Values: name, key, count, config.
-    pub fn one(schema: &str, headers: Headers) -> Self {
-        let function = format!("{schema}rl_headers");
-        let arguments = "$1::text, r, key => $2::text, config => $4::text::jsonb";
-        let headers = headers.sql(&function, arguments);
-        Self::new(format!(
-            "SELECT json_build_object('row', {ROW}, 'headers', {headers})::text
+/// Takes tokens from one limit. Values: name, key, count, config.
+pub(crate) fn one(schema: &str, headers: Headers) -> String {
+    let arguments = "$1::text, r, key => $2::text, config => $4::text::jsonb";
+    let headers = headers.sql(schema, "rl_headers", arguments);
+    tagged(format!(
+        "SELECT json_build_object('row', {ROW}, 'headers', {headers})::text
             FROM {schema}rl_limit($1::text, $2::text, $3::text::float8, config => $4::text::jsonb) AS r
             WHERE $5::text"
-        ))
-    }
+    ))
+}
 
-    /// Takes tokens from several limits, all or nothing. Value: the requests, as the fourth. The row is that of the
-    /// limit that denies with the longest wait, otherwise of that with the smallest share of its capacity left.
-    pub fn all(schema: &str, headers: Headers) -> Self {
-        let function = format!("{schema}rl_headers_all");
-        let rows = "jsonb_agg(to_jsonb(r) || ($4::text::jsonb -> (r.n - 1)) ORDER BY r.n)";
-        let headers = headers.sql(&function, rows);
-        Self::new(format!(
-            "SELECT json_build_object('row', json_agg({ROW} ORDER BY r.limited_by IS NULL,
+/// Takes tokens from several limits, all or nothing. Value: the requests, as the fourth. The row is that of the limit
+/// that denies with the longest wait, otherwise of that with the smallest share of its capacity left.
+pub(crate) fn all(schema: &str, headers: Headers) -> String {
+    let rows = "jsonb_agg(to_jsonb(r) || ($4::text::jsonb -> (r.n - 1)) ORDER BY r.n)";
+    let headers = headers.sql(schema, "rl_headers_all", rows);
+    tagged(format!(
+        "SELECT json_build_object('row', json_agg({ROW} ORDER BY r.limited_by IS NULL,
                 r.retry_after DESC NULLS FIRST, r.remaining / nullif(r.capacity, 0)) -> 0, 'headers', {headers})::text
             FROM {schema}rl_limit_all($4::text::jsonb) AS r
             HAVING {ONLY_TAG}"
-        ))
-    }
+    ))
+}
 
-    /// Takes tokens from one limit for several calls, each on its own. It doesn't wait for rows that others have locked
-    /// until these look for deadlocks. Value: the requests, as the fourth.
-    pub fn each(schema: &str, headers: Headers) -> Self {
-        let arguments = "r.name, r, key => r.key, config => q.requests -> (r.n - 1) -> 'config'";
-        let headers = headers.sql(&format!("{schema}rl_headers"), arguments);
-        Self::new(format!(
-            "WITH q AS MATERIALIZED (SELECT $4::text::jsonb AS requests)
+/// Takes tokens from one limit for several calls, each on its own. It doesn't wait for rows that others have locked
+/// until these look for deadlocks. Value: the requests, as the fourth.
+pub(crate) fn each(schema: &str, headers: Headers) -> String {
+    let arguments = "r.name, r, key => r.key, config => q.requests -> (r.n - 1) -> 'config'";
+    let headers = headers.sql(schema, "rl_headers", arguments);
+    tagged(format!(
+        "WITH q AS MATERIALIZED (SELECT $4::text::jsonb AS requests)
             SELECT json_agg(json_build_object('row', {ROW}, 'error', r.error,
                 'headers', CASE WHEN r.error IS NULL THEN {headers} END) ORDER BY r.n)::text
             FROM q, {schema}rl_limit_each(q.requests,
                 least('5 milliseconds', current_setting('deadlock_timeout')::interval / 10)) AS r
             HAVING {ONLY_TAG}"
-        ))
-    }
+    ))
+}
 
-    /// Returns the isolation of transactions.
-    pub fn isolation() -> Self {
-        Self::new(format!(
-            "SELECT current_setting('transaction_isolation') WHERE $4::text IS NULL AND {ONLY_TAG}"
-        ))
-    }
+/// Returns the isolation of transactions.
+pub(crate) fn isolation() -> String {
+    tagged(format!(
+        "SELECT current_setting('transaction_isolation') WHERE $4::text IS NULL AND {ONLY_TAG}"
+    ))
 }
 
 /// The tag, where the first three values are NULL.
@@ -124,7 +115,11 @@ pub(crate) fn stored_key(key: String) -> String {
     if key.len() <= 1024 && !key.contains('\0') && !key.starts_with("sha256:") {
         return key;
     }
-    let hash =
-        Sha256::digest(key).iter().fold(String::new(), |hash, byte| format!("{hash}{byte:02x}"));
-    format!("sha256:{hash}")
+    format!("sha256:{}", hex(&Sha256::digest(key)))
+}
+
+/// Bytes in hex.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
 }

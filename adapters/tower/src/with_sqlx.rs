@@ -6,6 +6,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::postgres::PgDatabaseError;
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, Row, Transaction};
 
+use crate::statement::hex;
 use crate::{Connection, Error, Pool};
 
 impl From<sqlx::Error> for Error {
@@ -19,20 +20,6 @@ impl From<sqlx::Error> for Error {
             _ => Self::new(error, code.as_deref()).raised_in(routine.as_deref()),
         }
     }
-}
-
-/// Runs it prepared.
-async fn prepared(
-    db: &mut PgConnection,
-    sql: &str,
-    values: &[Option<&str>],
-) -> Result<Option<String>, Error> {
-    // Made of constants and a quoted schema.
-    let mut query = sqlx::query_scalar(AssertSqlSafe(sql));
-    for value in values {
-        query = query.bind(value);
-    }
-    Ok(query.fetch_optional(db).await?)
 }
 
 /// Runs it unprepared, with its values in the text. sqlx sends values only to a statement that it has prepared, at best
@@ -49,60 +36,43 @@ async fn unprepared(
 
 /// The statement with these values in place of its parameters, but not in what is quoted, such as the name of a schema.
 fn with_values(sql: &str, values: &[Option<&str>]) -> String {
-    let (mut text, mut quote) = (String::new(), None);
-    let mut chars = sql.chars().peekable();
-    while let Some(c) = chars.next() {
-        match (quote, c) {
-            (None, '$') => {
-                let mut number = String::new();
-                while let Some(digit) = chars.next_if(char::is_ascii_digit) {
-                    number.push(digit);
-                }
-                match number.parse().ok().and_then(|n: usize| values.get(n.checked_sub(1)?)) {
-                    Some(Some(value)) => text += &constant(value),
-                    Some(None) => text += "NULL",
-                    None => text += &format!("${number}"),
-                }
-                continue;
-            }
-            (None, '\'' | '"') => quote = Some(c),
-            (Some(open), c) if c == open => quote = None,
-            _ => {}
+    let (mut text, mut rest) = (String::new(), sql);
+    while let Some(begins) = rest.find(['$', '\'', '"']) {
+        let (before, from) = rest.split_at(begins);
+        let (sign, after) = from.split_at(1);
+        let ends = match sign {
+            "$" => after.find(|c: char| !c.is_ascii_digit()),
+            quote => after.find(quote).map(|closes| closes + 1),
+        };
+        let (inside, after) = after.split_at(ends.unwrap_or(after.len()));
+        let n = inside.parse::<usize>().ok().filter(|_| sign == "$");
+        text += before;
+        match n.and_then(|n| values.get(n.checked_sub(1)?)) {
+            Some(Some(value)) => text += &constant(value),
+            Some(None) => text += "NULL",
+            None => text.extend([sign, inside]),
         }
-        text.push(c);
+        rest = after;
     }
-    text
+    text + rest
 }
 
 /// A text, in hex: nothing in it is SQL, whatever the settings of the session.
 fn constant(value: &str) -> String {
-    let mut hex = String::with_capacity(2 * value.len() + 64);
-    hex += "pg_catalog.convert_from(pg_catalog.decode('";
-    for byte in value.bytes() {
-        for digit in [byte >> 4, byte & 15] {
-            hex.extend(char::from_digit(digit.into(), 16));
+    let hex = hex(value.as_bytes());
+    format!("pg_catalog.convert_from(pg_catalog.decode('{hex}', 'hex'), 'UTF8')")
+}
+
+macro_rules! connections {
+    ($($type:ty),+) => {$(
+        impl Connection for $type {
+            async fn text(&mut self, sql: &str, values: &[Option<&str>]) -> Result<String, Error> {
+                unprepared(self, sql, values).await?.ok_or_else(Error::another_statement)
+            }
         }
-    }
-    hex + "', 'hex'), 'UTF8')"
+    )+};
 }
-
-impl Connection for PgConnection {
-    async fn text(&mut self, sql: &str, values: &[Option<&str>]) -> Result<String, Error> {
-        unprepared(self, sql, values).await?.ok_or_else(Error::another_statement)
-    }
-}
-
-impl Connection for Transaction<'_, Postgres> {
-    async fn text(&mut self, sql: &str, values: &[Option<&str>]) -> Result<String, Error> {
-        (**self).text(sql, values).await
-    }
-}
-
-impl Connection for PoolConnection<Postgres> {
-    async fn text(&mut self, sql: &str, values: &[Option<&str>]) -> Result<String, Error> {
-        (**self).text(sql, values).await
-    }
-}
+connections!(PgConnection, Transaction<'_, Postgres>, PoolConnection<Postgres>);
 
 impl Pool for PgPool {
     type Connection = PoolConnection<Postgres>;
@@ -125,11 +95,15 @@ impl Pool for PgPool {
         values: &[Option<&str>],
         prepares: bool,
     ) -> Result<Option<String>, Error> {
-        if prepares {
-            prepared(connection, sql, values).await
-        } else {
-            unprepared(connection, sql, values).await
+        if !prepares {
+            return unprepared(connection, sql, values).await;
         }
+        // Made of constants and a quoted schema.
+        let mut query = sqlx::query_scalar(AssertSqlSafe(sql));
+        for value in values {
+            query = query.bind(value);
+        }
+        Ok(query.fetch_optional(&mut **connection).await?)
     }
 
     fn discard(connection: PoolConnection<Postgres>) {

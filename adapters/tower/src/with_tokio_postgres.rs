@@ -3,7 +3,7 @@
 use deadpool_postgres::{Object, PoolError};
 use tokio_postgres::error::DbError;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, GenericClient, Transaction};
+use tokio_postgres::{Client, Transaction};
 
 use crate::{Connection, Error, Pool};
 
@@ -28,41 +28,19 @@ impl From<PoolError> for Error {
     }
 }
 
-/// Runs it in one round trip, and without a prepared statement.
-async fn text(
-    client: &impl GenericClient,
-    sql: &str,
-    values: &[Option<&str>],
-) -> Result<String, Error> {
-    let typed: Vec<_> =
-        values.iter().map(|value| (value as &(dyn ToSql + Sync), Type::TEXT)).collect();
-    Ok(client.query_typed_one(sql, &typed).await?.try_get(0)?)
+/// Each runs a statement in one round trip, and without a prepared one.
+macro_rules! connections {
+    ($($type:ty),+) => {$(
+        impl Connection for $type {
+            async fn text(&mut self, sql: &str, values: &[Option<&str>]) -> Result<String, Error> {
+                let values = values.iter().map(|value| (value as &(dyn ToSql + Sync), Type::TEXT));
+                let typed: Vec<_> = values.collect();
+                Ok(self.query_typed_one(sql, &typed).await?.try_get(0)?)
+            }
+        }
+    )+};
 }
-
-impl Connection for Client {
-    async fn text(&mut self, sql: &str, values: &[Option<&str>]) -> Result<String, Error> {
-        text(self, sql, values).await
-    }
-}
-
-impl Connection for Transaction<'_> {
-    async fn text(&mut self, sql: &str, values: &[Option<&str>]) -> Result<String, Error> {
-        text(self, sql, values).await
-    }
-}
-
-impl Connection for deadpool_postgres::Transaction<'_> {
-    async fn text(&mut self, sql: &str, values: &[Option<&str>]) -> Result<String, Error> {
-        text(&**self, sql, values).await
-    }
-}
-
-impl Connection for Object {
-    async fn text(&mut self, sql: &str, values: &[Option<&str>]) -> Result<String, Error> {
-        let client: &Client = self;
-        text(client, sql, values).await
-    }
-}
+connections!(Client, Transaction<'_>, deadpool_postgres::Transaction<'_>, Object);
 
 impl Pool for deadpool_postgres::Pool {
     type Connection = Object;
