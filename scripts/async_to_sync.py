@@ -34,7 +34,7 @@ FORMS = [
 "a Connection or ConnectionPool of psycopg; a Connection, Engine, Session or scoped_session of SQLAlchemy; "
     "a connection of Django; a function (sql, values) that returns rows\""""),
     (r'"Async(?=Conn)', '"'),
-    (r'_SUPPORTED, "RateLimiter"', '_SUPPORTED, "AsyncRateLimiter"'),
+    (r"\buse RateLimiter;", "use AsyncRateLimiter;"),
     (r"^import asyncio\n", ""),
     (r"\basyncio\.sleep\b", "time.sleep"),
     (r"\basyncio\.(Event|Lock)\b", r"threading.\1"),
@@ -42,7 +42,6 @@ FORMS = [
     (r"\basyncio\.to_thread\((\w+), ", r"\1("),
     (r"\bid\(asyncio\.get_running_loop\(\)\), ", ""),
     (r"^from collections.abc import Callable, Sequence$", "from collections.abc import Sequence"),
-    (r"^    find,\n", ""),
     (r"\bis_async = True", "is_async = False"),
     (r"\bPending, ", ""),
     (r"\bPending\[(\w+)\]", r"\1"),

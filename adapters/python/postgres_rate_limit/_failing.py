@@ -67,20 +67,20 @@ def is_gone(servers: tuple[Server, ...], deadline: float | None) -> bool:
 def _without_state(error: BaseException, address: Callable[[], Address]) -> Union[bool, Address]:
     if isinstance(error, OSError):
         return _of_system(error)
-    if isinstance(error, (asyncio.TimeoutError, _class("sqlalchemy.exc", "TimeoutError"))):
+    if isinstance(error, (asyncio.TimeoutError, class_of("sqlalchemy.exc", "TimeoutError"))):
         return True
-    if isinstance(error, _class("asyncpg", "InterfaceError")):
+    if isinstance(error, class_of("asyncpg", "InterfaceError")):
         return "connection is closed" in str(error)  # one of a pool, that was lost before
-    if isinstance(error, _class("psycopg_pool", "PoolClosed")) or not isinstance(
-        error, _class("psycopg", "OperationalError")
+    if isinstance(error, class_of("psycopg_pool", "PoolClosed")) or not isinstance(
+        error, class_of("psycopg", "OperationalError")
     ):
         return False
-    if isinstance(error, (_class("psycopg_pool", "PoolTimeout"), _class("psycopg_pool", "TooManyRequests"))):
+    if isinstance(error, (class_of("psycopg_pool", "PoolTimeout"), class_of("psycopg_pool", "TooManyRequests"))):
         return address()
     attempt: Any = getattr(error, "pgconn", None)
     if "Multiple connection attempts failed" in str(error):
         return _of_attempts(str(error), attempt)
-    if isinstance(error, _class("psycopg.errors", "ConnectionTimeout")):
+    if isinstance(error, class_of("psycopg.errors", "ConnectionTimeout")):
         return True  # the server never answered
     if attempt is None:
         return not str(error).startswith("could not match")  # hosts and ports; the connection was lost
@@ -107,7 +107,7 @@ def _raised_in(error: BaseException) -> str:
     return "" if trace is None else str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]
 
 
-def _class(module: str, name: str) -> Any:
+def class_of(module: str, name: str) -> Any:
     """A class, or one without instances if it is not imported."""
     return getattr(sys.modules.get(module), name, ())
 
