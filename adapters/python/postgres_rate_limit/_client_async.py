@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 # begin async
@@ -282,17 +283,13 @@ class AsyncRateLimiter(Generic[N]):
         on_exception: what to do with them if the block ends with an exception.
         """
         checked(on_exception, "on_exception", ("refund", "charge"))
-        limit = self._calls.of(name, key, config)
-
-        def call(count: float, id: str | None, at_least: float | None) -> Call[Taken]:
-            return self._calls.hold(limit, count, ttl, id, at_least, on_expiry, reserve)
-
+        call = partial(self._calls.hold, self._calls.of(name, key, config), ttl, on_expiry, reserve)
         first = call(count, id, at_least)
 
         async def start() -> AsyncHold:
             held = await self._run(first, db, on_error, wait)
 
-            def again(more: float | None, id: str) -> Call[Taken]:
+            def again(more: float | None, id: str | None) -> Call[Taken]:
                 # The tokens held if fewer than it asked for, or more.
                 most = count if held.held is None else min(count, held.held)
                 return call(most if more is None else more, id, None)
@@ -406,25 +403,20 @@ class AsyncRateLimiter(Generic[N]):
                 "db"
             )
         patience = Patience(wait)
-        if not call.slots or patience.left <= 0:
-            return await self._patiently(call, on, on_error, patience)
-        # Calls that wait for the same slots form a line.
+        # Calls that wait for the same slots form a line; each other call is in one of its own.
         line = os.getpid(), id(asyncio.get_running_loop()), id(self._where(db)), call.sql, call.values
-        with self._lines.place(line) as place:
+        with self._lines.place(line if call.slots and patience.left > 0 else object()) as place:
             if not place.is_set():
                 await wait_for_async(place, patience.left)
-            return await self._patiently(call, on, on_error, patience)
-
-    async def _patiently(self, call: Call[T], on: Database, on_error: OnError | None, patience: Patience) -> T:
-        while True:
-            result: Any = await self._once(call, on, on_error)
-            # Slots may be released at any time.
-            deny = denying(getattr(result, "results", ()))
-            looks = bool(call.slots) and all(each.name in call.slots for each in deny)
-            pause = patience.pause(result.ok, result.retry_after, looks)
-            if pause is None:
-                return cast(T, result)
-            await asyncio.sleep(pause)
+            while True:
+                result: Any = await self._once(call, on, on_error)
+                # Slots may be released at any time.
+                deny = denying(getattr(result, "results", ()))
+                looks = bool(call.slots) and all(each.name in call.slots for each in deny)
+                pause = patience.pause(result.ok, result.retry_after, looks)
+                if pause is None:
+                    return cast(T, result)
+                await asyncio.sleep(pause)
 
     async def _once(self, call: Call[T], on: Database, on_error: OnError | None) -> T:
         opens = (self._on_error if on_error is None else checked(on_error)) == "open"
