@@ -38,6 +38,7 @@ FORMS = [
     (r"^import asyncio\n", ""),
     (r"\basyncio\.sleep\b", "time.sleep"),
     (r"\basyncio\.(Event|Lock)\b", r"threading.\1"),
+    (r"\basyncio\.wait\(\[(self\.\w+)\]\)", r"\1.join()"),
     (r"\basyncio\.Task\[None\]", "threading.Thread"),
     (r"\basyncio\.to_thread\((\w+), ", r"\1("),
     (r"\bid\(asyncio\.get_running_loop\(\)\), ", ""),

@@ -59,7 +59,6 @@ else:
     N = TypeVar("N", bound=str)
 T = TypeVar("T")
 TEN_MINUTES = timedelta(minutes=10)
-_NOTHING_HELD = HeldAll(True, [])
 
 
 class AsyncRateLimiter(Generic[N]):
@@ -328,7 +327,7 @@ class AsyncRateLimiter(Generic[N]):
         first = again(None, id)
 
         async def start() -> AsyncHoldAll:
-            held = await self._run(first, db, on_error, wait) if requests else _NOTHING_HELD
+            held = await self._run(first, db, on_error, wait) if requests else HeldAll(True, [])
             return told(AsyncHoldAll(self, None, held, again, on_exception, on_error, db), throws)
 
         return Pending(start)

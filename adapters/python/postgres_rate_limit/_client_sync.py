@@ -54,7 +54,6 @@ else:
     N = TypeVar("N", bound=str)
 T = TypeVar("T")
 TEN_MINUTES = timedelta(minutes=10)
-_NOTHING_HELD = HeldAll(True, [])
 
 
 class RateLimiter(Generic[N]):
@@ -311,7 +310,7 @@ class RateLimiter(Generic[N]):
         first = again(None, id)
 
         def start() -> HoldAll:
-            held = self._run(first, db, on_error, wait) if requests else _NOTHING_HELD
+            held = self._run(first, db, on_error, wait) if requests else HeldAll(True, [])
             return told(HoldAll(self, None, held, again, on_exception, on_error, db), throws)
 
         return start()

@@ -12,10 +12,20 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple, Union
 
-from postgres_rate_limit._failing import Address
-
 # A time by the monotonic clock, at which a call without an answer fails, and its connection is closed.
 Deadline = Union[float, None]
+
+
+class Server(NamedTuple):
+    host: str
+    """Its name, its address, or the folder of its socket."""
+    port: int
+    user: str
+    sslnegotiation: str | None = None
+
+
+Address = Union[tuple[Server, ...], None]
+"""The servers of a connection; None: unknown."""
 
 
 class Database(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 from postgres_rate_limit._calls import FIND, Call, Calls
 from postgres_rate_limit._databases import (
     DRIVERS,
+    Address,
     Database,
     Deadline,
     Kinds,
@@ -19,7 +20,7 @@ from postgres_rate_limit._databases import (
     percent,
     text,
 )
-from postgres_rate_limit._failing import Address, class_of, of_libpq
+from postgres_rate_limit._failing import class_of, of_libpq
 
 T = TypeVar("T")
 

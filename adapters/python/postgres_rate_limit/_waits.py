@@ -48,14 +48,6 @@ def spawn_async(run: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[No
     return asyncio.ensure_future(run())
 
 
-def join(thread: threading.Thread) -> None:
-    thread.join()
-
-
-async def join_async(task: asyncio.Task[None]) -> None:
-    await asyncio.wait([task])
-
-
 def finish(run: Callable[[], None], apart: bool) -> None:
     """Runs the end of a block. apart: on a connection of its own it continues if the task is cancelled; on the caller's
     it must not."""
