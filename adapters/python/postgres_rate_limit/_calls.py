@@ -374,7 +374,7 @@ class Calls:
         return Call(_sql(_RELEASE), (lease, self.config(name, config)), _read_flag)
 
     def hold(
-        self, limit: Limit, ttl: Span, on_expiry: str, reserve: bool, count: float, id: str | None, least: float | None
+        self, limit: Limit, count: float, ttl: Span, id: str | None, least: float | None, on_expiry: str, reserve: bool
     ) -> Call[Taken]:
         name, key, own = limit
         at_least = None if least is None else float(least)

@@ -17,18 +17,7 @@ from postgres_rate_limit._databases_async import shared_size
 
 # end async
 from postgres_rate_limit._borrowed_async import AsyncBorrowed
-from postgres_rate_limit._calls import (
-    Call,
-    Calls,
-    HeaderStyle,
-    HeldAll,
-    Key,
-    OnExpiry,
-    Request,
-    Taken,
-    Used,
-    seconds_of,
-)
+from postgres_rate_limit._calls import Call, Calls, HeaderStyle, HeldAll, Key, OnExpiry, Request, Used, seconds_of
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._databases import Database
 from postgres_rate_limit._databases_async import answered_async, database_async, find_place_async
@@ -282,18 +271,15 @@ class AsyncRateLimiter(Generic[N]):
         on_exception: what to do with them if the block ends with an exception.
         """
         checked(on_exception, "on_exception", ("refund", "charge"))
-        call = partial(self._calls.hold, self._calls.of(name, key, config), ttl, on_expiry, reserve)
-        first = call(count, id, at_least)
+        limit = self._calls.of(name, key, config)
+        call = partial(self._calls.hold, limit, ttl=ttl, least=None, on_expiry=on_expiry, reserve=reserve)
+        first = call(count, id=id, least=at_least)
 
         async def start() -> AsyncHold:
             held = await self._run(first, db, on_error, wait)
-
-            def again(more: float | None, id: str | None) -> Call[Taken]:
-                # The tokens held if fewer than it asked for, or more.
-                most = count if held.held is None else min(count, held.held)
-                return call(most if more is None else more, id, None)
-
-            return told(AsyncHold(self, name, held, again, on_exception, on_error, db), throws, name)
+            # It may hold fewer than it asked for.
+            most = count if held.held is None else min(float(count), held.held)
+            return told(AsyncHold(self, name, held, most, call, on_exception, on_error, db), throws, name)
 
         return Pending(start)
 
@@ -320,15 +306,12 @@ class AsyncRateLimiter(Generic[N]):
         """
         checked(on_exception, "on_exception", ("refund", "charge"))
         requests = list(requests)
-
-        def again(more: Iterable[Request] | None, id: str | None) -> Call[HeldAll]:
-            return self._calls.hold_all(requests if more is None else more, ttl, id, on_expiry)
-
-        first = again(None, id)
+        call = partial(self._calls.hold_all, ttl=ttl, on_expiry=on_expiry)
+        first = call(requests, id=id)
 
         async def start() -> AsyncHoldAll:
             held = await self._run(first, db, on_error, wait) if requests else HeldAll(True, [])
-            return told(AsyncHoldAll(self, None, held, again, on_exception, on_error, db), throws)
+            return told(AsyncHoldAll(self, None, held, requests, call, on_exception, on_error, db), throws)
 
         return Pending(start)
 
@@ -429,7 +412,7 @@ class AsyncRateLimiter(Generic[N]):
             raise TypeError('on_error is "open" in a transaction, which the error aborts; allowed: a pool or an engine')
         began, sent = time.perf_counter(), time.monotonic()
         if alone and (denial := self._denials.find(call.id, call.count)):
-            remembered: T = aged(denial.answer, denial.passed)
+            remembered: T = aged(denial.answer, time.monotonic() - denial.began)
             self._tell(call, remembered, began, None, remembered=True)
             return remembered
         deadline = sent + timeout if alone and timeout < math.inf else None

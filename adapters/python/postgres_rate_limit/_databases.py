@@ -130,7 +130,6 @@ def _django(connection: Any) -> Database:
     return Database(run, False, busy, lambda: not busy())
 
 
-DRIVERS = ("psycopg", "psycopg_pool", "asyncpg", "sqlalchemy", "django")
 # Connections that only one of the clients has.
 others: Kinds = (
     ("django.utils.connection", "ConnectionProxy", _django),

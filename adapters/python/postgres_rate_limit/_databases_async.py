@@ -9,7 +9,6 @@ from typing import Any, TypeVar, cast
 
 from postgres_rate_limit._calls import FIND, Call, Calls
 from postgres_rate_limit._databases import (
-    DRIVERS,
     Address,
     Database,
     Deadline,
@@ -126,6 +125,7 @@ _KINDS: Kinds = (
     ("sqlalchemy.ext.asyncio", "async_scoped_session", _sqlalchemy),
     *others_async,
 )
+_DRIVERS = ("psycopg", "psycopg_pool", "asyncpg", "sqlalchemy", "django")
 _SUPPORTED = (
     "an AsyncConnection or AsyncConnectionPool of psycopg; a Connection or Pool of asyncpg; an AsyncConnection, "
     "AsyncEngine, AsyncSession or async_scoped_session of SQLAlchemy; an async function (sql, values) that returns rows"
@@ -137,7 +137,7 @@ def database_async(db: object) -> Database:
     for module, name, make in _KINDS:
         if isinstance(db, class_of(module, name)):
             return make(db)
-    if any(each.__module__.partition(".")[0] in DRIVERS for each in type(db).__mro__):
+    if any(each.__module__.partition(".")[0] in _DRIVERS for each in type(db).__mro__):
         raise TypeError(f"db is a {type(db).__name__}: use RateLimiter; allowed: {_SUPPORTED}")
     if db is None:
         raise TypeError("db is missing: pass one to the limiter, or to the call")

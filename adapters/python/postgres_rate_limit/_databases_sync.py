@@ -9,7 +9,6 @@ from typing import Any, TypeVar, cast
 
 from postgres_rate_limit._calls import FIND, Call, Calls
 from postgres_rate_limit._databases import (
-    DRIVERS,
     Address,
     Database,
     Deadline,
@@ -91,6 +90,7 @@ _KINDS: Kinds = (
     ("sqlalchemy.orm", "scoped_session", _sqlalchemy),
     *others,
 )
+_DRIVERS = ("psycopg", "psycopg_pool", "asyncpg", "sqlalchemy", "django")
 _SUPPORTED = (
     "a Connection or ConnectionPool of psycopg; a Connection, Engine, Session or scoped_session of SQLAlchemy; "
     "a connection of Django; a function (sql, values) that returns rows"
@@ -102,7 +102,7 @@ def database(db: object) -> Database:
     for module, name, make in _KINDS:
         if isinstance(db, class_of(module, name)):
             return make(db)
-    if any(each.__module__.partition(".")[0] in DRIVERS for each in type(db).__mro__):
+    if any(each.__module__.partition(".")[0] in _DRIVERS for each in type(db).__mro__):
         raise TypeError(f"db is a {type(db).__name__}: use AsyncRateLimiter; allowed: {_SUPPORTED}")
     if db is None:
         raise TypeError("db is missing: pass one to the limiter, or to the call")

@@ -150,7 +150,8 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
         limiter: Any,
         name: str | None,
         held: Any,
-        again: Callable[[M | None, str | None], Call[Any]],
+        asked: M,
+        call: Callable[..., Call[Any]],
         on_exception: OnExpiry,
         on_error: OnError | None,
         db: object,
@@ -158,7 +159,8 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
         super().__init__(limiter, name, held, on_error, db)
         waits = [each.retry_after or 0 for each in getattr(held, "results", [held])]
         self._begins = time.monotonic() + max(waits, default=0)
-        self._again, self._on_exception = again, on_exception
+        # The call that holds again, and what it asks for if extend asks for no more.
+        self._call, self._asked, self._on_exception = call, asked, on_exception
         self._holds(held)
 
     async def settle(self, used: U | None = None, *, db: object = None) -> A:
@@ -229,17 +231,16 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
             self._unsettled(TypeError(f"used is {used!r}; allowed: a number from 0 on"))
 
     def _unsettled(self, error: BaseException) -> None:
-        if self.id is not None:
-            if self._hears is not None:
-                self._hears(self.used, error)
-            else:
-                tell_unsettled(self._limiter._on_unsettled, self.id, self.used, error)
+        if self._hears is not None:
+            self._hears(self.used, error)
+        else:
+            tell_unsettled(self._limiter._on_unsettled, self.id, self.used, error)
 
     _end_opened = _end_failed = _unsettled
 
     def _extension(self, more: M | None) -> Call[Any]:
         """on_decision is called if it asks for more."""
-        call = self._again(more, self.id)
+        call = self._call(self._asked if more is None else more, id=self.id)
         return replace(call, decides=None) if more is None else call
 
 
