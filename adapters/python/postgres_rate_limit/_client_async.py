@@ -403,11 +403,8 @@ class AsyncRateLimiter(Generic[N]):
     async def _once(self, call: Call[T], on: Database, on_error: OnError | None) -> T:
         opens = (self._on_error if on_error is None else checked(on_error)) == "open"
         timeout = self._timeout if self._timeout is not None else 5 if opens else math.inf
-        alone = False
-        if opens or self._denials or timeout < math.inf:
-            # Its error aborts no transaction of the caller's, and its denial is not due to that transaction's own
-            # takes.
-            alone = on.in_transaction() is False
+        # Its error aborts no transaction of the caller's, and its denial is not due to that transaction's own takes.
+        alone = (opens or bool(self._denials) or timeout < math.inf) and on.in_transaction() is False
         if on_error == "open" and not alone and (call.id or call.names):
             raise TypeError('on_error is "open" in a transaction, which the error aborts; allowed: a pool or an engine')
         began, sent = time.perf_counter(), time.monotonic()

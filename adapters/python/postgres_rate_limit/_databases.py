@@ -77,8 +77,7 @@ def until(deadline: float, connection: Any, steps: Generator[Any, Any, Any]) -> 
             ready = yield wanted
             if not ready and time.monotonic() > deadline:
                 connection.pgconn.finish()
-                late = "the database did not answer in time: the connection was closed"
-                raise _late_error()(late)
+                raise _late_error()("the database did not answer in time: the connection was closed")
             wanted = steps.send(ready)
     except StopIteration as end:
         return end.value

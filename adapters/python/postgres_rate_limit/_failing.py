@@ -168,9 +168,7 @@ def _of_attempts(text: str, attempt: Any) -> Address:
         if given is None:
             return None
         servers += given
-    if not servers:
-        return None
-    return tuple(dict.fromkeys(servers))
+    return tuple(dict.fromkeys(servers)) or None
 
 
 # Pings: whether a server answers, even if it refuses the login. PQping knows, but blocks all other threads while it

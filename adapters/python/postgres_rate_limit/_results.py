@@ -212,8 +212,7 @@ class RateLimitExceeded(Exception):
         for each in chain(error):
             if isinstance(each, RateLimitExceeded):
                 return each
-            denial = _denial(each)
-            if denial is not None:
+            if (denial := _denial(each)) is not None:
                 found.append(denial)
         if not found:
             return None
