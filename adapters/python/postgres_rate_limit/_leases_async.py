@@ -15,7 +15,6 @@ from postgres_rate_limit._databases import Database
 from postgres_rate_limit._databases_async import database_async
 from postgres_rate_limit._failing import OnError
 from postgres_rate_limit._results import Answer, OfSeveral, Result, SettleResult, innermost, log, tell_unsettled, told
-from postgres_rate_limit._waits import finish_async
 
 if TYPE_CHECKING:
     # Type checkers have it; Python has it from 3.11 on.
@@ -24,6 +23,10 @@ if TYPE_CHECKING:
 U = TypeVar("U")
 A = TypeVar("A")
 M = TypeVar("M")
+# begin async
+# Ends of blocks that continue after their task was cancelled: asyncio keeps no task alive.
+_unfinished: set[asyncio.Future[None]] = set()
+# end async
 
 
 class _AsyncTaken(Answer):
@@ -64,8 +67,16 @@ class _AsyncTaken(Answer):
     ) -> None:
         # In a transaction that continues, its locks would make the end of the block wait forever.
         if not self._ended and (self._settled_in is None or self._settled_in.is_over()):
-            on = database_async(self._limiter._where(self._db))
-            await finish_async(lambda: self._end(error), on.apart)
+            # begin async
+            if database_async(self._limiter._where(self._db)).apart:
+                # On a connection of its own it continues if the task is cancelled; on the caller's it must not.
+                task = asyncio.ensure_future(self._end(error))
+                _unfinished.add(task)
+                task.add_done_callback(_unfinished.discard)
+                await asyncio.shield(task)
+                return
+            # end async
+            await self._end(error)
 
     async def _end(self, error: BaseException | None) -> None:
         """If it fails open, finished work doesn't fail."""

@@ -15,7 +15,6 @@ from postgres_rate_limit._databases import Database
 from postgres_rate_limit._databases_sync import database
 from postgres_rate_limit._failing import OnError
 from postgres_rate_limit._results import Answer, OfSeveral, Result, SettleResult, innermost, log, tell_unsettled, told
-from postgres_rate_limit._waits import finish
 
 if TYPE_CHECKING:
     # Type checkers have it; Python has it from 3.11 on.
@@ -64,8 +63,7 @@ class _Taken(Answer):
     ) -> None:
         # In a transaction that continues, its locks would make the end of the block wait forever.
         if not self._ended and (self._settled_in is None or self._settled_in.is_over()):
-            on = database(self._limiter._where(self._db))
-            finish(lambda: self._end(error), on.apart)
+            self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
         """If it fails open, finished work doesn't fail."""
