@@ -12,12 +12,12 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from postgres_rate_limit._calls import Key, Taken, key_of, seconds_of
+from postgres_rate_limit._calls import Key, Span, Taken, key_of, seconds_of
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._facts import FACTS
 from postgres_rate_limit._failing import OnError, checked
 from postgres_rate_limit._results import BorrowResult, Result, innermost, log, told
-from postgres_rate_limit._waits import Patience, after_fork, join, spawn, wait_for
+from postgres_rate_limit._waits import Patience, after_fork, spawn, wait_for
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -74,13 +74,7 @@ class Borrowed:
     closes it."""
 
     def __init__(
-        self,
-        limiter: Any,
-        name: str,
-        borrow_for: timedelta | float,
-        max: int,
-        config: Config | None,
-        on_error: OnError | None,
+        self, limiter: Any, name: str, borrow_for: Span, max: int, config: Config | None, on_error: OnError | None
     ) -> None:
         self._borrow_for, self._max = seconds_of(borrow_for), max
         if not 0.001 <= self._borrow_for <= 60:
@@ -280,7 +274,7 @@ class Borrowed:
         self._ends.set()
         self._give_back(self._sweep(every=True) or [])
         if self._sweeper is not None:
-            join(self._sweeper)
+            self._sweeper.join()
 
     def __enter__(self) -> Self:
         return self

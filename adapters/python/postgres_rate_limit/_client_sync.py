@@ -8,21 +8,11 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from postgres_rate_limit._borrowed_sync import Borrowed
-from postgres_rate_limit._calls import (
-    Call,
-    Calls,
-    HeaderStyle,
-    HeldAll,
-    Key,
-    OnExpiry,
-    Request,
-    Taken,
-    Used,
-    seconds_of,
-)
+from postgres_rate_limit._calls import Call, Calls, HeaderStyle, HeldAll, Key, OnExpiry, Request, Used, seconds_of
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._databases import Database
 from postgres_rate_limit._databases_sync import answered, database, find_place
@@ -53,7 +43,6 @@ else:
     N = TypeVar("N", bound=str)
 T = TypeVar("T")
 TEN_MINUTES = timedelta(minutes=10)
-_NOTHING_HELD = HeldAll(True, [])
 
 
 class RateLimiter(Generic[N]):
@@ -266,21 +255,14 @@ class RateLimiter(Generic[N]):
         """
         checked(on_exception, "on_exception", ("refund", "charge"))
         limit = self._calls.of(name, key, config)
-
-        def call(count: float, id: str | None, at_least: float | None) -> Call[Taken]:
-            return self._calls.hold(limit, count, ttl, id, at_least, on_expiry, reserve)
-
-        first = call(count, id, at_least)
+        call = partial(self._calls.hold, limit, ttl=ttl, least=None, on_expiry=on_expiry, reserve=reserve)
+        first = call(count, id=id, least=at_least)
 
         def start() -> Hold:
             held = self._run(first, db, on_error, wait)
-
-            def again(more: float | None, id: str) -> Call[Taken]:
-                # The tokens held if fewer than it asked for, or more.
-                most = count if held.held is None else min(count, held.held)
-                return call(most if more is None else more, id, None)
-
-            return told(Hold(self, name, held, again, on_exception, on_error, db), throws, name)
+            # It may hold fewer than it asked for.
+            most = count if held.held is None else min(float(count), held.held)
+            return told(Hold(self, name, held, most, call, on_exception, on_error, db), throws, name)
 
         return start()
 
@@ -307,15 +289,12 @@ class RateLimiter(Generic[N]):
         """
         checked(on_exception, "on_exception", ("refund", "charge"))
         requests = list(requests)
-
-        def again(more: Iterable[Request] | None, id: str | None) -> Call[HeldAll]:
-            return self._calls.hold_all(requests if more is None else more, ttl, id, on_expiry)
-
-        first = again(None, id)
+        call = partial(self._calls.hold_all, ttl=ttl, on_expiry=on_expiry)
+        first = call(requests, id=id)
 
         def start() -> HoldAll:
-            held = self._run(first, db, on_error, wait) if requests else _NOTHING_HELD
-            return told(HoldAll(self, None, held, again, on_exception, on_error, db), throws)
+            held = self._run(first, db, on_error, wait) if requests else HeldAll(True, [])
+            return told(HoldAll(self, None, held, requests, call, on_exception, on_error, db), throws)
 
         return start()
 
@@ -389,39 +368,31 @@ class RateLimiter(Generic[N]):
                 "db"
             )
         patience = Patience(wait)
-        if not call.slots or patience.left <= 0:
-            return self._patiently(call, on, on_error, patience)
-        # Calls that wait for the same slots form a line.
+        # Calls that wait for the same slots form a line; each other call is in one of its own.
         line = os.getpid(), id(self._where(db)), call.sql, call.values
-        with self._lines.place(line) as place:
+        with self._lines.place(line if call.slots and patience.left > 0 else object()) as place:
             if not place.is_set():
                 wait_for(place, patience.left)
-            return self._patiently(call, on, on_error, patience)
-
-    def _patiently(self, call: Call[T], on: Database, on_error: OnError | None, patience: Patience) -> T:
-        while True:
-            result: Any = self._once(call, on, on_error)
-            # Slots may be released at any time.
-            deny = denying(getattr(result, "results", ()))
-            looks = bool(call.slots) and all(each.name in call.slots for each in deny)
-            pause = patience.pause(result.ok, result.retry_after, looks)
-            if pause is None:
-                return cast(T, result)
-            time.sleep(pause)
+            while True:
+                result: Any = self._once(call, on, on_error)
+                # Slots may be released at any time.
+                deny = denying(getattr(result, "results", ()))
+                looks = bool(call.slots) and all(each.name in call.slots for each in deny)
+                pause = patience.pause(result.ok, result.retry_after, looks)
+                if pause is None:
+                    return cast(T, result)
+                time.sleep(pause)
 
     def _once(self, call: Call[T], on: Database, on_error: OnError | None) -> T:
         opens = (self._on_error if on_error is None else checked(on_error)) == "open"
         timeout = self._timeout if self._timeout is not None else 5 if opens else math.inf
-        alone = False
-        if opens or self._denials or timeout < math.inf:
-            # Its error aborts no transaction of the caller's, and its denial is not due to that transaction's own
-            # takes.
-            alone = on.in_transaction() is False
+        # Its error aborts no transaction of the caller's, and its denial is not due to that transaction's own takes.
+        alone = (opens or bool(self._denials) or timeout < math.inf) and on.in_transaction() is False
         if on_error == "open" and not alone and (call.id or call.names):
             raise TypeError('on_error is "open" in a transaction, which the error aborts; allowed: a pool or an engine')
         began, sent = time.perf_counter(), time.monotonic()
         if alone and (denial := self._denials.find(call.id, call.count)):
-            remembered: T = aged(denial.answer, denial.passed)
+            remembered: T = aged(denial.answer, time.monotonic() - denial.began)
             self._tell(call, remembered, began, None, remembered=True)
             return remembered
         deadline = sent + timeout if alone and timeout < math.inf else None

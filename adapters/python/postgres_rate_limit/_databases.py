@@ -12,10 +12,20 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple, Union
 
-from postgres_rate_limit._failing import Address
-
 # A time by the monotonic clock, at which a call without an answer fails, and its connection is closed.
 Deadline = Union[float, None]
+
+
+class Server(NamedTuple):
+    host: str
+    """Its name, its address, or the folder of its socket."""
+    port: int
+    user: str
+    sslnegotiation: str | None = None
+
+
+Address = Union[tuple[Server, ...], None]
+"""The servers of a connection; None: unknown."""
 
 
 class Database(NamedTuple):
@@ -67,8 +77,7 @@ def until(deadline: float, connection: Any, steps: Generator[Any, Any, Any]) -> 
             ready = yield wanted
             if not ready and time.monotonic() > deadline:
                 connection.pgconn.finish()
-                late = "the database did not answer in time: the connection was closed"
-                raise _late_error()(late)
+                raise _late_error()("the database did not answer in time: the connection was closed")
             wanted = steps.send(ready)
     except StopIteration as end:
         return end.value
@@ -100,14 +109,6 @@ def bounded(connection: Any, deadline: Deadline) -> Iterator[None]:
         raise TypeError(f"timeout can't bound a call on {driver}; allowed: math.inf, and the time-outs of that driver")
 
 
-def find(kinds: Kinds, db: object) -> Callable[[Any], Database] | None:
-    for module, name, make in kinds:
-        loaded = sys.modules.get(module)
-        if loaded is not None and isinstance(db, getattr(loaded, name)):
-            return make
-    return None
-
-
 def _django(connection: Any) -> Database:
     def busy() -> bool:
         # get_autocommit connects.
@@ -128,24 +129,9 @@ def _django(connection: Any) -> Database:
     return Database(run, False, busy, lambda: not busy())
 
 
-_DRIVERS = ("psycopg", "psycopg_pool", "asyncpg", "sqlalchemy", "django")
 # Connections that only one of the clients has.
 others: Kinds = (
     ("django.utils.connection", "ConnectionProxy", _django),
     ("django.db.backends.base.base", "BaseDatabaseWrapper", _django),
 )
 others_async: Kinds = ()
-
-
-def made_of(kinds: Kinds, db: object, supported: str, other: str) -> Database:
-    """Raises TypeError for anything that can't run a statement here. other: the client of other connections."""
-    if make := find(kinds, db):
-        return make(db)
-    if any(each.__module__.partition(".")[0] in _DRIVERS for each in type(db).__mro__):
-        raise TypeError(f"db is a {type(db).__name__}: use {other}; allowed: {supported}")
-    if db is None:
-        raise TypeError("db is missing: pass one to the limiter, or to the call")
-    if callable(db):
-        query: Any = db
-        return Database(lambda sql, values, _: query(percent(sql), values), False, lambda: None, lambda: False)
-    raise TypeError(f"db is of type {type(db).__name__}; allowed: {supported}")

@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from postgres_rate_limit._calls import FIND, Call, Calls
 from postgres_rate_limit._databases import (
+    Address,
     Database,
     Deadline,
     Kinds,
     bounded,
-    find,
     left,
-    made_of,
     others_async,
     percent,
     text,
 )
-from postgres_rate_limit._failing import Address, of_libpq
+from postgres_rate_limit._failing import class_of, of_libpq
 
 T = TypeVar("T")
 
@@ -126,6 +125,7 @@ _KINDS: Kinds = (
     ("sqlalchemy.ext.asyncio", "async_scoped_session", _sqlalchemy),
     *others_async,
 )
+_DRIVERS = ("psycopg", "psycopg_pool", "asyncpg", "sqlalchemy", "django")
 _SUPPORTED = (
     "an AsyncConnection or AsyncConnectionPool of psycopg; a Connection or Pool of asyncpg; an AsyncConnection, "
     "AsyncEngine, AsyncSession or async_scoped_session of SQLAlchemy; an async function (sql, values) that returns rows"
@@ -133,7 +133,18 @@ _SUPPORTED = (
 
 
 def database_async(db: object) -> Database:
-    return made_of(_KINDS, db, _SUPPORTED, "RateLimiter")
+    """Raises TypeError for anything that can't run a statement here."""
+    for module, name, make in _KINDS:
+        if isinstance(db, class_of(module, name)):
+            return make(db)
+    if any(each.__module__.partition(".")[0] in _DRIVERS for each in type(db).__mro__):
+        raise TypeError(f"db is a {type(db).__name__}: use RateLimiter; allowed: {_SUPPORTED}")
+    if db is None:
+        raise TypeError("db is missing: pass one to the limiter, or to the call")
+    if callable(db):
+        query: Any = db
+        return Database(lambda sql, values, _: query(percent(sql), values), False, lambda: None, lambda: False)
+    raise TypeError(f"db is of type {type(db).__name__}; allowed: {_SUPPORTED}")
 
 
 async def find_place_async(on: Database, calls: Calls, deadline: Deadline, is_shared: bool = False) -> str:
@@ -147,8 +158,7 @@ async def find_place_async(on: Database, calls: Calls, deadline: Deadline, is_sh
 async def answered_async(on: Database, call: Call[T], place: str, deadline: Deadline) -> T:
     # begin async
     if on.batch is not None:
-        shared: T = await on.batch.limit(call, place, deadline)
-        return shared
+        return cast(T, await on.batch.limit(call, place, deadline))
     # end async
     return call.read(await on.run(call.sql.replace("@", place), call.values, deadline))
 
@@ -157,12 +167,12 @@ async def answered_async(on: Database, call: Call[T], place: str, deadline: Dead
 def shared_size(db: Any) -> Callable[[], int] | None:
     """Returns the number of connections of a pool, as a function, if calls may share statements on it: a driver's own
     pool. 0: it has a hook for each use of a connection. None: another db."""
-    make, module = find(_KINDS, db), type(db).__module__.partition(".")[0]
-    if make is _psycopg_pool and module == "psycopg_pool":
+    module = type(db).__module__.partition(".")[0]
+    if module == "psycopg_pool" and isinstance(db, class_of(module, "AsyncConnectionPool")):
         return lambda: int(db.max_size)
-    if make is _asyncpg_pool and module == "asyncpg":
+    if module == "asyncpg" and isinstance(db, class_of(module, "Pool")):
         return lambda: 0 if db._setup else int(db.get_max_size())
-    if make is _sqlalchemy_engine and hasattr(db.pool, "size"):
+    if isinstance(db, class_of("sqlalchemy.ext.asyncio", "AsyncEngine")) and hasattr(db.pool, "size"):
         events = db.sync_engine.dispatch
         return lambda: 0 if db.pool.dispatch.checkout or events.engine_connect or events.begin else int(db.pool.size())
     return None

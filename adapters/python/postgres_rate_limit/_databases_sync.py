@@ -5,21 +5,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from postgres_rate_limit._calls import FIND, Call, Calls
 from postgres_rate_limit._databases import (
+    Address,
     Database,
     Deadline,
     Kinds,
     bounded,
     left,
-    made_of,
     others,
     percent,
     text,
 )
-from postgres_rate_limit._failing import Address, of_libpq
+from postgres_rate_limit._failing import class_of, of_libpq
 
 T = TypeVar("T")
 
@@ -90,6 +90,7 @@ _KINDS: Kinds = (
     ("sqlalchemy.orm", "scoped_session", _sqlalchemy),
     *others,
 )
+_DRIVERS = ("psycopg", "psycopg_pool", "asyncpg", "sqlalchemy", "django")
 _SUPPORTED = (
     "a Connection or ConnectionPool of psycopg; a Connection, Engine, Session or scoped_session of SQLAlchemy; "
     "a connection of Django; a function (sql, values) that returns rows"
@@ -97,7 +98,18 @@ _SUPPORTED = (
 
 
 def database(db: object) -> Database:
-    return made_of(_KINDS, db, _SUPPORTED, "AsyncRateLimiter")
+    """Raises TypeError for anything that can't run a statement here."""
+    for module, name, make in _KINDS:
+        if isinstance(db, class_of(module, name)):
+            return make(db)
+    if any(each.__module__.partition(".")[0] in _DRIVERS for each in type(db).__mro__):
+        raise TypeError(f"db is a {type(db).__name__}: use AsyncRateLimiter; allowed: {_SUPPORTED}")
+    if db is None:
+        raise TypeError("db is missing: pass one to the limiter, or to the call")
+    if callable(db):
+        query: Any = db
+        return Database(lambda sql, values, _: query(percent(sql), values), False, lambda: None, lambda: False)
+    raise TypeError(f"db is of type {type(db).__name__}; allowed: {_SUPPORTED}")
 
 
 def find_place(on: Database, calls: Calls, deadline: Deadline, is_shared: bool = False) -> str:

@@ -28,10 +28,6 @@ class Denial:
     read: Any = None
     """The state that a store has read of the key since, with the time."""
 
-    @property
-    def passed(self) -> float:
-        return time.monotonic() - self.began
-
 
 class Denials:
     """Threads may share it. The id of a call begins with the identity that it counts for; None: several."""

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import re
+import socket
 import ssl
+import struct
 import sys
+import threading
 import time
 from ast import literal_eval
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar, Union
 
+from postgres_rate_limit._databases import Address, Server, left
 from postgres_rate_limit._facts import FACTS
-from postgres_rate_limit._ping import Server, one_answers
 from postgres_rate_limit._results import chain, sqlstate
 
 T = TypeVar("T")
 OnError = Literal["closed", "open"]
-Address = Union[tuple[Server, ...], None]
-"""The servers of a connection; None: unknown."""
 
 _NOT_NOW = FACTS["not now"]
+_STARTING_OR_ENDING = _NOT_NOW["starting or ending"].encode()
 # The maximum seconds of a ping, and the seconds that it has even after the call's deadline: with less, a slow answer
 # would count as none.
 _PING, _LATE_PING = 2.0, 1.0
@@ -58,7 +62,8 @@ def is_gone(servers: tuple[Server, ...], deadline: float | None) -> bool:
     now = time.monotonic()
     if now < _gone.get(servers, 0):
         return True
-    if one_answers(servers, _PING if deadline is None else min(_PING, max(_LATE_PING, deadline - now))):
+    end = now + (_PING if deadline is None else min(_PING, max(_LATE_PING, deadline - now)))
+    if _any([partial(_answers, server) for server in servers], end):
         return False
     _gone[servers] = time.monotonic() + _PING
     return True
@@ -67,20 +72,20 @@ def is_gone(servers: tuple[Server, ...], deadline: float | None) -> bool:
 def _without_state(error: BaseException, address: Callable[[], Address]) -> Union[bool, Address]:
     if isinstance(error, OSError):
         return _of_system(error)
-    if isinstance(error, (asyncio.TimeoutError, _class("sqlalchemy.exc", "TimeoutError"))):
+    if isinstance(error, (asyncio.TimeoutError, class_of("sqlalchemy.exc", "TimeoutError"))):
         return True
-    if isinstance(error, _class("asyncpg", "InterfaceError")):
+    if isinstance(error, class_of("asyncpg", "InterfaceError")):
         return "connection is closed" in str(error)  # one of a pool, that was lost before
-    if isinstance(error, _class("psycopg_pool", "PoolClosed")) or not isinstance(
-        error, _class("psycopg", "OperationalError")
+    if isinstance(error, class_of("psycopg_pool", "PoolClosed")) or not isinstance(
+        error, class_of("psycopg", "OperationalError")
     ):
         return False
-    if isinstance(error, (_class("psycopg_pool", "PoolTimeout"), _class("psycopg_pool", "TooManyRequests"))):
+    if isinstance(error, (class_of("psycopg_pool", "PoolTimeout"), class_of("psycopg_pool", "TooManyRequests"))):
         return address()
     attempt: Any = getattr(error, "pgconn", None)
     if "Multiple connection attempts failed" in str(error):
         return _of_attempts(str(error), attempt)
-    if isinstance(error, _class("psycopg.errors", "ConnectionTimeout")):
+    if isinstance(error, class_of("psycopg.errors", "ConnectionTimeout")):
         return True  # the server never answered
     if attempt is None:
         return not str(error).startswith("could not match")  # hosts and ports; the connection was lost
@@ -107,7 +112,7 @@ def _raised_in(error: BaseException) -> str:
     return "" if trace is None else str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]
 
 
-def _class(module: str, name: str) -> Any:
+def class_of(module: str, name: str) -> Any:
     """A class, or one without instances if it is not imported."""
     return getattr(sys.modules.get(module), name, ())
 
@@ -163,6 +168,73 @@ def _of_attempts(text: str, attempt: Any) -> Address:
         if given is None:
             return None
         servers += given
-    if not servers:
-        return None
-    return tuple(dict.fromkeys(servers))
+    return tuple(dict.fromkeys(servers)) or None
+
+
+# Pings: whether a server answers, even if it refuses the login. PQping knows, but blocks all other threads while it
+# waits.
+
+_VERSION = 3 << 16
+
+
+def _any(asks: Sequence[Callable[[float], bool]], end: float) -> bool:
+    """Whether one is true by then. Each has a thread of its own, because looking up a name has no time-out."""
+    answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def answer(ask: Callable[[float], bool]) -> None:
+        try:
+            answers.put(ask(end))
+        except ssl.SSLError:
+            answers.put(True)  # by an alert, or at least something is there
+        except (OSError, ValueError):
+            answers.put(False)
+
+    for ask in asks:
+        threading.Thread(target=answer, args=(ask,), daemon=True).start()
+    try:
+        return any(answers.get(timeout=left(end)) for _ in asks)
+    except queue.Empty:
+        return False
+
+
+def _answers(server: Server, end: float) -> bool:
+    if server.host[:1] in "/@":
+        family = getattr(socket, "AF_UNIX", None)
+        path = f"{server.host}/.s.PGSQL.{server.port}"
+        # Windows: Python knows no such sockets, so it may answer.
+        return family is None or _hears(server, family, path.replace("@", "\0", 1) if path[0] == "@" else path, end)
+    found = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)
+    return _any([partial(_hears, server, each[0], each[4]) for each in found], end)
+
+
+def _hears(server: Server, family: int, address: Any, end: float) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as plain:
+        plain.settimeout(left(end))
+        plain.connect(address)
+        connection: socket.socket = plain
+        if server.sslnegotiation == "direct":
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            context.set_alpn_protocols(["postgresql"])
+            connection = context.wrap_socket(plain, server_hostname=server.host)
+        with connection:
+            body = struct.pack("!i", _VERSION) + b"user\0" + server.user.encode() + b"\0\0"
+            connection.sendall(struct.pack("!i", len(body) + 4) + body)
+            answer = b""
+            try:
+                while not _is_whole(answer):
+                    connection.settimeout(left(end))
+                    part = connection.recv(8192)
+                    if not part:
+                        break
+                    answer += part
+            except OSError:
+                pass  # the bytes received are an answer
+            return answer != b"" and not (answer[:1] == b"E" and b"\0C" + _STARTING_OR_ENDING + b"\0" in answer)
+
+
+def _is_whole(answer: bytes) -> bool:
+    """For an error more than the first byte is needed."""
+    if answer[:1] != b"E":
+        return answer != b""
+    return len(answer) >= 5 and len(answer) > min(struct.unpack("!I", answer[1:5])[0], 8192)

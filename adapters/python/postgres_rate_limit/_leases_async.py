@@ -7,15 +7,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from postgres_rate_limit._calls import Call, HeldAll, OnExpiry, Request, Taken, Used
 from postgres_rate_limit._configs import Config
 from postgres_rate_limit._databases import Database
 from postgres_rate_limit._databases_async import database_async
 from postgres_rate_limit._failing import OnError
-from postgres_rate_limit._results import OfSeveral, Result, SettleResult, innermost, log, tell_unsettled, told
-from postgres_rate_limit._waits import finish_async
+from postgres_rate_limit._results import Answer, OfSeveral, Result, SettleResult, innermost, log, tell_unsettled, told
 
 if TYPE_CHECKING:
     # Type checkers have it; Python has it from 3.11 on.
@@ -24,9 +23,13 @@ if TYPE_CHECKING:
 U = TypeVar("U")
 A = TypeVar("A")
 M = TypeVar("M")
+# begin async
+# Ends of blocks that continue after their task was cancelled: asyncio keeps no task alive.
+_unfinished: set[asyncio.Future[None]] = set()
+# end async
 
 
-class _AsyncTaken:
+class _AsyncTaken(Answer):
     """Taken for a while, and given back at the end of the block."""
 
     _begins = 0.0
@@ -48,9 +51,6 @@ class _AsyncTaken:
         if isinstance(self, _OfOne) and isinstance(taken, Taken):
             self._has(taken)
 
-    def __bool__(self) -> bool:
-        return self.ok
-
     async def __aenter__(self) -> Self:
         told(self, True, self._name)
         try:
@@ -67,8 +67,16 @@ class _AsyncTaken:
     ) -> None:
         # In a transaction that continues, its locks would make the end of the block wait forever.
         if not self._ended and (self._settled_in is None or self._settled_in.is_over()):
-            on = database_async(self._limiter._where(self._db))
-            await finish_async(lambda: self._end(error), on.apart)
+            # begin async
+            if database_async(self._limiter._where(self._db)).apart:
+                # On a connection of its own it continues if the task is cancelled; on the caller's it must not.
+                task = asyncio.ensure_future(self._end(error))
+                _unfinished.add(task)
+                task.add_done_callback(_unfinished.discard)
+                await asyncio.shield(task)
+                return
+            # end async
+            await self._end(error)
 
     async def _end(self, error: BaseException | None) -> None:
         """If it fails open, finished work doesn't fail."""
@@ -153,7 +161,8 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
         limiter: Any,
         name: str | None,
         held: Any,
-        again: Callable[[M | None, str], Call[Any]],
+        asked: M,
+        call: Callable[..., Call[Any]],
         on_exception: OnExpiry,
         on_error: OnError | None,
         db: object,
@@ -161,7 +170,8 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
         super().__init__(limiter, name, held, on_error, db)
         waits = [each.retry_after or 0 for each in getattr(held, "results", [held])]
         self._begins = time.monotonic() + max(waits, default=0)
-        self._again, self._on_exception = again, on_exception
+        # The call that holds again, and what it asks for if extend asks for no more.
+        self._call, self._asked, self._on_exception = call, asked, on_exception
         self._holds(held)
 
     async def settle(self, used: U | None = None, *, db: object = None) -> A:
@@ -175,11 +185,9 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
             end settles again.
         """
         if self.id is None:
-            nothing: Any = [] if self._name is None else Result(self.ok)
-            settled: A = nothing
-            return settled
+            return cast(A, [] if self._name is None else Result(self.ok))
         self.used, self._said = self.used if used is None else used, True
-        settled = await self._limiter._run(self._ending(False), self._db if db is None else db)
+        settled: A = await self._limiter._run(self._ending(False), self._db if db is None else db)
         # The end of the block settles again if a transaction of the caller's may roll the settlement back. It counts
         # once.
         on = None if db is None else database_async(db)
@@ -208,8 +216,7 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
             log.warning("a hold was not extended: %r", innermost(error))
 
     def _give_up(self) -> None:
-        nothing: Any = 0
-        self.used = nothing
+        self.used = cast(U, 0)
 
     def _holds(self, held: Any) -> None:
         raise NotImplementedError
@@ -218,20 +225,13 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
         if self.used is None and failed and self._on_exception == "refund" and not self._said:
             self._give_up()
         calls = self._limiter._calls
-        return (calls.settle_all if self._name is None else calls.settle)(self.id, self._counted(self.used))
+        self._count()
+        return (calls.settle_all if self._name is None else calls.settle)(self.id, self.used)
 
-    def _unsettled(self, used: U | None, error: BaseException) -> None:
-        if self.id is not None:
-            if self._hears is not None:
-                self._hears(used, error)
-            else:
-                tell_unsettled(self._limiter._on_unsettled, self.id, used, error)
-
-    def _counted(self, used: U | None) -> U | None:
-        """The use, or everything held (None) if it is not a number from 0 on: the work is done, and is paid."""
-        if used is None:
-            return None
-        given: Any = used
+    def _count(self) -> None:
+        """The use becomes everything held (None) if it is not a number from 0 on: the work is done, and is paid."""
+        used: Any = self.used
+        given = used
         counts: Any = used if _is_count(used) else None
         if self._name is None and isinstance(used, Mapping):  # one without a number is one that isn't named
             given = {name: each for name, each in used.items() if each is not None}
@@ -239,18 +239,19 @@ class _AsyncHolding(_AsyncTaken, Generic[U, A, M]):
             counts = counts if counts or not given else None
         self.used = counts
         if counts != given:
-            self._unsettled(self.used, TypeError(f"used is {used!r}; allowed: a number from 0 on"))
-        return self.used
+            self._unsettled(TypeError(f"used is {used!r}; allowed: a number from 0 on"))
 
-    def _end_failed(self, error: BaseException) -> None:
-        self._unsettled(self.used, error)
+    def _unsettled(self, error: BaseException) -> None:
+        if self._hears is not None:
+            self._hears(self.used, error)
+        else:
+            tell_unsettled(self._limiter._on_unsettled, self.id, self.used, error)
 
-    _end_opened = _end_failed
+    _end_opened = _end_failed = _unsettled
 
     def _extension(self, more: M | None) -> Call[Any]:
         """on_decision is called if it asks for more."""
-        assert self.id is not None
-        call = self._again(more, self.id)
+        call = self._call(self._asked if more is None else more, id=self.id)
         return replace(call, decides=None) if more is None else call
 
 

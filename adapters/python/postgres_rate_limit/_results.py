@@ -25,8 +25,17 @@ def time_of(microseconds: int | None) -> datetime | None:
     return None if microseconds is None else _EPOCH + timedelta(microseconds=microseconds)
 
 
+class Answer:
+    """True if ok."""
+
+    ok: bool
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
 @dataclass(frozen=True)
-class Result:
+class Result(Answer):
     """The result of a call on one limit. True if the call was allowed."""
 
     ok: bool
@@ -44,9 +53,6 @@ class Result:
     """The headers that the call asked for, or else Retry-After, if it was denied and can pass later."""
     error: BaseException | None = None
     """The reason why the call went unchecked, with on_error="open": the driver's error."""
-
-    def __bool__(self) -> bool:
-        return self.ok
 
 
 @dataclass(frozen=True)
@@ -74,10 +80,9 @@ class HoldRequestResult(RequestResult):
     """The tokens or slots held."""
 
 
-class OfSeveral:
+class OfSeveral(Answer):
     """The answer to a call on several limits."""
 
-    ok: bool
     results: Any
 
     @property
@@ -108,15 +113,12 @@ class AllResult(OfSeveral):
     error: BaseException | None = None
     """As of Result."""
 
-    def __bool__(self) -> bool:
-        return self.ok
-
     def __iter__(self) -> Iterator[RequestResult]:
         return iter(self.results)
 
 
 @dataclass(frozen=True)
-class BorrowResult:
+class BorrowResult(Answer):
     """The result of a call that may not have asked the database. True if the call was allowed."""
 
     ok: bool
@@ -129,9 +131,6 @@ class BorrowResult:
     """Retry-After, if it was denied and can pass later."""
     error: BaseException | None = None
     """As of Result."""
-
-    def __bool__(self) -> bool:
-        return self.ok
 
 
 @dataclass(frozen=True)
@@ -213,8 +212,7 @@ class RateLimitExceeded(Exception):
         for each in chain(error):
             if isinstance(each, RateLimitExceeded):
                 return each
-            denial = _denial(each)
-            if denial is not None:
+            if (denial := _denial(each)) is not None:
                 found.append(denial)
         if not found:
             return None

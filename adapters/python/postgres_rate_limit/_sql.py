@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from importlib.resources import files
 from typing import Any
 
@@ -27,12 +28,9 @@ def install(connection: Any, schema: str = "ratelimit") -> None:
     SQLAlchemy's driver_connection over asyncpg, as in Alembic's migrations. With asyncpg itself: `await
     connection.execute(install_sql())`."""
     text = install_sql(schema)
-    cursor = connection.cursor()
-    try:
+    with closing(connection.cursor()) as cursor:
         if hasattr(connection, "run_async"):  # its cursors prepare, which takes one command alone
             cursor.execute("SELECT 1")  # which begins the transaction
             connection.run_async(lambda driver: driver.execute(text))
         else:
             cursor.execute(text)
-    finally:
-        cursor.close()

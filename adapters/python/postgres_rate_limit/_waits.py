@@ -48,34 +48,6 @@ def spawn_async(run: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[No
     return asyncio.ensure_future(run())
 
 
-def join(thread: threading.Thread) -> None:
-    thread.join()
-
-
-async def join_async(task: asyncio.Task[None]) -> None:
-    await asyncio.wait([task])
-
-
-def finish(run: Callable[[], None], apart: bool) -> None:
-    """Runs the end of a block. apart: on a connection of its own it continues if the task is cancelled; on the caller's
-    it must not."""
-    run()
-
-
-async def finish_async(run: Callable[[], Coroutine[Any, Any, None]], apart: bool) -> None:
-    if not apart:
-        await run()
-        return
-    task = asyncio.ensure_future(run())
-    _ending.add(task)
-    task.add_done_callback(_ending.discard)
-    await asyncio.shield(task)
-
-
-# Ends of blocks that continue after their task was cancelled: asyncio keeps no task alive.
-_ending: set[asyncio.Future[None]] = set()
-
-
 def after_fork(of: WeakSet[T], run: Callable[[T], None]) -> None:
     """Runs it in each forked child, for each of them."""
 
