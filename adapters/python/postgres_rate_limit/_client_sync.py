@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -368,10 +369,10 @@ class RateLimiter(Generic[N]):
                 "db"
             )
         patience = Patience(wait)
-        # Calls that wait for the same slots form a line; each other call is in one of its own.
+        # Calls that wait for the same slots form a line.
         line = os.getpid(), id(self._where(db)), call.sql, call.values
-        with self._lines.place(line if call.slots and patience.left > 0 else object()) as place:
-            if not place.is_set():
+        with self._lines.place(line) if call.slots and patience.left > 0 else nullcontext() as place:
+            if place is not None and not place.is_set():
                 wait_for(place, patience.left)
             while True:
                 result: Any = self._once(call, on, on_error)
