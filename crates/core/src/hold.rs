@@ -166,7 +166,7 @@ impl Hold {
     }
 
     /// Settles the hold at `now`, with `used` as in [`credit`](Hold::credit): gives back unused tokens, or takes those
-    /// used beyond the hold; frees slots. `None` for a limit that can't be credited.
+    /// used beyond the hold; frees slots. `None` for tokens of a limit that can't be credited.
     pub fn settle(
         &self,
         limit: &Limit,

@@ -90,7 +90,7 @@
 //! - [`decide`] takes tokens, [`credit`] gives them back, [`Limit::level`] returns the tokens left, and
 //!   [`Limit::is_idle`] whether a state can be deleted. [`kinds`] has the kinds, with the sources
 //!   of their formulas.
-//! - [`Take`] is what a call takes, as a value, which also decides several in turn.
+//! - [`Take`] is how much a call takes, as a value; [`Limit::decide_in_turn`] decides several, each after the other.
 //! - [`hold`] has tokens that are given back where they are not used.
 //! - [`Shards`] is a limit that is divided, so that several calls can be made at once.
 //! - [`Limit::acquire`], [`Limit::extend`] and [`Limit::release`] are for leases, which [`lease`] writes as text.

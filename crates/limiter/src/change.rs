@@ -301,7 +301,8 @@ impl Ask<'_> {
             limit.decide_in_turn(takes, &before, now, |decision| answers.push(answer(decision)));
         if mode == Mode::Together && answers.iter().any(|answer| !answer.ok) {
             let check = || host.check_for_interrupts();
-            let retry_after = shards.retry_after_in_turn(takes, target.phase(), now, check);
+            let phase = || target.phase();
+            let retry_after = shards.retry_after_in_turn(takes, phase, now, check);
             for answer in answers.iter_mut().filter(|answer| !answer.ok) {
                 answer.retry_after = retry_after;
             }

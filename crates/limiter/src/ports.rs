@@ -121,8 +121,8 @@ pub trait Transaction {
     /// back, which releases its locks.
     fn attempt<T>(&self, work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>>;
 
-    /// Runs `work` as [`attempt`](Transaction::attempt), and waits for no lock in it for longer than `limit`, nor than the
-    /// session does: `None` also after that. Returns the time that it took, too.
+    /// Runs `work` as [`attempt`](Transaction::attempt), and waits for no lock in it for longer than `limit`, nor than
+    /// the session does: `None` also after that. Returns the time that it took, too.
     fn attempt_within<T>(
         &self,
         limit: Micros,

@@ -1,4 +1,4 @@
-//! What a call takes of a limit, and the takes of a list, decided one after the other.
+//! A take of a limit, and the takes of a list, decided one after the other.
 
 use super::{AsMany, Decision, Kind, Limit, Shards, State, decide, first_pass};
 use crate::Micros;
@@ -11,7 +11,7 @@ pub struct Take {
     pub count: f64,
     /// Whether it may go into debt, for which the caller waits; see [`decide`].
     pub reserve: bool,
-    /// The id of the lease of a concurrency limit; `None`: no lease is stored.
+    /// The id of the lease of a concurrency limit; `None`: the instant, as in [`decide`].
     pub lease: Option<Micros>,
     /// Takes as many tokens as there are up to `count`, if these are at least this number; `None`: all of `count` or
     /// none. Used with neither `reserve` nor a lease.
@@ -85,12 +85,12 @@ impl Limit {
 }
 
 impl Shards<'_> {
-    /// The wait from `now` until takes of counts pass one after the other; `None`: they never do. `phase` is that of
-    /// the key's windows; `check` is called before each try.
+    /// The wait from `now` until takes of counts pass one after the other; `None`: they never do. `phase` returns
+    /// that of the key's windows; `check` is called before each try.
     pub fn retry_after_in_turn(
         &self,
         takes: &[Take],
-        phase: Micros,
+        phase: impl FnOnce() -> Micros,
         now: Micros,
         check: impl Fn(),
     ) -> Option<Micros> {
@@ -101,7 +101,7 @@ impl Shards<'_> {
             pass
         };
         // Takes that exceed even a full limit together never pass.
-        if takes.len() > 1 && !pass(&limit.initial_state(now, phase), now) {
+        if takes.len() > 1 && !pass(&limit.initial_state(now, phase()), now) {
             return None;
         }
         let mut least = Some(Micros(0));

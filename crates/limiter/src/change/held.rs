@@ -23,7 +23,7 @@ pub(crate) struct HeldTake<'a> {
 }
 
 impl HeldTake<'_> {
-    /// What the core decides on.
+    /// The part of it that the core decides on.
     pub(super) fn of_core(&self) -> hold::HeldTake {
         hold::HeldTake { take: self.take, ttl: self.terms.ttl, charge: self.terms.charge }
     }
