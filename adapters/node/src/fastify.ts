@@ -55,7 +55,7 @@ export function rateLimitStore(options: RateLimitStoreOptions): new (settings?: 
             const { groupId, max, timeWindow, routeInfo: { method, url } = {} as any } = settings;
             // For fastify.rateLimit and createRateLimit there is no route.
             const part = groupId ?? (url === undefined ? `${max} in ${timeWindow} ms` : `${method} ${url}`);
-            return new Store(settings, `${this.#name}/${keyOf(part, 100)}`);
+            return new Store(settings, `${windows.name}/${keyOf(part, 100)}`);
         }
     };
 }

@@ -4,7 +4,7 @@ import { RateLimiterRes as Result, type RateLimiterRes, type RateLimiterStoreAbs
 import Untyped from 'rate-limiter-flexible/lib/RateLimiterStoreAbstract.js';
 
 import { allow } from './errors';
-import { keyOf, spanOf, Windows, type Counted, type RateLimitStoreOptions, type Window } from './window';
+import { keyOf, spanOf, Windows, type RateLimitStoreOptions, type Window } from './window';
 
 export type { Database, Queryable, RateLimitStoreOptions } from './window';
 
@@ -15,8 +15,11 @@ type OfTables = 'storeClient' | 'storeType' | 'dbName' | 'tableName' | 'tableCre
 /** The options of rate-limiter-flexible, except those for tables, and the options of our stores. */
 export type RateLimiterStoreOptions = Omit<Theirs, OfTables> & RateLimitStoreOptions;
 
-/** `wait`: milliseconds; infinite while the key is blocked without an end. */
-type Found = Pick<Counted, 'hits' | 'wait'>;
+interface Found {
+    hits: number;
+    /** Milliseconds; infinite while the key is blocked without an end. */
+    wait: number;
+}
 /** Marks the options of a penalty, which is taken beyond the limit, too. */
 const PENALTY = Symbol('penalty');
 /** The longest period, for a duration of 0: it never ends. */

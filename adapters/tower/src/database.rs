@@ -105,7 +105,7 @@ pub(crate) struct Prepared(Mutex<Refusals>);
 
 #[derive(Default)]
 struct Refusals {
-    /// The times in the last minute.
+    /// The times of the last minute, since none was last given up.
     last: Vec<Instant>,
     off_until: Option<Instant>,
 }
