@@ -56,8 +56,7 @@ async def closed(request):
     is cancelled, so one that still connects at the end of the loop would be waited for, for ever."""
     yield
     for storage in list(ALL):
-        if isinstance(storage, AsyncRateLimitStorage):
-            await storage.pool.close()
+        await storage.pool.close()
     # As a pool's own tasks may miss it.
     while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in tasks:
