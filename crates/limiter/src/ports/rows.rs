@@ -141,12 +141,12 @@ impl Deref for Row {
     }
 }
 
-impl Row {
-    /// Whether it is the version that was read before. Equal contents don't show that: a hold that is settled and taken
-    /// again leaves the same contents, but expires at another time.
-    pub fn is_version(&self, seen: &Row) -> bool {
+/// Rows are equal if they are the same version. Equal contents don't show that: a hold that is settled and taken again
+/// leaves the same contents, but expires at another time.
+impl PartialEq for Row {
+    fn eq(&self, other: &Row) -> bool {
         let tuple = |row: &Row| (row.tuple.tid, row.tuple.writer);
-        tuple(self) == tuple(seen) && self.version == seen.version
+        tuple(self) == tuple(other) && self.version == other.version
     }
 }
 

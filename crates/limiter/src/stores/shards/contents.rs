@@ -10,7 +10,7 @@ use ratelimit_faults::Fault;
 
 use super::super::delete::{has_state, lock_key, lock_or_busy};
 use super::super::expiry::{self, Found};
-use super::locked::LockedRows;
+use super::locked::Contents;
 use crate::error::{LimiterError, Result};
 use crate::ports::{Host, Row, RowId, Rows, ShardRow, Stored, TRIES};
 use crate::target::Target;
@@ -139,7 +139,7 @@ pub(crate) fn peek_found<'a>(
         let one = expiry::on_copy(host, target, &one, now)?;
         // The holds were read after the rows.
         let again = rows.read_key(target.name, target.key, None)?;
-        if is_unchanged(&found, &again) {
+        if again == found {
             return contents(vec![(0, one)], now);
         }
         (found, now) = (again, host.now());
@@ -170,14 +170,6 @@ fn joined(target: &Target, root: Row, found: Vec<ShardRow>, now: Micros) -> Resu
     }
 }
 
-/// Whether the rows are unchanged.
-fn is_unchanged(found: &[ShardRow], again: &[ShardRow]) -> bool {
-    let same = |((one, row), (other, again)): (&ShardRow, &ShardRow)| {
-        one == other && again.is_version(row)
-    };
-    found.len() == again.len() && found.iter().zip(again).all(same)
-}
-
 /// Locks all rows of a key, row 0 first, and changes them to one for each shard of the limit, without changing their
 /// total. `None`: another session has just made row 0, and the rows must be read again.
 ///
@@ -188,7 +180,7 @@ pub(crate) fn lock_all<'a>(
     rows: &dyn Rows,
     target: &'a Target,
     wait: bool,
-) -> Result<Option<LockedRows<'a>>> {
+) -> Result<Option<Contents<'a>>> {
     let (name, key, root) = (target.name, target.key, target.row(0));
     let is_one = target.limit().shards() == 1;
     // Every change of the number of rows locks row 0 first: none can follow until this transaction ends.
@@ -220,7 +212,7 @@ pub(crate) fn lock_all<'a>(
     let begins_anew = is_one && present.iter().any(begins_anew);
     let locked = of_shards(&present).map(|(_, row)| row.tuple).enumerate().collect();
     let found = interpret(target, present, now)?;
-    Ok(Some(LockedRows { begins_anew, ..LockedRows::of(found, locked) }))
+    Ok(Some(Contents { begins_anew, ..Contents::of(found, locked) }))
 }
 
 /// Row 0 of a limit with shards.

@@ -11,8 +11,8 @@ use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Host, Rows, Stored, TupleId, Version};
 use crate::target::Target;
 
-/// The contents of a key, with some of its rows locked.
-pub struct LockedRows<'a> {
+/// The contents of a key as they were read, with some of its rows locked.
+pub struct Contents<'a> {
     /// With a shard for each row, up to date for the locked ones.
     pub found: Found<'a>,
     /// The indexes of the shards with locked rows, and these versions; none if nothing is to change.
@@ -24,17 +24,27 @@ pub struct LockedRows<'a> {
     pub(crate) are_others: bool,
     /// The hold with the call's id.
     pub(crate) own: Option<HoldRow>,
+    /// The instant of the read, if it left out expired holds because they don't matter: the key is blocked, or even a
+    /// full limit denies the call.
+    pub(crate) left_out_at: Option<Micros>,
 }
 
-impl<'a> LockedRows<'a> {
-    /// A key without locked rows: this call changes nothing in them.
-    pub fn none(found: Found<'a>) -> LockedRows<'a> {
-        LockedRows::of(found, Vec::new())
+impl<'a> Contents<'a> {
+    /// Contents without locked rows.
+    pub(crate) fn read(found: impl Into<Found<'a>>) -> Contents<'a> {
+        Contents::of(found, Vec::new())
     }
 
-    /// A key with these locked rows.
-    pub(crate) fn of(found: Found<'a>, locked: Vec<(usize, TupleId)>) -> LockedRows<'a> {
-        LockedRows { found, locked, begins_anew: false, are_others: false, own: None }
+    /// Contents with these locked rows.
+    pub(crate) fn of(found: impl Into<Found<'a>>, locked: Vec<(usize, TupleId)>) -> Contents<'a> {
+        let (found, begins_anew, are_others) = (found.into(), false, false);
+        Contents { found, locked, begins_anew, are_others, own: None, left_out_at: None }
+    }
+
+    /// Whether a hold has expired since the read, or the block has ended for which expired holds were left out.
+    pub(crate) fn is_over(&self, target: &Target, now: Micros) -> bool {
+        let is_other = |at| target.block(at) != target.block(now);
+        self.found.is_due(now) || self.left_out_at.is_some_and(is_other)
     }
 
     /// Applies expired holds to the row of a limit without shards; false if it is not locked, or is another's.
@@ -56,16 +66,6 @@ impl<'a> LockedRows<'a> {
         self.found.shards.states_mut()[0] = state.into_owned();
         self.found.due = row.holds_due;
         Ok(true)
-    }
-
-    /// Deletes the holds of a key before its state begins again.
-    pub(crate) fn begin_anew<H: Host>(&mut self, host: &H, target: &Target) -> Result<()> {
-        if self.begins_anew {
-            expiry::forget(host, target.row(0))?;
-            self.found.due = None;
-            self.begins_anew = false;
-        }
-        Ok(())
     }
 
     /// Whether all of its rows are locked, or none.
@@ -95,7 +95,7 @@ impl<'a> LockedRows<'a> {
         now: Micros,
         after: &State,
     ) -> Result<()> {
-        let LockedRows { found, locked, .. } = self;
+        let Contents { found, locked, .. } = self;
         if let ([state], [(_, tuple)]) = (found.shards.states_mut(), &locked[..]) {
             state.clone_from(after);
             let stored = Stored::State(after.clone());
@@ -148,7 +148,7 @@ pub(crate) fn lock<'a, H: Host>(
     few: Option<(Shards<'a>, f64)>,
     extent: Extent,
     alone: bool,
-) -> Result<Option<LockedRows<'a>>> {
+) -> Result<Option<Contents<'a>>> {
     // A transaction waits for no row of a key of which it has locked one, under any number of shards.
     let wait = extent == Extent::AllWaiting
         || host.own_rows(target.name, target.key).is_empty()
@@ -171,7 +171,7 @@ fn lock_few<'a, H: Host>(
     mut shards: Shards<'a>,
     amount: f64,
     wait: bool,
-) -> Result<Option<LockedRows<'a>>> {
+) -> Result<Option<Contents<'a>>> {
     let now = host.now();
     let has_room = |&n: &usize| room(&shards, n, now, amount) >= amount.abs();
     let with_room = rows_with_room(host, &shards, now, amount);
@@ -181,10 +181,10 @@ fn lock_few<'a, H: Host>(
         if let Some(row) = rows.lock(row_of(target, shard), wait)? {
             let state = target.state(shards.shard_limit(), Some(&row.stored), now)?.into_owned();
             shards.states_mut()[shard] = state;
-            return Ok(Some(LockedRows::of(shards.into(), vec![(shard, row.tuple)])));
+            return Ok(Some(Contents::of(shards, vec![(shard, row.tuple)])));
         }
     }
     // `None`: the caller releases them, and then locks all rows.
     let locked = lock_free(host, rows, target, &mut shards, now, amount)?;
-    Ok(locked.map(|locked| LockedRows::of(shards.into(), locked)))
+    Ok(locked.map(|locked| Contents::of(shards, locked)))
 }
