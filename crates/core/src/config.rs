@@ -36,6 +36,7 @@
 //! [`ConfigError`]. Nothing here depends on settings of the process or the machine.
 
 use crate::fields::{FLAG, FieldError, Fields, Reader, TEXT};
+use crate::kinds::Unlimited;
 use crate::text::{json_number, quoted, shortened};
 use crate::{Kind, Limit, Micros};
 
@@ -118,6 +119,21 @@ pub struct Definition {
     /// Whether the caller has to refuse calls without a key (`Some(true)`) or with one (`Some(false)`);
     /// `None`: neither.
     pub keyed: Option<bool>,
+}
+
+impl Definition {
+    /// The definition of a name without a limit.
+    pub fn unlimited() -> Definition {
+        Definition {
+            limit: Limit::Unlimited(Unlimited),
+            store: StoreKind::Table,
+            names_store: false,
+            save: None,
+            names_save: false,
+            enforce: true,
+            keyed: None,
+        }
+    }
 }
 
 impl PartialEq for Definition {

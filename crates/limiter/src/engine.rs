@@ -42,6 +42,9 @@ struct Part<'a> {
     decided: Decided,
 }
 
+/// The parts of a call, in the order of name and key.
+type Parts<'a> = Vec<Part<'a>>;
+
 impl<'a> Part<'a> {
     /// Decides an ask at an instant after the contents were read.
     fn decide(
@@ -75,18 +78,19 @@ impl<'a> Part<'a> {
             return Ok(());
         }
         let always = decided.answer.blocked.is_some() && !target.definition.enforce;
-        let refused = |decided: &Decided| decided.answers().find(|answer| !answer.ok).cloned();
+        let refused = |decided: &Decided| {
+            decided.answers().find(|answer| !answer.ok).map(|answer| answer.retry_after)
+        };
         let decide = |state: &State, at: Micros| {
-            let shards = Shards::new(limit, from_ref(state));
-            match ask.decide_unblocked(host, &shards, own.as_ref().map(|own| &own.hold), at) {
-                Ok(decided) => match refused(&decided) {
-                    None => (true, None),
-                    Some(refused) => (always, refused.retry_after),
-                },
+            let (shards, own) = (Shards::new(limit, from_ref(state)), own.as_ref());
+            let decided = ask.decide_unblocked(host, &shards, own.map(|own| &own.hold), at);
+            match decided.map(|decided| refused(&decided)) {
+                Ok(None) => (true, None),
+                Ok(Some(wait)) => (always, wait),
                 Err(_) => (false, None),
             }
         };
-        let denied = refused(decided).and_then(|refused| refused.retry_after);
+        let denied = refused(decided).flatten();
         let wait = expiry::wait(host, target, found, decided.answer.now, denied, decide)?;
         for answer in decided.answers_mut().filter(|answer| !answer.ok) {
             answer.retry_after = wait;
@@ -226,8 +230,8 @@ fn make<H: Host>(host: &H, rows: &dyn Rows, asks: &[Ask]) -> Result<Outcome> {
         if !ok || !parts.iter().any(|part| part.decided.changes()) {
             return Ok(Outcome { decided: unchanged(parts), ok });
         }
-        let (commit, mut refused) = (Commit { host, rows, asks, extent }, None);
-        let made = host.attempt(|| commit.run(parts, &mut refused));
+        let mut commit = Commit { host, rows, asks, extent, refused: None };
+        let made = host.attempt(|| commit.run(parts));
         extent = extent.max(Extent::All);
         match (made, asks) {
             // No token of a credit may be lost.
@@ -242,7 +246,7 @@ fn make<H: Host>(host: &H, rows: &dyn Rows, asks: &[Ask]) -> Result<Outcome> {
             (Ok(Some(decided)), _) => return Ok(Outcome { decided, ok: true }),
             (Ok(None), _) => {}
         }
-        if let Some(decided) = refused {
+        if let Some(decided) = commit.refused {
             return Ok(Outcome { decided, ok: false });
         }
     }
@@ -253,10 +257,10 @@ fn make<H: Host>(host: &H, rows: &dyn Rows, asks: &[Ask]) -> Result<Outcome> {
 /// count.
 pub(crate) fn settle<H: Host>(host: &H, asks: &[Ask]) -> Result<Vec<Decided>> {
     host.with_rows(RowAccess::Write, |rows| {
-        let commit = Commit { host, rows, asks, extent: Extent::All };
+        let mut commit = Commit { host, rows, asks, extent: Extent::All, refused: None };
         for _ in 0..TRIES {
             host.check_for_interrupts();
-            if let Some(decided) = commit.run(Vec::new(), &mut None)? {
+            if let Some(decided) = commit.run(Vec::new())? {
                 return Ok(decided);
             }
         }
@@ -265,18 +269,14 @@ pub(crate) fn settle<H: Host>(host: &H, asks: &[Ask]) -> Result<Vec<Decided>> {
 }
 
 /// The decisions, with the levels of the unchanged limits.
-fn unchanged(mut parts: Vec<Part>) -> Vec<Decided> {
+fn unchanged(mut parts: Parts) -> Vec<Decided> {
     parts.iter_mut().for_each(Part::set_level);
     parts.into_iter().map(|part| part.decided).collect()
 }
 
 /// Reads and decides asks on the latest state, without locks. `rows` is `None` if no limit is in the table. Denials
 /// count the holds that will expire.
-fn peek<'a>(
-    host: &impl Host,
-    rows: Option<&dyn Rows>,
-    asks: &'a [Ask<'a>],
-) -> Result<Vec<Part<'a>>> {
+fn peek<'a>(host: &impl Host, rows: Option<&dyn Rows>, asks: &'a [Ask<'a>]) -> Result<Parts<'a>> {
     let first = read(host, rows, asks)?;
     let Some(rows) = rows else { return Ok(first) };
     // A hold may have been settled between the reads of its row and of the limit's.
@@ -308,11 +308,7 @@ fn peek<'a>(
 }
 
 /// Reads and decides asks at one instant, on the latest state, without locks.
-fn read<'a>(
-    host: &impl Host,
-    rows: Option<&dyn Rows>,
-    asks: &'a [Ask<'a>],
-) -> Result<Vec<Part<'a>>> {
+fn read<'a>(host: &impl Host, rows: Option<&dyn Rows>, asks: &'a [Ask<'a>]) -> Result<Parts<'a>> {
     for _ in 0..TRIES {
         let mut seen = Vec::with_capacity(asks.len());
         for ask in asks {

@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::rc::Rc;
 
 use ratelimit_core::config::{Definition, StoreKind};
-use ratelimit_core::kinds::Unlimited;
 use ratelimit_core::{Kind, Limit, Micros, State};
 
 use crate::error::{LimiterError, Result};
@@ -98,16 +97,7 @@ impl<'a> Target<'a> {
         blocked_until: Option<Micros>,
     ) -> Target<'a> {
         let is_defined = definition.is_some();
-        let unlimited = || Definition {
-            limit: Limit::Unlimited(Unlimited),
-            store: StoreKind::Table,
-            names_store: false,
-            save: None,
-            names_save: false,
-            enforce: true,
-            keyed: None,
-        };
-        let definition = definition.unwrap_or_else(|| Rc::new(unlimited()));
+        let definition = definition.unwrap_or_else(|| Rc::new(Definition::unlimited()));
         Target { is_defined, ..Target::defined::<H>(name, key, definition, blocked_until) }
     }
 
@@ -226,7 +216,7 @@ impl<'a> Target<'a> {
         let kind = self.limit().kind();
         match self.store == Store::Nowhere || kind.has_leases() == leases {
             true => Ok(()),
-            false => Err(LimiterError::NotForKind { function, kind }),
+            false => Err(LimiterError::NotForKind(function, kind)),
         }
     }
 }
@@ -260,7 +250,7 @@ fn in_call<H: Host>(
 pub fn undefined(name: Cow<str>, missing_plan: Option<&str>) -> LimiterError {
     let name = name.into_owned();
     match missing_plan {
-        Some(plan) => LimiterError::UndefinedPlan { name, plan: plan.into() },
+        Some(plan) => LimiterError::UndefinedPlan(name, plan.into()),
         None => LimiterError::Undefined(name, Kind::TokenBucket),
     }
 }

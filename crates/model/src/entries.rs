@@ -108,7 +108,8 @@ impl LockedEntries for LockedPartition<'_> {
             found
         };
         let state = found.map(|Total(state)| state);
-        let gone = state.is_none().then(|| match id.pool {
+        let is_full = state.is_none() && !self.0.has(Flaw::GoneEntryOverlooked);
+        let gone = is_full.then(|| match id.pool {
             Pool::Saved => self.absent().evictions,
             _ => self.gone(),
         });

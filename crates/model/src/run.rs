@@ -214,8 +214,13 @@ impl Transaction for Run<'_> {
         let reply = self.at_once(Primitive::Draw);
         let StepReply::Number(number) = reply else { unreachable!("{reply:?}") };
         let drawn = 16 * self.session as u64 + u64::from(number);
+        let id = match () {
+            _ if self.has(Flaw::IdDrawnTwice) => 1,
+            _ if self.has(Flaw::IdOfClock) => self.now().0 as u64,
+            _ => 1 + drawn,
+        };
         // Lease ids are made of the bits from the twelfth on.
-        Ok(if self.has(Flaw::IdDrawnTwice) { 1 } else { 1 + drawn } << 12)
+        Ok(id << 12)
     }
 
     fn below(&self, end: usize) -> usize {
@@ -230,7 +235,8 @@ impl Transaction for Run<'_> {
     fn attempt<T>(&self, work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>> {
         self.at_once(Primitive::BeginSub);
         let result = work();
-        if matches!(result, Ok(Some(_))) {
+        let is_kept = self.has(Flaw::DeniedRowKept) && result.is_ok();
+        if is_kept || matches!(result, Ok(Some(_))) {
             self.at_once(Primitive::ReleaseSub);
         } else {
             self.step(Primitive::RollbackSub);

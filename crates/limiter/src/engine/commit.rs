@@ -3,7 +3,7 @@
 use ratelimit_core::{Micros, Shards};
 use ratelimit_faults::Fault;
 
-use super::{Part, memory};
+use super::{Part, Parts, memory};
 use crate::change::held::{HoldChange, Settlement, random_id};
 use crate::change::{Ask, Change, Decided};
 use crate::error::{LimiterError, Result};
@@ -12,7 +12,7 @@ use crate::request::Take;
 use crate::stores;
 use crate::stores::expiry;
 use crate::stores::shards::{self, Contents, Extent};
-use crate::target::Store;
+use crate::target::{Store, Target};
 
 /// A try to make all asks of a call.
 pub(super) struct Commit<'c, H> {
@@ -21,19 +21,17 @@ pub(super) struct Commit<'c, H> {
     pub(super) asks: &'c [Ask<'c>],
     /// How many rows of limits with shards it locks.
     pub(super) extent: Extent,
+    /// The decisions, once they have refused the call.
+    pub(super) refused: Option<Vec<Decided>>,
 }
 
 impl<'c, H: Host> Commit<'c, H> {
     /// Locks the rows of the asks, which were `seen` before unless they are settlements, decides, and writes. `None`:
-    /// the rows must be read again, or the call is `refused`.
+    /// the rows must be read again, or the call is refused.
     ///
     /// # Errors
     /// [`LimiterError::Busy`]: rows are locked and can't be waited for.
-    pub(super) fn run(
-        &self,
-        seen: Vec<Part<'c>>,
-        refused: &mut Option<Vec<Decided>>,
-    ) -> Result<Option<Vec<Decided>>> {
+    pub(super) fn run(&mut self, seen: Parts<'c>) -> Result<Option<Vec<Decided>>> {
         let Some(mut locked) = self.lock(seen)? else { return Ok(None) };
         let Some(now) = self.apply_expired(&mut locked)? else { return Ok(None) };
         let (mut parts, mut suffice) = (Vec::with_capacity(locked.len()), true);
@@ -58,7 +56,7 @@ impl<'c, H: Host> Commit<'c, H> {
                 for part in parts.iter_mut().filter(|part| part.waits()) {
                     part.count_expiries(self.host)?;
                 }
-                *refused = Some(super::unchanged(parts));
+                self.refused = Some(super::unchanged(parts));
             }
             return Ok(None);
         }
@@ -80,14 +78,14 @@ impl<'c, H: Host> Commit<'c, H> {
         }
         let decided = parts.into_iter().map(|part| part.decided).collect();
         if is_refused {
-            *refused = Some(decided);
+            self.refused = Some(decided);
             return Ok(None);
         }
         Ok(Some(decided))
     }
 
     /// Locks the rows to change, limit by limit. `None`: they must be read again.
-    fn lock(&self, seen: Vec<Part<'c>>) -> Result<Option<Vec<Contents<'c>>>> {
+    fn lock(&self, seen: Parts<'c>) -> Result<Option<Vec<Contents<'c>>>> {
         let mut seen = seen.into_iter();
         let lock = |ask: &'c Ask<'c>| {
             self.host.check_for_interrupts();
@@ -101,7 +99,17 @@ impl<'c, H: Host> Commit<'c, H> {
         self.asks.iter().map(lock).collect::<Option<Result<_>>>().transpose()
     }
 
+    /// Whether to wait for locked rows of a key: not if the transaction has locked one, under any number of shards.
+    fn may_wait(&self, target: &Target) -> bool {
+        self.extent == Extent::AllWaiting
+            || self.host.own_rows(target.name, target.key).is_empty()
+            || Fault::OwnRowsOverlooked.is_on()
+    }
+
     /// Locks the rows of a limit that a decision changes. `None`: they must be read again.
+    ///
+    /// # Errors
+    /// [`LimiterError::Busy`]: other rows are locked while this transaction holds one.
     fn lock_seen(&self, part: Part<'c>) -> Result<Option<Contents<'c>>> {
         let Part { ask, contents, decided } = part;
         if ask.is_in_memory() || !decided.changes() {
@@ -110,9 +118,17 @@ impl<'c, H: Host> Commit<'c, H> {
         let shards = contents.found.shards;
         let is_dry_take = ask.change.is_take() && !decided.answer.enforced;
         let seen = is_dry_take.then(|| shards.clone());
-        let few = amount(ask, &shards, &decided).map(|amount| (shards, amount));
-        let alone = self.asks.len() == 1;
-        match (shards::lock(self.host, self.rows, &ask.target, few, self.extent, alone), seen) {
+        let (&Commit { host, rows, extent, .. }, target) = (self, &ask.target);
+        // Rows of another number of shards are resharded, under the locks of all.
+        let may_be_few = extent == Extent::Few && target.limit().shards() > 1 && shards.are_equal();
+        let (wait, alone) = (self.may_wait(target), self.asks.len() == 1);
+        let few = if may_be_few { amount(ask, &shards, &decided) } else { None };
+        let locked = match few {
+            // A call with no other limit may wait for one of several rows.
+            Some(amount) => shards::lock_few(host, rows, target, shards, amount, alone && wait),
+            None => shards::lock_all(host, rows, target, wait),
+        };
+        match (locked, seen) {
             (Err(LimiterError::Busy), Some(seen)) => {
                 Ok(Some(Contents { are_others: true, ..Contents::read(seen) }))
             }
@@ -126,7 +142,7 @@ impl<'c, H: Host> Commit<'c, H> {
         let (&Commit { host, rows, .. }, target) = (self, &ask.target);
         let are_others = one.counts(target);
         if are_others {
-            match shards::lock(host, rows, target, None, Extent::All, true) {
+            match shards::lock_all(host, rows, target, self.may_wait(target)) {
                 Err(LimiterError::Busy) if target.store != Store::Row => {}
                 locked => return locked,
             }
@@ -190,12 +206,10 @@ impl<'c, H: Host> Commit<'c, H> {
 
     /// Deletes the hold to settle, unless another session has it; returns whether it waited for that session.
     fn delete(&self, settlement: &Settlement, contents: &mut Contents) -> Result<bool> {
-        let HoldRow { id, name, key, hold, .. } = settlement.row;
+        let &HoldRow { ref id, ref name, ref key, hold, .. } = settlement.row;
         contents.own = match self.host.with_holds(|holds| holds.delete(id, name, key))? {
             Deleted::Waited => return Ok(true),
-            Deleted::Row(row) if Fault::HoldReadFirst.is_on() => {
-                Some(HoldRow { hold: *hold, ..row })
-            }
+            Deleted::Row(row) if Fault::HoldReadFirst.is_on() => Some(HoldRow { hold, ..row }),
             Deleted::Row(row) => Some(row),
             Deleted::Gone => Fault::GoneHoldSettled.is_on().then(|| settlement.row.clone()),
         };
@@ -241,9 +255,7 @@ impl<'c, H: Host> Commit<'c, H> {
 
 /// The tokens by which a decision changes shards, to be made in some of their rows; `None`: it takes all of them.
 fn amount(ask: &Ask, shards: &Shards, decided: &Decided) -> Option<f64> {
-    let (Store::Shards(_), Some(after)) = (ask.target.store, &decided.after) else {
-        return Some(0.0);
-    };
+    let Some(after) = &decided.after else { return Some(0.0) };
     let now = decided.answer.now;
     let amount = after.value() - shards.total(now).value();
     // All rows share a debt, which is paid back first; so is use beyond a config that has changed.

@@ -192,8 +192,7 @@ impl<H: Host> OneRow<'_, H> {
             let Some((decided, after)) = decided else { return Ok(None) };
             let Some(mut after) = after else {
                 unchanged = Some((decided, row));
-                let kept = unchanged.take_if(|_| Fault::DeniedRowKept.is_on());
-                return Ok(kept.map(|(decided, _)| decided));
+                return Ok(None);
             };
             if begins_anew {
                 expiry::forget(host, id)?;

@@ -5,7 +5,7 @@ use ratelimit_faults::Fault;
 
 use super::super::expiry::{self, Found};
 use super::choose::{lock_free, own_shard, rows_with_room};
-use super::contents::{lock_all, row_of};
+use super::contents::row_of;
 use super::room;
 use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Host, Rows, Stored, TupleId, Version};
@@ -135,36 +135,9 @@ pub(crate) enum Extent {
     AllWaiting,
 }
 
-/// Locks the rows of a key: all, row 0 first, unless fewer suffice. `few`: its shards, read before, and the number of
-/// tokens to add or take, if that can be done in some of them. `alone`: the call has no other limit, so it may wait for
-/// one of several rows. `None`: the rows must be read again, or don't suffice.
-///
-/// # Errors
-/// [`LimiterError::Busy`]: other rows are locked while this transaction holds one.
-pub(crate) fn lock<'a, H: Host>(
-    host: &H,
-    rows: &dyn Rows,
-    target: &'a Target<'a>,
-    few: Option<(Shards<'a>, f64)>,
-    extent: Extent,
-    alone: bool,
-) -> Result<Option<Contents<'a>>> {
-    // A transaction waits for no row of a key of which it has locked one, under any number of shards.
-    let wait = extent == Extent::AllWaiting
-        || host.own_rows(target.name, target.key).is_empty()
-        || Fault::OwnRowsOverlooked.is_on();
-    // Rows of another number of shards are resharded, under the locks of all.
-    match few.filter(|(shards, _)| extent == Extent::Few && shards.are_equal()) {
-        Some((shards, amount)) if target.limit().shards() > 1 => {
-            lock_few(host, rows, target, shards, amount, alone && wait)
-        }
-        _ => lock_all(host, rows, target, wait),
-    }
-}
-
-/// Locks one row with room for the whole change, or several unlocked ones. With `wait`, waits for one if all that have
-/// room are locked.
-fn lock_few<'a, H: Host>(
+/// Locks one row with room for the whole change of equal shards that were read before, or several unlocked ones. With
+/// `wait`, waits for one if all that have room are locked. `None`: they don't suffice.
+pub(crate) fn lock_few<'a, H: Host>(
     host: &H,
     rows: &dyn Rows,
     target: &'a Target<'a>,

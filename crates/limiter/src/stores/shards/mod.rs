@@ -22,7 +22,7 @@ use crate::ports::{Host, Rows, Stored};
 pub(crate) use choose::apply_to_one_shard;
 pub(crate) use contents::lock_all;
 use contents::{shard_limit_of, shards_of};
-pub(crate) use locked::{Contents, Extent, lock};
+pub(crate) use locked::{Contents, Extent, lock_few};
 
 /// The tokens by which a shard can change in the direction of `amount`: those available, or
 /// the room up to its capacity.
