@@ -19,7 +19,7 @@ use ratelimit_core::{Micros, Shards, State};
 
 use crate::change::{Ask, Change, Decided, Mode};
 use crate::error::{LimiterError, Result};
-use crate::ports::{HoldRow, Host, Row, RowAccess, Rows, TRIES};
+use crate::ports::{HoldRow, Host, Row, RowAccess, Rows, tries};
 use crate::request::Answer;
 use crate::stores;
 use crate::stores::expiry;
@@ -223,12 +223,11 @@ pub(crate) fn short<H: Host>(host: &H, rows: &dyn Rows, ask: &Ask) -> Result<Opt
 /// Makes all of the asks, of which some are in the table, or none.
 fn make<H: Host>(host: &H, rows: &dyn Rows, asks: &[Ask]) -> Result<Outcome> {
     let mut extent = Extent::Few;
-    for _ in 0..TRIES {
-        host.check_for_interrupts();
+    tries(host, || {
         let parts = peek(host, Some(rows), asks)?;
         let ok = parts.iter().all(|part| part.decided.passes());
         if !ok || !parts.iter().any(|part| part.decided.changes()) {
-            return Ok(Outcome { decided: unchanged(parts), ok });
+            return Ok(Some(Outcome { decided: unchanged(parts), ok }));
         }
         let mut commit = Commit { host, rows, asks, extent, refused: None };
         let made = host.attempt(|| commit.run(parts));
@@ -236,21 +235,18 @@ fn make<H: Host>(host: &H, rows: &dyn Rows, asks: &[Ask]) -> Result<Outcome> {
         match (made, asks) {
             // No token of a credit may be lost.
             (Err(LimiterError::Busy), [credit @ Ask { change: Change::Credit { .. }, .. }]) => {
-                if let Some(decided) = shards::credit_own(host, rows, credit)? {
-                    return Ok(Outcome { decided: vec![decided], ok: true });
-                }
                 extent = Extent::AllWaiting;
+                let decided = shards::credit_own(host, rows, credit)?;
+                Ok(decided.map(|decided| Outcome { decided: vec![decided], ok: true }))
             }
-            (Err(LimiterError::Busy), _) => return at_once(host, rows, asks),
-            (Err(error), _) => return Err(error),
-            (Ok(Some(decided)), _) => return Ok(Outcome { decided, ok: true }),
-            (Ok(None), _) => {}
+            (Err(LimiterError::Busy), _) => at_once(host, rows, asks).map(Some),
+            (made, _) => {
+                let made = made?;
+                let ok = made.is_some();
+                Ok(made.or(commit.refused).map(|decided| Outcome { decided, ok }))
+            }
         }
-        if let Some(decided) = commit.refused {
-            return Ok(Outcome { decided, ok: false });
-        }
-    }
-    Err(LimiterError::not_written())
+    })
 }
 
 /// Settles holds; the asks are in the order of name and key. Decides only under the locks, since the holds' contents
@@ -258,13 +254,7 @@ fn make<H: Host>(host: &H, rows: &dyn Rows, asks: &[Ask]) -> Result<Outcome> {
 pub(crate) fn settle<H: Host>(host: &H, asks: &[Ask]) -> Result<Vec<Decided>> {
     host.with_rows(RowAccess::Write, |rows| {
         let mut commit = Commit { host, rows, asks, extent: Extent::All, refused: None };
-        for _ in 0..TRIES {
-            host.check_for_interrupts();
-            if let Some(decided) = commit.run(Vec::new())? {
-                return Ok(decided);
-            }
-        }
-        Err(LimiterError::not_written())
+        tries(host, || commit.run(Vec::new()))
     })
 }
 
@@ -292,24 +282,19 @@ fn peek<'a>(host: &impl Host, rows: Option<&dyn Rows>, asks: &'a [Ask<'a>]) -> R
     // Reads again while a row changes: a wait would then be of a state that never was. A settlement, say, gives tokens
     // to the row and takes the hold away.
     let mut before = versions()?;
-    for _ in 0..TRIES {
-        host.check_for_interrupts();
+    tries(host, || {
         let mut parts = read(host, Some(rows), asks)?;
         for part in parts.iter_mut().filter(|part| part.waits()) {
             part.count_expiries(host)?;
         }
-        let after = versions()?;
-        if after == before {
-            return Ok(parts);
-        }
-        before = after;
-    }
-    Err(LimiterError::not_written())
+        let seen = std::mem::replace(&mut before, versions()?);
+        Ok((seen == before).then_some(parts))
+    })
 }
 
 /// Reads and decides asks at one instant, on the latest state, without locks.
 fn read<'a>(host: &impl Host, rows: Option<&dyn Rows>, asks: &'a [Ask<'a>]) -> Result<Parts<'a>> {
-    for _ in 0..TRIES {
+    tries(host, || {
         let mut seen = Vec::with_capacity(asks.len());
         for ask in asks {
             host.check_for_interrupts();
@@ -317,15 +302,14 @@ fn read<'a>(host: &impl Host, rows: Option<&dyn Rows>, asks: &'a [Ask<'a>]) -> R
         }
         let now = host.now();
         if seen.iter().any(|(ask, seen)| seen.is_over(&ask.target, now)) {
-            continue;
+            return Ok(None);
         }
         let decide = |(ask, seen)| {
             host.check_for_interrupts();
             Part::decide(host, ask, seen, now)
         };
-        return seen.into_iter().map(decide).collect();
-    }
-    Err(LimiterError::not_written())
+        seen.into_iter().map(decide).collect::<Result<_>>().map(Some)
+    })
 }
 
 /// Reads a limit's contents and the hold with the call's id, as if expired holds were applied, unless they don't

@@ -16,11 +16,25 @@ use std::rc::Rc;
 use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
 
-use crate::error::Result;
+use crate::error::{LimiterError, Result};
 
 /// The most tries of a call: it tries again if a concurrent session has inserted or deleted the row between two
 /// statements.
 pub const TRIES: u32 = 1000;
+
+/// Tries `work` until it returns something.
+pub(crate) fn tries<T>(
+    host: &impl Transaction,
+    mut work: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    for _ in 0..TRIES {
+        host.check_for_interrupts();
+        if let Some(done) = work()? {
+            return Ok(done);
+        }
+    }
+    Err(LimiterError::not_written())
+}
 
 /// A name and a key, in the server's encoding.
 pub type Key = (Vec<u8>, Vec<u8>);
