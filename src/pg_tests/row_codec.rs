@@ -108,14 +108,11 @@ mod tests {
                         assert!(of_key.len() == 1 && same(&of_key[0].1.stored, expected), "{what}");
                         let after =
                             with_rows(|rows| rows.read_after((id.name, b""), true, 1000)).unwrap();
-                        let found =
-                            after.iter().filter(|row| row.key == id.key).collect::<Vec<_>>();
-                        assert_eq!(found.len(), 1, "{what}");
-                        assert!(
-                            found[0].name == id.name && same(&found[0].row.1.stored, expected),
-                            "{what}"
-                        );
-                        assert_eq!(found[0].row.1.holds_due, version.holds_due, "{what}");
+                        let mut found = after.iter().filter(|((_, key), _)| key == id.key);
+                        let Some(((name, _), (_, row))) = found.next() else { panic!("{what}") };
+                        assert!(found.next().is_none(), "{what}");
+                        assert!(name == id.name && same(&row.stored, expected), "{what}");
+                        assert_eq!(row.holds_due, version.holds_due, "{what}");
                     }
                 }
             }

@@ -39,6 +39,20 @@ pub(crate) fn tries<T>(
 /// A name and a key, in the server's encoding.
 pub type Key = (Vec<u8>, Vec<u8>);
 
+/// A [`Key`] of another owner.
+pub type KeyRef<'a> = (&'a [u8], &'a [u8]);
+
+/// The keys to list, in the server's encoding.
+#[derive(Clone, Copy, Default)]
+pub struct Listing<'a> {
+    /// Only keys of this name.
+    pub name: Option<&'a [u8]>,
+    /// Only this key.
+    pub key: Option<&'a [u8]>,
+    /// Only keys after this name and key, where they are listed in order.
+    pub after: Option<KeyRef<'a>>,
+}
+
 /// The use of the rows, which determines the lock on their table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RowAccess {
@@ -135,8 +149,8 @@ pub trait Transaction {
     /// back, which releases its locks.
     fn attempt<T>(&self, work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>>;
 
-    /// Runs `work` as [`attempt`](Transaction::attempt), and waits for no lock in it for longer than `limit`, nor than the
-    /// session does: `None` also after that. Returns the time that it took, too.
+    /// Runs `work` as [`attempt`](Transaction::attempt), and waits for no lock in it for longer than `limit`, nor than
+    /// the session does: `None` also after that. Returns the time that it took, too.
     fn attempt_within<T>(
         &self,
         limit: Micros,
@@ -177,20 +191,15 @@ pub trait Definitions {
     /// Whether the caller may define limits, and so pass a config for a defined one.
     fn may_define(&self) -> bool;
 
-    /// Reads the blocks in force, of one name or one key if given, in the order of name and key.
-    fn blocks_in_force(&self, name: Option<&[u8]>, key: Option<&[u8]>)
-    -> Result<Vec<(Key, Block)>>;
+    /// Reads the blocks in force of a listing, in the order of name and key.
+    fn blocks_in_force(&self, listing: Listing) -> Result<Vec<(Key, Block)>>;
 
-    /// Reads the names and keys that an override or its plan exempts, with the definition that exempts them, of one
-    /// name or one key if given. If both are given, the key counts also if its name exempts it.
+    /// Reads the names and keys of a listing that an override or its plan exempts, with the definition that exempts
+    /// them. If both name and key are given, the key counts also if its name exempts it.
     ///
     /// # Errors
     /// [`LimiterError::StoredConfig`](crate::error::LimiterError::StoredConfig) (22023).
-    fn exempt_keys(
-        &self,
-        name: Option<&[u8]>,
-        key: Option<&[u8]>,
-    ) -> Result<Vec<(Key, Rc<Definition>)>>;
+    fn exempt_keys(&self, listing: Listing) -> Result<Vec<(Key, Rc<Definition>)>>;
 
     /// Parses the config of a hold.
     ///

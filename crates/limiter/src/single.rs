@@ -209,7 +209,7 @@ pub fn reset<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<bool> {
         let keyed = definition.keyed.filter(|&keyed| keyed);
         check_key::<H>(name, key, keyed, &definition.limit)?;
     }
-    stores::forget(host, name, key, definition.as_ref())
+    stores::forget(host, (name, key), definition.as_ref())
 }
 
 /// Resets every key of a name, and adds the number of keys that had a state to `count`, also if it ends with an error,

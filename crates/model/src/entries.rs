@@ -1,6 +1,7 @@
 //! The entries of memory. Everything done under a partition's lock is one step.
 
 use ratelimit_core::State;
+use ratelimit_faults::Fault;
 use ratelimit_limiter::ports::{
     Absent, Entries, Id, Key, LockedEntries, Pool, Retention, RowId, Seen,
 };
@@ -32,6 +33,8 @@ impl Entries for Run<'_> {
     }
 
     fn load(&self, id: Id, _: RowId, state: Option<&State>, absent: Absent) -> bool {
+        let late = Fault::EvictionsCountedLate.is_on().then(|| self.read(id).err()).flatten();
+        let absent = late.unwrap_or(absent);
         let before = (absent.evictions as u8, absent.on_standby);
         let load = Primitive::LoadSaved(id.key[0] as u8, state.cloned().map(Total), before);
         let _locked = self.lock(&[id]);

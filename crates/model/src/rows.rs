@@ -1,8 +1,10 @@
 //! The rows of the table, in steps.
 
+use ratelimit_core::{Micros, State};
+use ratelimit_faults::Fault;
 use ratelimit_limiter::error::{LimiterError, Result};
 use ratelimit_limiter::ports::{
-    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, TupleId, Version,
+    KeyRef, KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId, Version,
 };
 
 use crate::content::Content;
@@ -113,13 +115,13 @@ impl Rows for Run<'_> {
         Ok(rows.map(|(place, row)| (place.shard, row)).filter(|(shard, _)| wanted(shard)).collect())
     }
 
-    fn read_after(&self, after: (&[u8], &[u8]), _: bool, rows: i64) -> Result<Vec<KeyedRow>> {
+    fn read_after(&self, after: KeyRef, _: bool, rows: i64) -> Result<Vec<KeyedRow>> {
         let row = |(place, row): (RowKey, Row)| {
             let key = KEYS[usize::from(place.key)].to_vec();
-            KeyedRow { name: NAME.to_vec(), key, row: (place.shard, row) }
+            ((NAME.to_vec(), key), (place.shard, row))
         };
         let found = self.rows(Primitive::ReadAll).into_iter().map(row);
-        let wanted = found.filter(|row| (&row.name[..], &row.key[..]) > after);
+        let wanted = found.filter(|((name, key), _)| (&name[..], &key[..]) > after);
         Ok(wanted.take(rows as usize).collect())
     }
 
@@ -140,7 +142,13 @@ impl Rows for Run<'_> {
     }
 
     fn update(&self, id: RowId, locked: TupleId, version: &Version) -> Result<()> {
-        let update = Primitive::Update(tid(locked), place(id), Content::Limit(version.clone()));
+        let mut version = version.clone();
+        if let (Stored::State(State::Tokens(tokens)), true) =
+            (&mut version.stored, Fault::RefilledTwice.is_on())
+        {
+            tokens.ts = tokens.ts.minus(Micros::SECOND);
+        }
+        let update = Primitive::Update(tid(locked), place(id), Content::Limit(version));
         // The row is locked: no session sees the new version before the commit.
         let done = self.was(self.at_once(update));
         if done { Ok(()) } else { Err(LimiterError::not_written()) }
@@ -192,7 +200,7 @@ impl Rows for Run<'_> {
             if let Some(row) = self.found(Primitive::Lock(tid(seen.tuple), place)) {
                 self.at_once(Primitive::Delete(tid(row.tuple)));
                 let key = KEYS[usize::from(place.key)].to_vec();
-                deleted.push(KeyedRow { name: name.to_vec(), key, row: (place.shard, row) });
+                deleted.push(((name.to_vec(), key), (place.shard, row)));
             }
         }
         Ok(Some(deleted))

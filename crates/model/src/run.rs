@@ -10,7 +10,7 @@ use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
 use ratelimit_limiter::error::{LimiterError, Result};
 use ratelimit_limiter::ports::{
-    Block, Counted, Defined, Definitions, Holds, Host, Id, Key, KeyHolds, RowAccess, Rows,
+    Block, Counted, Defined, Definitions, Holds, Host, Id, Key, KeyHolds, Listing, RowAccess, Rows,
     Transaction,
 };
 use ratelimit_limiter::target::{FOREVER, Store, has_no_rows};
@@ -283,15 +283,11 @@ impl Definitions for Run<'_> {
         true
     }
 
-    fn blocks_in_force(&self, _: Option<&[u8]>, _: Option<&[u8]>) -> Result<Vec<(Key, Block)>> {
+    fn blocks_in_force(&self, _: Listing) -> Result<Vec<(Key, Block)>> {
         Ok(Vec::new())
     }
 
-    fn exempt_keys(
-        &self,
-        _: Option<&[u8]>,
-        _: Option<&[u8]>,
-    ) -> Result<Vec<(Key, Rc<Definition>)>> {
+    fn exempt_keys(&self, _: Listing) -> Result<Vec<(Key, Rc<Definition>)>> {
         Ok(Vec::new())
     }
 

@@ -4,7 +4,7 @@ use std::ops::Deref;
 
 use ratelimit_core::{Limit, Micros, State};
 
-use super::Key;
+use super::{Key, KeyRef};
 use crate::error::Result;
 
 /// The primary key of a row.
@@ -16,6 +16,13 @@ pub struct RowId<'a> {
     pub key: &'a [u8],
     /// The shard number; 0 without shards.
     pub shard: i32,
+}
+
+impl<'a> RowId<'a> {
+    /// The primary key of a key's row 0.
+    pub fn first((name, key): &'a Key) -> RowId<'a> {
+        RowId { name, key, shard: 0 }
+    }
 }
 
 /// The contents of a row's columns.
@@ -154,22 +161,13 @@ impl PartialEq for Row {
 pub type ShardRow = (i32, Row);
 
 /// A row with its whole primary key.
-pub struct KeyedRow {
-    /// As in [`RowId`].
-    pub name: Vec<u8>,
-    /// As in [`RowId`].
-    pub key: Vec<u8>,
-    /// The row with its shard number.
-    pub row: ShardRow,
-}
+pub type KeyedRow = (Key, ShardRow);
 
 /// A key and its rows.
 #[derive(Clone, Debug)]
 pub struct KeyRows {
-    /// As in [`RowId`].
-    pub name: Vec<u8>,
-    /// As in [`RowId`].
-    pub key: Vec<u8>,
+    /// Its name and key.
+    pub key: Key,
     /// All its rows, in ascending order of their shard numbers.
     pub rows: Vec<ShardRow>,
 }
@@ -181,8 +179,7 @@ impl KeyRows {
             let version = row.with(Stored::Reset { ts: Micros(0) });
             (*shard, Row { version, tuple: row.tuple })
         };
-        let (name, key) = (self.name.clone(), self.key.clone());
-        KeyRows { name, key, rows: self.rows.iter().map(row).collect() }
+        KeyRows { key: self.key.clone(), rows: self.rows.iter().map(row).collect() }
     }
 }
 
@@ -232,12 +229,7 @@ pub trait Rows {
 
     /// Reads at most `rows` rows after (name, key), in the order of name, key and shard, as [`read`](Rows::read); with
     /// `same_name`, only rows of that name.
-    fn read_after(
-        &self,
-        after: (&[u8], &[u8]),
-        same_name: bool,
-        rows: i64,
-    ) -> Result<Vec<KeyedRow>>;
+    fn read_after(&self, after: KeyRef, same_name: bool, rows: i64) -> Result<Vec<KeyedRow>>;
 
     /// Returns the (name, key) of a random row; `None`: none was found.
     fn random_key(&self) -> Result<Option<Key>>;

@@ -3,19 +3,20 @@
 //!
 //! A row names the first expiry of a hold of its key, so that a call without holds compares one number. Expired holds
 //! are applied under the lock of the row; calls that only look compute that on a copy. While the limit is undefined,
-//! exempt, or of a kind or store without holds, expired holds wait.
+//! exempt, or of a kind or store without holds, expired holds wait. Those of keys without calls, and of limits that
+//! have got shards since, come back when they are pruned.
 
+use std::ops::ControlFlow;
 use std::rc::Rc;
 
-use ratelimit_core::config::Definition;
+use ratelimit_core::config::{Definition, StoreKind};
 use ratelimit_core::hold::{Expiry, Hold, MAX_EXPIRIES, after_expiries, retry_after};
 use ratelimit_core::{Micros, Shards, State};
-
 use ratelimit_faults::Fault;
 
-use super::memory;
+use super::{lock_or_busy, shards};
 use crate::error::{LimiterError, Result};
-use crate::ports::{HoldRow, Host, Row, RowId, Rows, Stored, TRIES, Version};
+use crate::ports::{HoldRow, Host, KeyRef, Listing, Row, RowId, Rows, Stored, TRIES, Version};
 use crate::target::{FOREVER, Store, Target, after_block, if_valid};
 
 /// The contents of a limit as they were read, and when holds of its key are due.
@@ -33,13 +34,7 @@ impl<'a> From<Shards<'a>> for Found<'a> {
     }
 }
 
-impl<'a> Found<'a> {
-    /// A limit with this state in memory, without holds; see [`memory::state`].
-    pub(crate) fn of_state(target: &'a Target, found: Option<State>, now: Micros) -> Found<'a> {
-        let state = memory::state(target, found, now, target.phase());
-        Shards::new(target.limit(), vec![state]).into()
-    }
-
+impl Found<'_> {
     /// Whether holds of the key will give back.
     #[inline]
     pub(crate) fn has_holds(&self) -> bool {
@@ -54,6 +49,12 @@ impl<'a> Found<'a> {
 
 /// The most expiries that are written in one step.
 const MOST: i64 = 100_000;
+
+/// The most holds of a key to give back at a time, if its limit has shards.
+const MOST_OF_SHARDS: i64 = 10_000;
+
+/// The earliest time of a clock: 4714 BC.
+const EARLIEST: Micros = Micros(-210_866_803_200_000_000);
 
 /// Whether a hold of the row's key that gives back to the target's limit may have expired.
 #[inline]
@@ -89,13 +90,8 @@ pub(crate) struct Limits<'h, H> {
 }
 
 impl<'h, H: Host> Limits<'h, H> {
-    pub(crate) fn new(
-        host: &'h H,
-        name: &[u8],
-        key: &[u8],
-        called: Option<&Target>,
-    ) -> Result<Limits<'h, H>> {
-        let own = if_valid(host.defined(name, key))?;
+    pub(crate) fn new(host: &'h H, of: KeyRef, called: Option<&Target>) -> Result<Limits<'h, H>> {
+        let own = if_valid(host.defined(of.0, of.1))?;
         let called = called.map(|target| target.definition.clone());
         Ok(Limits { host, own, called, last: None })
     }
@@ -133,14 +129,14 @@ fn expired<H: Host>(
     now: Micros,
     most: i64,
 ) -> Result<(Version, Vec<HoldRow>)> {
-    let RowId { name, key, .. } = id;
+    let of = (id.name, id.key);
     if let Stored::Invalid { column, value, .. } = &row.stored {
-        return Err(LimiterError::bad_state(H::utf8(name).into_owned(), column, value));
+        return Err(LimiterError::bad_state(H::utf8(id.name).into_owned(), column, value));
     }
     let from = row.holds_due.unwrap_or(now);
     host.with_key_holds(|holds| {
-        let mut due = holds.returning(name, key, from, now, most)?;
-        let (mut stored, mut limits) = (row.stored.clone(), Limits::new(host, name, key, called)?);
+        let mut due = holds.returning(of, from, now, most)?;
+        let (mut stored, mut limits) = (row.stored.clone(), Limits::new(host, of, called)?);
         for n in 0..due.len() {
             host.check_for_interrupts();
             let hold = &mut due[n];
@@ -156,7 +152,7 @@ fn expired<H: Host>(
         let holds_due = match more {
             Some(last) => Some(last.hold.expires_at),
             None => {
-                let next = holds.returning(name, key, now.plus(Micros(1)), FOREVER, 1)?;
+                let next = holds.returning(of, now.plus(Micros(1)), FOREVER, 1)?;
                 next.first().map(|next| next.hold.expires_at)
             }
         };
@@ -213,7 +209,7 @@ pub(crate) fn apply_locked<H: Host>(
         }
         rows.update(id, row.tuple, &version)?;
         if !holds.is_empty() && !Fault::ExpiredTwice.is_on() {
-            host.with_key_holds(|table| table.expire(id.name, id.key, &holds))?;
+            host.with_key_holds(|table| table.expire((id.name, id.key), &holds))?;
         }
         // The write has made another version.
         row = rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?;
@@ -221,11 +217,112 @@ pub(crate) fn apply_locked<H: Host>(
     Err(LimiterError::not_written())
 }
 
+/// Gives back the expired holds of a key, unless its row can't be read, or another session has it locked. Returns
+/// whether it did.
+pub(crate) fn give_back_if_valid<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<bool> {
+    host.check_for_interrupts();
+    match give_back(host, rows, id) {
+        Err(LimiterError::BadState { .. } | LimiterError::Busy) => Ok(false),
+        given => given,
+    }
+}
+
+/// Gives back the expired holds of the keys of a name that are saved by now. Memory takes over their states, and
+/// nothing comes back to them there.
+pub fn give_back_to_saved<H: Host>(host: &H, rows: &dyn Rows, name: &[u8]) -> Result<()> {
+    if !host.has_holds() {
+        return Ok(());
+    }
+    let listing = Listing { name: Some(name), ..Listing::default() };
+    for (name, key) in host.with_key_holds(|holds| holds.keys(listing, None))? {
+        host.check_for_interrupts();
+        let definition = if_valid(host.defined(&name, &key))?;
+        let Some(definition) = definition.filter(|own| own.save.is_some()) else { continue };
+        let in_table = Definition { store: StoreKind::Table, save: None, ..(*definition).clone() };
+        let target = Target::defined::<H>(&name, &key, Rc::new(in_table), None);
+        if let Some(row) = rows.lock(target.row(0), true)? {
+            apply_locked(host, rows, target.row(0), Some(&target), row)?;
+        }
+    }
+    Ok(())
+}
+
+/// Gives back the expired holds of a key. Returns whether it could.
+///
+/// # Errors
+/// [`LimiterError::Busy`].
+fn give_back<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<bool> {
+    // A session that has it locked gives back.
+    let mut locked = lock_or_busy(rows, id, false)?;
+    if locked.is_none() && rows.insert(id, &Stored::Reset { ts: host.now() }.into(), false)? {
+        locked = rows.lock(id, true)?;
+    }
+    let Some(mut row) = locked else { return Ok(false) };
+    if row.stored.is_marker() {
+        match give_back_to_shards(host, rows, id)? {
+            ControlFlow::Break(done) => return Ok(done),
+            ControlFlow::Continue(joined) => row = joined,
+        }
+    }
+    // The row that named the first expiry may have been deleted since the hold.
+    row.version.holds_due = Some(EARLIEST);
+    let after = apply_locked(host, rows, id, None, row)?;
+    // Expired holds may wait for a limit that has holds.
+    Ok(after.holds_due != Some(EARLIEST))
+}
+
+/// Gives back the expired holds of a key with shards, under the locks of all its rows; breaks with whether all that can
+/// come back has come back: not if the limit has no holds now. Goes on with the rows if they are one by now, locked.
+///
+/// # Errors
+/// [`LimiterError::Busy`]: another session has locked one.
+fn give_back_to_shards<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    id: RowId,
+) -> Result<ControlFlow<bool, Row>> {
+    let (of @ (name, key), now) = ((id.name, id.key), host.now());
+    let mut due =
+        host.with_key_holds(|holds| holds.returning(of, EARLIEST, now, MOST_OF_SHARDS))?;
+    let mut limits = Limits::new(host, of, None)?;
+    let Some(first) = due.first() else { return Ok(ControlFlow::Break(true)) };
+    let Some(definition) = limits.of_expiry(first)? else { return Ok(ControlFlow::Break(false)) };
+    let target = Target::defined::<H>(name, key, definition, None);
+    let locked = host.attempt(|| shards::lock_all(host, rows, &target, false))?;
+    let Some(mut locked) = locked else { return Ok(ControlFlow::Break(false)) };
+    if target.store == Store::Row {
+        let joined = rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?;
+        return Ok(ControlFlow::Continue(joined));
+    }
+    let before = locked.found.shards.total(now).into_owned();
+    let mut after = before.clone();
+    for row in &mut due {
+        host.check_for_interrupts();
+        // The rows show the state of now.
+        let at_once = Hold { expires_at: now, ..row.hold };
+        let (hold, state) = at_once.expired(target.limit(), &after);
+        row.hold = Hold { expires_at: row.hold.expires_at, ..hold };
+        after = state.unwrap_or(after);
+    }
+    if after != before {
+        locked.write(rows, &target, now, &after)?;
+    }
+    let root = rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?;
+    let next = host.with_key_holds(|holds| {
+        holds.expire(of, &due)?;
+        holds.returning(of, EARLIEST, FOREVER, 1)
+    })?;
+    let holds_due = next.first().map(|next| next.hold.expires_at);
+    let version = Version { holds_due, ..root.version };
+    rows.update(id, root.tuple, &version)?;
+    Ok(ControlFlow::Break(true))
+}
+
 /// Deletes the holds of a key: its state begins again.
 #[cold]
 pub(crate) fn forget<H: Host>(host: &H, id: RowId) -> Result<()> {
     if host.has_holds() {
-        host.with_key_holds(|holds| holds.delete_of_key(id.name, id.key))?;
+        host.with_key_holds(|holds| holds.delete_of_key((id.name, id.key)))?;
     }
     Ok(())
 }
@@ -273,11 +370,11 @@ fn next_expiries<H: Host>(
     now: Micros,
 ) -> Result<Vec<(Rc<Definition>, Hold)>> {
     let Some(from) = found.due else { return Ok(Vec::new()) };
-    let (name, key) = (target.name, target.key);
+    let of = (target.name, target.key);
     host.with_key_holds(|holds| {
         let from = from.max(now.plus(Micros(1)));
-        let found = holds.returning(name, key, from, FOREVER, MAX_EXPIRIES as i64)?;
-        let mut limits = Limits::new(host, name, key, Some(target))?;
+        let found = holds.returning(of, from, FOREVER, MAX_EXPIRIES as i64)?;
+        let mut limits = Limits::new(host, of, Some(target))?;
         let mut next = Vec::with_capacity(found.len());
         for hold in found {
             let definition = limits.of_expiry(&hold)?;

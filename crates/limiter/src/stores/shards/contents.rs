@@ -1,14 +1,10 @@
 //! The rows of a key: their shard numbers, their contents, and resharding.
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::rc::Rc;
-
 use ratelimit_core::kinds::Shape;
 use ratelimit_core::{Limit, Micros, Shards, State};
 use ratelimit_faults::Fault;
 
-use super::super::delete::{has_state, lock_key, lock_or_busy};
+use super::super::delete::{lock_key, lock_or_busy};
 use super::super::expiry::{self, Found};
 use super::locked::Contents;
 use crate::error::{LimiterError, Result};
@@ -28,14 +24,6 @@ pub(super) fn row_of<'a>(target: &Target<'a>, shard: usize) -> RowId<'a> {
 /// The number of shards of the limit that a row with this shard number belongs to.
 pub(crate) fn shards_of(number: i32) -> u32 {
     (number / 10_000).max(1) as u32
-}
-
-/// Returns the limit of each row of a limit with this number of shards.
-pub(crate) fn shard_limit_of(limit: &Limit, shard_count: u32) -> Cow<'_, Limit> {
-    match shard_count {
-        1 => Cow::Borrowed(limit),
-        _ => Cow::Owned(limit.shard_limit(shard_count)),
-    }
 }
 
 /// The rows of a key's shards: all but the marker.
@@ -69,19 +57,17 @@ pub fn interpret<'a>(
         Ok(target.state(limit, stored, now)?.into_owned())
     };
     let shards = if matches_limit || is_fresh {
-        let shard_limit = shard_limit_of(limit, shard_count);
+        let shard_limit = limit.shard_limit(shard_count);
         let mut rows = if matches_limit { rows } else { Vec::new() }.into_iter();
         let next =
             |_| state(&shard_limit, rows.next().map(|(_, found)| found.version.stored).as_ref());
         Shards::new(limit, (0..shard_count).map(next).collect::<Result<Vec<State>>>()?)
     } else {
         // Rows of another number of shards, which only a take reshards.
-        let mut limits: BTreeMap<u32, Rc<Limit>> = BTreeMap::new();
         let rows = rows.into_iter().map(|(number, found)| {
-            let of = shards_of(number);
-            let shard_limit =
-                limits.entry(of).or_insert_with(|| Rc::new(shard_limit_of(limit, of).into_owned()));
-            Ok((shard_limit.clone(), state(shard_limit, Some(&found.stored))?))
+            let shard_limit = limit.shard_limit(shards_of(number)).into_owned();
+            let state = state(&shard_limit, Some(&found.stored))?;
+            Ok((shard_limit, state))
         });
         Shards::unequal(limit, rows.collect::<Result<_>>()?)
     };
@@ -155,7 +141,7 @@ pub(crate) fn stored(
     target: &Target,
     found: Vec<ShardRow>,
 ) -> Result<(Option<State>, Micros)> {
-    let is_stored = has_state(target.limit(), &found);
+    let is_stored = found.iter().any(|(_, row)| row.stored.suits(target.limit()) == Some(true));
     let (Found { shards, .. }, now) = peek_found(host, rows, target, found, host.now())?;
     let total = || shards.undivided().cloned().unwrap_or_else(|| shards.total(now).into_owned());
     Ok((is_stored.then(total), now))
@@ -181,8 +167,7 @@ pub(crate) fn lock_all<'a>(
     target: &'a Target,
     wait: bool,
 ) -> Result<Option<Contents<'a>>> {
-    let (name, key, root) = (target.name, target.key, target.row(0));
-    let is_one = target.limit().shards() == 1;
+    let (root, is_one) = (target.row(0), target.limit().shards() == 1);
     // Every change of the number of rows locks row 0 first: none can follow until this transaction ends.
     let mut first = lock_or_busy(rows, root, wait)?;
     if first.is_none() {
@@ -195,14 +180,14 @@ pub(crate) fn lock_all<'a>(
     }
     let mut present = match first.filter(|row| is_one && !row.stored.is_marker()) {
         Some(row) => vec![(0, row)],
-        None if Fault::ReshardWithoutLocks.is_on() => rows.read_key(name, key, None)?,
-        None => lock_key(host, rows, name, key, wait)?,
+        None if Fault::ReshardWithoutLocks.is_on() => rows.read_key(root.name, root.key, None)?,
+        None => lock_key(host, rows, root, wait)?,
     };
     let now = host.now();
     if !match_limit(target.limit(), &present) {
         let shards = interpret(target, present.clone(), now)?.shards;
         reshard(host, rows, target, present, &shards, now)?;
-        present = lock_key(host, rows, name, key, wait)?;
+        present = lock_key(host, rows, root, wait)?;
         // Only a trigger of the owner can have changed them since.
         if !match_limit(target.limit(), &present) {
             return Err(LimiterError::not_written());

@@ -4,9 +4,7 @@ use ratelimit_core::{Micros, Shards, State};
 use ratelimit_faults::Fault;
 
 use super::super::expiry::{self, Found};
-use super::choose::{lock_free, own_shard, rows_with_room};
-use super::contents::row_of;
-use super::room;
+use super::contents::{row_of, shard_number};
 use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Host, Rows, Stored, TupleId, Version};
 use crate::target::Target;
@@ -76,15 +74,8 @@ impl<'a> Contents<'a> {
     /// Whether the locked rows suffice for a change of the total to this state. Not if none is locked: at first sight
     /// nothing was to change.
     pub(crate) fn suffices(&self, now: Micros, after: Option<&State>) -> bool {
-        let (locked, all) = (self.locked.len(), self.found.shards.states().len());
-        let has_room = || {
-            let amount =
-                after.map_or(0.0, |after| after.value() - self.found.shards.total(now).value());
-            let room =
-                |&(shard, _): &(usize, TupleId)| room(&self.found.shards, shard, now, amount);
-            self.locked.iter().map(room).sum::<f64>() >= amount.abs()
-        };
-        locked == all || locked > 0 && has_room()
+        let (shards, locked) = (&self.found.shards, self.locked.iter().map(|&(shard, _)| shard));
+        !self.locked.is_empty() && (self.is_whole() || shards.suffice(locked, now, after))
     }
 
     /// Writes a change of the total, decided at `now`: spreads it over the locked rows, and writes those that change.
@@ -105,15 +96,8 @@ impl<'a> Contents<'a> {
             return Err(LimiterError::not_written()); // nothing would be taken
         }
         let (shards, among) = (&mut found.shards, locked.iter().map(|&(shard, _)| shard));
-        let of_locked = (locked.len() < shards.states().len()).then(|| {
-            let available: f64 = among.clone().map(|shard| shards.available(shard, now)).sum();
-            State::from_tokens(available + after.value() - shards.total(now).value(), after.ts())
-        });
-        let after = of_locked.as_ref().unwrap_or(after);
-        let again = State::from_tokens(after.value(), after.ts().minus(Micros::SECOND));
-        let after = if Fault::RefilledTwice.is_on() { &again } else { after };
         let before = shards.states().to_vec();
-        shards.distribute(&among.collect::<Vec<_>>(), now, after);
+        shards.change(&among.collect::<Vec<_>>(), now, after);
         for &(shard, tuple) in &*locked {
             let state = &shards.states()[shard];
             if *state != before[shard] && !(shard == 1 && Fault::ShardForgotten.is_on()) {
@@ -146,7 +130,7 @@ pub(crate) fn lock_few<'a, H: Host>(
     wait: bool,
 ) -> Result<Option<Contents<'a>>> {
     let now = host.now();
-    let has_room = |&n: &usize| room(&shards, n, now, amount) >= amount.abs();
+    let has_room = |&n: &usize| shards.room(n, now, amount) >= amount.abs();
     let with_room = rows_with_room(host, &shards, now, amount);
     let waited_for = with_room.first().filter(|_| wait).map(|&shard| (shard, true));
     let unlocked = own_shard(host, target).filter(has_room).into_iter().chain(with_room);
@@ -160,4 +144,53 @@ pub(crate) fn lock_few<'a, H: Host>(
     // `None`: the caller releases them, and then locks all rows.
     let locked = lock_free(host, rows, target, &mut shards, now, amount)?;
     Ok(locked.map(|locked| Contents::of(shards, locked)))
+}
+
+/// The shard of the row that this transaction last locked, counted from 0: it takes from that row again.
+pub(super) fn own_shard(host: &impl Host, target: &Target) -> Option<usize> {
+    let count = target.limit().shards() as usize;
+    let first = shard_number(count as u32, 0);
+    let shard = |number: i32| usize::try_from(number - first).ok().filter(|&shard| shard < count);
+    host.own_rows(target.name, target.key).into_iter().find_map(shard)
+}
+
+/// The shards with room for the whole change, in random order, so that calls spread.
+fn rows_with_room(host: &impl Host, shards: &Shards, now: Micros, amount: f64) -> Vec<usize> {
+    let mut rows: Vec<usize> = (0..shards.states().len())
+        .filter(|&shard| shards.room(shard, now, amount) >= amount.abs())
+        .collect();
+    for end in (2..=rows.len()).rev() {
+        rows.swap(host.below(end), end - 1);
+    }
+    rows
+}
+
+/// Locks unlocked rows until together they have room for the change, and updates the shards. `None`: they don't
+/// suffice, and the caller releases them. Locks in ascending order, since in PostgreSQL even SKIP LOCKED can wait, if a
+/// row is updated twice while it is being locked.
+fn lock_free<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    target: &Target,
+    shards: &mut Shards,
+    now: Micros,
+    amount: f64,
+) -> Result<Option<Vec<(usize, TupleId)>>> {
+    let (mut locked, mut sum, count) = (Vec::new(), 0.0, shards.states().len());
+    for n in 0..count {
+        let shard = if Fault::ShardsUnordered.is_on() { count - 1 - n } else { n };
+        if shards.room(shard, now, amount) <= 0.0 {
+            continue;
+        }
+        let Some(row) = rows.lock(row_of(target, shard), false)? else { continue };
+        let now = host.now();
+        let state = target.state(shards.shard_limit(), Some(&row.stored), now)?.into_owned();
+        shards.states_mut()[shard] = state;
+        sum += shards.room(shard, now, amount).max(0.0);
+        locked.push((shard, row.tuple));
+        if sum >= amount.abs() {
+            return Ok(Some(locked));
+        }
+    }
+    Ok(None)
 }
