@@ -42,15 +42,9 @@ pub struct Status<'a> {
     pub held: f64,
 }
 
-/// Keys not visited yet that may have no row: blocked keys, exempt keys, and keys of limits in memory.
-type Others = BTreeMap<Key, Other>;
-
-#[derive(Default)]
-struct Other {
-    block: Option<Block>,
-    /// The definition of an exempt key, or of one with a state in memory alone, which is not looked up.
-    definition: Option<Rc<Definition>>,
-}
+/// Keys not visited yet that may have no row: blocked keys, with the block; exempt keys and one with a state in memory
+/// alone, with the definition, which is not looked up; and saved keys.
+type Others = BTreeMap<Key, (Option<Block>, Option<Rc<Definition>>)>;
 
 /// Visits the status of each key of a listing that has a row, is blocked or is exempt, in the byte order of name and
 /// key, until `visit` breaks. Memory has no list of its keys: a limit there is visited if name and key are given, or if
@@ -69,13 +63,13 @@ pub fn each<H: Host>(
     }
     let mut others = Others::new();
     if let Some(entries) = host.entries_if_any()? {
-        others.extend(entries.saved_keys(name).into_iter().map(|own| (own, Other::default())));
+        others.extend(entries.saved_keys(name).into_iter().map(|own| (own, (None, None))));
     }
     for (own, definition) in host.exempt_keys(listing)? {
-        others.entry(own).or_default().definition = Some(definition);
+        others.entry(own).or_default().1 = Some(definition);
     }
     for (own, block) in host.blocks_in_force(listing)? {
-        others.entry(own).or_default().block = Some(block);
+        others.entry(own).or_default().0 = Some(block);
     }
     others.retain(|(name, key), _| listing.has(name, key));
     if let (Some(name), Some(key)) = (name, key)
@@ -84,8 +78,7 @@ pub fn each<H: Host>(
     {
         let target = Target::defined::<H>(name, key, definition.clone(), None);
         if !others.is_empty() || stores::stored(host, &target)?.0.is_some() {
-            let other = others.entry((name.to_vec(), key.to_vec())).or_default();
-            other.definition = Some(definition);
+            others.entry((name.to_vec(), key.to_vec())).or_default().1 = Some(definition);
         }
         return show_others(host, others, &mut visit).map(drop);
     }
@@ -102,7 +95,7 @@ pub fn each<H: Host>(
             if definition.as_ref().is_some_and(|definition| has_no_rows(definition)) {
                 return Ok(ControlFlow::Continue(()));
             }
-            let block = others.remove(&own).and_then(|other| other.block);
+            let block = others.remove(&own).and_then(|(block, _)| block);
             let in_rows = Some((rows, &of_key[..], &holders));
             Ok(visit(status_of(host, &own, definition, block, in_rows)?))
         })
@@ -119,7 +112,7 @@ fn show_others<H: Host>(
     others: Others,
     visit: &mut impl FnMut(Status) -> ControlFlow<()>,
 ) -> Result<ControlFlow<()>> {
-    for (own, Other { block, definition: known }) in others {
+    for (own, (block, known)) in others {
         host.check_for_interrupts();
         let is_known = known.is_some();
         let definition = if is_known { known } else { host.defined(&own.0, &own.1)? };

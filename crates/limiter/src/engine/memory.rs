@@ -123,9 +123,9 @@ fn kept(Ask { target, .. }: &Ask, phase: Micros, after: State, now: Micros) -> (
     (after, retention)
 }
 
-/// Takes as planned, unless a state that has changed since refuses; returns whether the tokens were taken. Decides again
-/// at most `most` takes of such states; `None`: there are more, and nothing was decided. Under the locks, calls nothing
-/// of the host but the clock.
+/// Takes as planned, unless a state that has changed since refuses; returns whether the tokens were taken. Decides at
+/// most `most` takes of such states again; `None`: there are more, and nothing was decided. Under the locks, calls
+/// nothing of the host but the clock.
 ///
 /// # Errors
 /// [`LimiterError::MemoryFull`]: a key of a saved limit is no longer in memory.

@@ -7,6 +7,7 @@ use ratelimit_core::hold::Hold;
 
 use super::{Key, KeyRef, Listing};
 use crate::error::Result;
+use crate::target::FOREVER;
 
 /// A hold of one limit.
 #[derive(Clone, Debug)]
@@ -58,6 +59,11 @@ pub trait KeyHolds {
     /// both included, in the order of expiry and id.
     fn returning(&self, of: KeyRef, from: Micros, until: Micros, most: i64)
     -> Result<Vec<HoldRow>>;
+
+    /// Returns the first expiry from an instant on of a hold of a key that gives tokens back then.
+    fn first_expiry(&self, of: KeyRef, from: Micros) -> Result<Option<Micros>> {
+        Ok(self.returning(of, from, FOREVER, 1)?.first().map(|first| first.hold.expires_at))
+    }
 
     /// Writes `count`, `spent` and `returned` of holds of one key, in one statement.
     fn expire(&self, of: KeyRef, rows: &[HoldRow]) -> Result<()>;

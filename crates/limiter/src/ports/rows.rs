@@ -53,12 +53,6 @@ pub enum Stored {
     },
 }
 
-impl From<State> for Stored {
-    fn from(state: State) -> Stored {
-        Stored::State(state)
-    }
-}
-
 impl Stored {
     /// Returns it as a reset leaves it; `None`: it holds nothing to forget.
     pub fn reset(&self) -> Option<Stored> {

@@ -14,7 +14,7 @@ use crate::keys::each_key;
 use crate::ports::{
     Host, Key, KeyRows, KeyedRow, Listing, Row, RowId, Rows, ShardRow, Stored, TRIES,
 };
-use crate::target::{FOREVER, Store, Target};
+use crate::target::{Store, Target};
 
 /// Locks a row; `None` if it is gone.
 ///
@@ -236,9 +236,7 @@ pub fn prune_key<H: Host>(
         (false, ..) => false,
         (true, None, Some(idle)) => {
             let since = host.now().minus(idle);
-            !host
-                .with_key_holds(|holds| holds.returning((name, key), since, FOREVER, 1))?
-                .is_empty()
+            host.with_key_holds(|holds| holds.first_expiry((name, key), since))?.is_some()
         }
         _ => true,
     };

@@ -106,16 +106,14 @@ impl<'h, H: Host> Limits<'h, H> {
     /// The definition of a hold; `None`: it no longer has one, or no valid one.
     pub(crate) fn of(&mut self, hold: &HoldRow) -> Result<Option<Rc<Definition>>> {
         let (None, Some(config)) = (&self.own, &hold.config) else { return Ok(self.own.clone()) };
-        match &self.last {
-            Some((last, definition)) if last == config => return Ok(definition.clone()),
-            _ => {}
+        if self.last.as_ref().is_none_or(|(last, _)| last != config) {
+            let definition = match self.host.of_hold(config) {
+                Err(LimiterError::Config(_)) => None,
+                definition => Some(definition?),
+            };
+            self.last = Some((config.clone(), definition));
         }
-        let definition = match self.host.of_hold(config) {
-            Err(LimiterError::Config(_)) => None,
-            definition => Some(definition?),
-        };
-        self.last = Some((config.clone(), definition.clone()));
-        Ok(definition)
+        Ok(self.last.as_ref().and_then(|(_, definition)| definition.clone()))
     }
 }
 
@@ -139,37 +137,29 @@ fn expired<H: Host>(
         let (mut stored, mut limits) = (row.stored.clone(), Limits::new(host, of, called)?);
         for n in 0..due.len() {
             host.check_for_interrupts();
-            let hold = &mut due[n];
-            let Some((after, state)) = expire(limits.of_expiry(hold)?, &stored, &hold.hold) else {
-                let version = Version { stored, holds_due: Some(hold.hold.expires_at) };
+            let definition = limits.of_expiry(&due[n])?;
+            let hold = &mut due[n].hold;
+            let expired = match (&stored, &definition) {
+                (Stored::State(state), Some(own)) if own.limit.accepts(state.shape()) => {
+                    Some(hold.expired(&own.limit, state))
+                }
+                (Stored::State(_), _) => None, // it can't give back yet
+                _ => Some((hold.lost(), None)), // otherwise full, and so without room
+            };
+            let Some((after, state)) = expired else {
+                let version = Version { stored, holds_due: Some(hold.expires_at) };
                 due.truncate(n);
                 return Ok((version, due));
             };
-            hold.hold = after;
+            *hold = after;
             stored = state.map_or(stored, Stored::State);
         }
-        let more = due.last().filter(|_| due.len() as i64 == most);
-        let holds_due = match more {
+        let holds_due = match due.last().filter(|_| due.len() as i64 == most) {
             Some(last) => Some(last.hold.expires_at),
-            None => {
-                let next = holds.returning(of, now.plus(Micros(1)), FOREVER, 1)?;
-                next.first().map(|next| next.hold.expires_at)
-            }
+            None => holds.first_expiry(of, now.plus(Micros(1)))?,
         };
         Ok((Version { stored, holds_due }, due))
     })
-}
-
-/// A hold after its expiry, and the state afterwards (`None`: unchanged); or `None`: it can't give back yet.
-fn expire(
-    definition: Option<Rc<Definition>>,
-    stored: &Stored,
-    hold: &Hold,
-) -> Option<(Hold, Option<State>)> {
-    // Otherwise full, and so without room.
-    let Stored::State(state) = stored else { return Some((hold.lost(), None)) };
-    let limit = &definition?.limit;
-    limit.accepts(state.shape()).then(|| hold.expired(limit, state))
 }
 
 /// Applies expired holds to the row of a key, as a step of its own. Doesn't lock a row that no longer needs that.
@@ -308,11 +298,10 @@ fn give_back_to_shards<H: Host>(
         locked.write(rows, &target, now, &after)?;
     }
     let root = rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?;
-    let next = host.with_key_holds(|holds| {
+    let holds_due = host.with_key_holds(|holds| {
         holds.expire(of, &due)?;
-        holds.returning(of, EARLIEST, FOREVER, 1)
+        holds.first_expiry(of, EARLIEST)
     })?;
-    let holds_due = next.first().map(|next| next.hold.expires_at);
     let version = Version { holds_due, ..root.version };
     rows.update(id, root.tuple, &version)?;
     Ok(ControlFlow::Break(true))
@@ -361,30 +350,6 @@ pub(crate) fn with_hold(row: Version, hold: &Hold) -> Version {
     Version { holds_due: first_expiry(hold, row.holds_due), ..row }
 }
 
-/// The next expiries of a key that may let a call pass that is denied on a state, from the first that the row names.
-fn next_expiries<H: Host>(
-    host: &H,
-    target: &Target,
-    found: &Found,
-    state: &State,
-    now: Micros,
-) -> Result<Vec<(Rc<Definition>, Hold)>> {
-    let Some(from) = found.due else { return Ok(Vec::new()) };
-    let of = (target.name, target.key);
-    host.with_key_holds(|holds| {
-        let from = from.max(now.plus(Micros(1)));
-        let found = holds.returning(of, from, FOREVER, MAX_EXPIRIES as i64)?;
-        let mut limits = Limits::new(host, of, Some(target))?;
-        let mut next = Vec::with_capacity(found.len());
-        for hold in found {
-            let definition = limits.of_expiry(&hold)?;
-            let definition = definition.filter(|own| own.limit.accepts(state.shape()));
-            next.extend(definition.map(|definition| (definition, hold.hold)));
-        }
-        Ok(next)
-    })
-}
-
 /// How long from `now` until a call passes that is denied on these contents, or by a block. `denied`: its wait without
 /// expiries, which is the answer for several rows, too. `decide` returns whether the call passes on a state at an
 /// instant, and its wait if not. Reads no holds for a call that even a full limit denies.
@@ -406,8 +371,20 @@ pub(crate) fn wait<H: Host>(
     if never {
         return Ok(None);
     }
-    let next = next_expiries(host, target, found, state, now)?;
-    let holds = next.iter().map(|(definition, hold)| (&definition.limit, *hold));
+    // The next expiries that may let the call pass, from the first that the row names.
+    let (of, mut next) = ((target.name, target.key), Vec::new());
+    if let Some(due) = found.due {
+        next = host.with_key_holds(|holds| {
+            let from = due.max(now.plus(Micros(1)));
+            let found = holds.returning(of, from, FOREVER, MAX_EXPIRIES as i64)?;
+            let mut limits = Limits::new(host, of, Some(target))?;
+            let of_hold = |hold: HoldRow| Ok(limits.of_expiry(&hold)?.zip(Some(hold.hold)));
+            found.into_iter().map(of_hold).collect::<Result<Vec<_>>>()
+        })?;
+    }
+    let accepts = |of: &&(Rc<Definition>, Hold)| of.0.limit.accepts(state.shape());
+    let next = next.iter().flatten().filter(accepts);
+    let holds = next.map(|(definition, hold)| (&definition.limit, *hold));
     let mut holds: &[Expiry] = &holds.collect::<Vec<_>>();
     let Some(until) = blocked else {
         return Ok(retry_after(state, now, holds, denied, decide));

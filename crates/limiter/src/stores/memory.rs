@@ -34,7 +34,6 @@ pub(crate) fn apply<H: Host>(host: &H, ask: &Ask) -> Result<Answer> {
         let now = host.now();
         let before = state(target, seen.state, now, phase);
         let Decided { answer, after, .. } = ask.decide_on(host, &before, None, now)?;
-        let after = after.filter(|_| !Fault::EntryNotWritten.is_on());
         let is_stored = after.is_none_or(|after| {
             locked.write(id, Some(&after), retention(target, &after, now, phase))
         });
@@ -119,10 +118,8 @@ pub fn touch<H: Host>(host: &H, target: &Target, id: Id) -> Result<Seen> {
 pub fn retention(target: &Target, state: &State, now: Micros, phase: Micros) -> Retention {
     let limit = target.limit();
     let save = target.definition.save.unwrap_or_default();
-    let idle_at = match target.store {
-        Store::Saved => None,
-        _ => limit.idle_at(state, now, phase),
-    };
+    let is_kept = target.store == Store::Saved;
+    let idle_at = if is_kept { None } else { limit.idle_at(state, now, phase) };
     Retention { idle_at, half_used: limit.is_half_used(state), now, save }
 }
 
@@ -216,34 +213,25 @@ pub fn save<H: Host>(
             Some(seen) if !rows.facts().locks_first && !seen.stored.is_marker() => {
                 rows.replace(id, seen, &seen.with(stored), wait)? || Fault::LockedRowSkipped.is_on()
             }
-            Some(_) => write_locked(host, rows, id, stored, wait)?,
+            // Through SQL, or of a limit that had shards, of which it deletes the rows.
+            Some(_) => {
+                let written = host.attempt(|| {
+                    // The number of shards can't change from here on.
+                    let Some(root) = rows.lock(id, wait)? else { return Ok(None) };
+                    let found = rows.read_key(name, key, None)?;
+                    for (shard, _) in found.into_iter().filter(|&(shard, _)| shard != 0) {
+                        let id = RowId { shard, ..id };
+                        let Some(row) = rows.lock(id, wait)? else { return Ok(None) };
+                        rows.delete(id, row.tuple)?;
+                    }
+                    rows.update(id, root.tuple, &root.with(stored)).map(Some)
+                })?;
+                written.is_some()
+            }
         };
         if is_written || !wait {
             return Ok(is_written);
         }
     }
     Err(LimiterError::not_written())
-}
-
-/// Locks a row and writes it: through SQL, or if the limit had shards, of which it deletes the rows.
-fn write_locked<H: Host>(
-    host: &H,
-    rows: &dyn Rows,
-    id: RowId,
-    stored: Stored,
-    wait: bool,
-) -> Result<bool> {
-    let written = host.attempt(|| {
-        // The number of shards can't change from here on.
-        let Some(root) = rows.lock(id, wait)? else { return Ok(None) };
-        let found = rows.read_key(id.name, id.key, None)?;
-        for (shard, _) in found.into_iter().filter(|&(shard, _)| shard != 0) {
-            let id = RowId { shard, ..id };
-            let Some(row) = rows.lock(id, wait)? else { return Ok(None) };
-            rows.delete(id, row.tuple)?;
-        }
-        rows.update(id, root.tuple, &root.with(stored))?;
-        Ok(Some(()))
-    })?;
-    Ok(written.is_some())
 }

@@ -174,10 +174,9 @@ pub fn forget_name<H: Host>(
     // Rows of saved keys are written when they are saved: a save in progress would bring the old state back.
     for key in saved {
         host.check_for_interrupts();
-        let definition = if_valid(of_state(host, name, &key))?;
-        if let Some(definition) = definition.filter(|definition| definition.save.is_some()) {
-            let target = Target::defined::<H>(name, &key, definition, None);
-            *count += i64::from(memory::forget_saved(host, &target)?);
+        let saved = if_valid(of_state(host, name, &key))?.filter(|own| own.save.is_some());
+        if saved.is_some() {
+            *count += i64::from(forget_in_memory(host, (name, &key), saved.as_ref())?);
         }
     }
     Ok(())

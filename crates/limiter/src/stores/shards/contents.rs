@@ -52,7 +52,11 @@ pub fn interpret<'a>(
     let due = root.filter(|root| may_return(root)).and_then(|root| root.holds_due);
     rows.retain(|(_, found)| !found.stored.is_marker());
     let matches_limit = match_limit(limit, &rows);
-    let is_fresh = !rows.iter().any(|(_, found)| is_accepted(limit, &found.stored));
+    let is_accepted = |(_, found): &ShardRow| match &found.stored {
+        Stored::Reset { .. } => limit.accepts(Shape::Tokens), // as if it had been tokens, and were full
+        stored => stored.suits(limit) == Some(true),
+    };
+    let is_fresh = !rows.iter().any(is_accepted);
     let state = |limit: &Limit, stored: Option<&Stored>| -> Result<State> {
         Ok(target.state(limit, stored, now)?.into_owned())
     };
@@ -72,15 +76,6 @@ pub fn interpret<'a>(
         Shards::unequal(limit, rows.collect::<Result<_>>()?)
     };
     Ok(Found { shards, due })
-}
-
-/// Whether a limit uses a row, or would if its value were a state.
-fn is_accepted(limit: &Limit, stored: &Stored) -> bool {
-    match stored {
-        // As if it had been tokens, and were full.
-        Stored::Reset { .. } => limit.accepts(Shape::Tokens),
-        stored => stored.suits(limit) == Some(true),
-    }
 }
 
 /// Reads a target's rows on the latest state, without locks, as if expired holds were applied.
@@ -118,10 +113,13 @@ pub(crate) fn peek_found<'a>(
             return contents(found, now);
         };
         host.check_for_interrupts();
-        let one = match row.stored.is_marker() {
-            false => row.clone(),
-            true => joined(target, row.clone(), found.clone(), now)?,
-        };
+        let mut one = row.clone();
+        if row.stored.is_marker() {
+            // As if the rows of a limit that had shards were one again.
+            let shards = interpret(target, found.clone(), now)?.shards;
+            let joined = shards.resharded(1, now).pop().map(Stored::State);
+            one.version.stored = joined.unwrap_or(one.version.stored);
+        }
         let one = expiry::on_copy(host, target, &one, now)?;
         // The holds were read after the rows.
         let again = rows.read_key(target.name, target.key, None)?;
@@ -145,15 +143,6 @@ pub(crate) fn stored(
     let (Found { shards, .. }, now) = peek_found(host, rows, target, found, host.now())?;
     let total = || shards.undivided().cloned().unwrap_or_else(|| shards.total(now).into_owned());
     Ok((is_stored.then(total), now))
-}
-
-/// Row 0 as if the rows of a limit that had shards were one again.
-fn joined(target: &Target, root: Row, found: Vec<ShardRow>, now: Micros) -> Result<Row> {
-    let shards = interpret(target, found, now)?.shards;
-    match shards.resharded(1, now).pop() {
-        Some(state) => Ok(Row { version: root.with(Stored::State(state)), ..root }),
-        None => Ok(root),
-    }
 }
 
 /// Locks all rows of a key, row 0 first, and changes them to one for each shard of the limit, without changing their

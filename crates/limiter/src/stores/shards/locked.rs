@@ -119,8 +119,9 @@ pub(crate) enum Extent {
     AllWaiting,
 }
 
-/// Locks one row with room for the whole change of equal shards that were read before, or several unlocked ones. With
-/// `wait`, waits for one if all that have room are locked. `None`: they don't suffice.
+/// Locks one row with room for the whole change of equal shards that were read before, or unlocked ones until together
+/// they have room for it. With `wait`, waits for one if all that have room are locked. `None`: they don't suffice, and
+/// the caller releases them, and then locks all rows.
 pub(crate) fn lock_few<'a, H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -131,7 +132,11 @@ pub(crate) fn lock_few<'a, H: Host>(
 ) -> Result<Option<Contents<'a>>> {
     let now = host.now();
     let has_room = |&n: &usize| shards.room(n, now, amount) >= amount.abs();
-    let with_room = rows_with_room(host, &shards, now, amount);
+    let mut with_room: Vec<usize> = (0..shards.states().len()).filter(has_room).collect();
+    // In random order, so that calls spread.
+    for end in (2..=with_room.len()).rev() {
+        with_room.swap(host.below(end), end - 1);
+    }
     let waited_for = with_room.first().filter(|_| wait).map(|&shard| (shard, true));
     let unlocked = own_shard(host, target).filter(has_room).into_iter().chain(with_room);
     for (shard, wait) in unlocked.map(|shard| (shard, false)).chain(waited_for) {
@@ -141,41 +146,8 @@ pub(crate) fn lock_few<'a, H: Host>(
             return Ok(Some(Contents::of(shards, vec![(shard, row.tuple)])));
         }
     }
-    // `None`: the caller releases them, and then locks all rows.
-    let locked = lock_free(host, rows, target, &mut shards, now, amount)?;
-    Ok(locked.map(|locked| Contents::of(shards, locked)))
-}
-
-/// The shard of the row that this transaction last locked, counted from 0: it takes from that row again.
-pub(super) fn own_shard(host: &impl Host, target: &Target) -> Option<usize> {
-    let count = target.limit().shards() as usize;
-    let first = shard_number(count as u32, 0);
-    let shard = |number: i32| usize::try_from(number - first).ok().filter(|&shard| shard < count);
-    host.own_rows(target.name, target.key).into_iter().find_map(shard)
-}
-
-/// The shards with room for the whole change, in random order, so that calls spread.
-fn rows_with_room(host: &impl Host, shards: &Shards, now: Micros, amount: f64) -> Vec<usize> {
-    let mut rows: Vec<usize> = (0..shards.states().len())
-        .filter(|&shard| shards.room(shard, now, amount) >= amount.abs())
-        .collect();
-    for end in (2..=rows.len()).rev() {
-        rows.swap(host.below(end), end - 1);
-    }
-    rows
-}
-
-/// Locks unlocked rows until together they have room for the change, and updates the shards. `None`: they don't
-/// suffice, and the caller releases them. Locks in ascending order, since in PostgreSQL even SKIP LOCKED can wait, if a
-/// row is updated twice while it is being locked.
-fn lock_free<H: Host>(
-    host: &H,
-    rows: &dyn Rows,
-    target: &Target,
-    shards: &mut Shards,
-    now: Micros,
-    amount: f64,
-) -> Result<Option<Vec<(usize, TupleId)>>> {
+    // In ascending order, since in PostgreSQL even SKIP LOCKED can wait, if a row is updated twice while it is being
+    // locked.
     let (mut locked, mut sum, count) = (Vec::new(), 0.0, shards.states().len());
     for n in 0..count {
         let shard = if Fault::ShardsUnordered.is_on() { count - 1 - n } else { n };
@@ -189,8 +161,16 @@ fn lock_free<H: Host>(
         sum += shards.room(shard, now, amount).max(0.0);
         locked.push((shard, row.tuple));
         if sum >= amount.abs() {
-            return Ok(Some(locked));
+            return Ok(Some(Contents::of(shards, locked)));
         }
     }
     Ok(None)
+}
+
+/// The shard of the row that this transaction last locked, counted from 0: it takes from that row again.
+pub(super) fn own_shard(host: &impl Host, target: &Target) -> Option<usize> {
+    let count = target.limit().shards() as usize;
+    let first = shard_number(count as u32, 0);
+    let shard = |number: i32| usize::try_from(number - first).ok().filter(|&shard| shard < count);
+    host.own_rows(target.name, target.key).into_iter().find_map(shard)
 }
