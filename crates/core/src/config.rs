@@ -155,6 +155,45 @@ pub enum StoreKind {
     Memory,
 }
 
+/// The place of the states of a limit, by its whole definition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// Nowhere: there is no limit, and nothing is remembered.
+    Nowhere,
+    /// In a row of the table.
+    Row,
+    /// In several rows, one for each shard.
+    Shards(u32),
+    /// In an entry of memory.
+    Memory,
+    /// In an entry of memory that is saved to its row.
+    Saved,
+}
+
+impl Store {
+    /// The store of a limit.
+    pub fn from_definition(definition: &Definition) -> Store {
+        let limit = &definition.limit;
+        match definition.store {
+            _ if limit.is_unlimited() => Store::Nowhere,
+            StoreKind::Table if limit.shards() > 1 => Store::Shards(limit.shards()),
+            StoreKind::Table => Store::Row,
+            StoreKind::Memory if definition.save.is_some() => Store::Saved,
+            StoreKind::Memory => Store::Memory,
+        }
+    }
+
+    /// Whether it is in rows of the table.
+    pub fn is_in_table(self) -> bool {
+        matches!(self, Store::Row | Store::Shards(_))
+    }
+
+    /// Whether it is in memory.
+    pub fn is_in_memory(self) -> bool {
+        matches!(self, Store::Memory | Store::Saved)
+    }
+}
+
 const STORE: Reader<StoreKind> = Reader {
     allowed: r#""table" or "memory""#,
     read: |given| match given.text()? {

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 
+pub use ratelimit_core::config::Store;
 use ratelimit_core::config::{Definition, StoreKind};
 use ratelimit_core::{Kind, Limit, Micros, State};
 
@@ -12,45 +13,6 @@ use crate::request::Request;
 
 /// The end of an indefinite block: the timestamptz infinity.
 pub const FOREVER: Micros = Micros(i64::MAX);
-
-/// The place of a limit's state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Store {
-    /// Nowhere: there is no limit, and nothing is remembered.
-    Nowhere,
-    /// In a row of the table.
-    Row,
-    /// In several rows, one for each shard.
-    Shards(u32),
-    /// In an entry of memory.
-    Memory,
-    /// In an entry of memory that is saved to its row.
-    Saved,
-}
-
-impl Store {
-    /// The store of a limit.
-    pub fn from_definition(definition: &Definition) -> Store {
-        let limit = &definition.limit;
-        match definition.store {
-            _ if limit.is_unlimited() => Store::Nowhere,
-            StoreKind::Table if limit.shards() > 1 => Store::Shards(limit.shards()),
-            StoreKind::Table => Store::Row,
-            StoreKind::Memory if definition.save.is_some() => Store::Saved,
-            StoreKind::Memory => Store::Memory,
-        }
-    }
-
-    /// Whether it is in rows of the table.
-    pub fn is_in_table(self) -> bool {
-        matches!(self, Store::Row | Store::Shards(_))
-    }
-
-    /// Whether it is in memory.
-    pub fn is_in_memory(self) -> bool {
-        matches!(self, Store::Memory | Store::Saved)
-    }
-}
 
 /// Whether a limit has no rows, not counting those left from before: it is kept in memory and is not saved, or would be
 /// if it had a limit.
