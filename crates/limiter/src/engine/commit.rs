@@ -264,7 +264,7 @@ fn write<H: Host>(
     } else if decided.changes() {
         locked.begin_anew(host, target)?;
         if let (Some(hold), Some(_)) = (decided.hold_after(), &decided.after) {
-            locked.found.due = expiry::first_expiry(&hold, locked.found.due);
+            locked.found.due = hold.first_expiry(locked.found.due);
         }
     }
     if let Some(after) = &decided.after {
