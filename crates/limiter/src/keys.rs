@@ -61,9 +61,9 @@ pub(crate) fn each_key(
             }
             page = if keys.is_empty() { LARGE_PAGE } else { usual };
         }
-        for key in keys {
-            after = key.key.clone();
-            if listing.has(&after.0, &after.1) && visit(key)?.is_break() {
+        for found in keys {
+            after = found.key.clone();
+            if listing.has(&after.0, &after.1) && visit(found)?.is_break() {
                 return Ok(Some(ControlFlow::Break(())));
             }
         }

@@ -177,9 +177,7 @@ pub trait Definitions {
     fn look_up(&self, name: &[u8], key: &[u8]) -> Result<Defined>;
 
     /// Returns a definition or config of a name as it applies to this call: its state may be elsewhere for now.
-    fn in_force(&self, _name: &[u8], definition: Rc<Definition>) -> Rc<Definition> {
-        definition
-    }
+    fn in_force(&self, name: &[u8], definition: Rc<Definition>) -> Rc<Definition>;
 
     /// Looks up the definition alone, as it is [in force](Definitions::in_force).
     fn defined(&self, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>>;
@@ -214,9 +212,7 @@ pub trait Definitions {
     ///
     /// # Errors
     /// They have changed: an error with which the host begins the call again.
-    fn check_definitions(&self) -> Result<()> {
-        Ok(())
-    }
+    fn check_definitions(&self) -> Result<()>;
 }
 
 /// The limiter's environment: a transaction with definitions, the rows, the holds, the entries of memory and the

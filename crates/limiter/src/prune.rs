@@ -83,7 +83,7 @@ fn prune_holds<H: Host>(host: &H, most: i64) -> Result<i64> {
     if !host.has_holds() {
         return Ok(0);
     }
-    let mut after = (Vec::new(), Vec::new());
+    let mut after = Key::default();
     let mut given = 0;
     while given < most {
         host.check_for_interrupts();

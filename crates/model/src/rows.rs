@@ -17,6 +17,19 @@ fn place(id: RowId) -> RowKey {
     RowKey { key: key_number(id.key), shard: id.shard }
 }
 
+/// The contents of a row to write; `is_locked`: the row is locked.
+fn content(version: &Version, is_locked: bool) -> Content {
+    let mut version = version.clone();
+    match &mut version.stored {
+        Stored::State(State::Tokens(tokens)) if is_locked && Fault::RefilledTwice.is_on() => {
+            tokens.ts = tokens.ts.minus(Micros::SECOND);
+        }
+        _ => {}
+    }
+    version.holds_due = version.holds_due.filter(|_| !Fault::ExpiresForgotten.is_on());
+    Content::Limit(version)
+}
+
 /// A row that was found.
 fn row((tid, unlocked, content): Found) -> Row {
     let Content::Limit(version) = content else { unreachable!("{content:?}") };
@@ -134,7 +147,7 @@ impl Rows for Run<'_> {
     }
 
     fn insert(&self, id: RowId, version: &Version, wait: bool) -> Result<bool> {
-        let is_alone = self.insert_row(id, Content::Limit(version.clone()));
+        let is_alone = self.insert_row(id, content(version, false));
         if !is_alone && (wait || self.setting.access != AccessPath::Heap) {
             self.wait_for_inserter(place(id));
         }
@@ -142,13 +155,7 @@ impl Rows for Run<'_> {
     }
 
     fn update(&self, id: RowId, locked: TupleId, version: &Version) -> Result<()> {
-        let mut version = version.clone();
-        if let (Stored::State(State::Tokens(tokens)), true) =
-            (&mut version.stored, Fault::RefilledTwice.is_on())
-        {
-            tokens.ts = tokens.ts.minus(Micros::SECOND);
-        }
-        let update = Primitive::Update(tid(locked), place(id), Content::Limit(version));
+        let update = Primitive::Update(tid(locked), place(id), content(version, true));
         // The row is locked: no session sees the new version before the commit.
         let done = self.was(self.at_once(update));
         if done { Ok(()) } else { Err(LimiterError::not_written()) }
@@ -169,7 +176,7 @@ impl Rows for Run<'_> {
         if self.setting.access != AccessPath::Heap {
             return Ok(false);
         }
-        let update = Primitive::Update(tid(seen.tuple), place(id), Content::Limit(version.clone()));
+        let update = Primitive::Update(tid(seen.tuple), place(id), content(version, false));
         Ok(match wait {
             true => self.was(self.step(update)),
             false => self.lock_seen(seen) && self.was(self.at_once(update)),

@@ -275,6 +275,10 @@ impl Definitions for Run<'_> {
         Ok(Some(self.look_up(key).0))
     }
 
+    fn in_force(&self, _: &[u8], definition: Rc<Definition>) -> Rc<Definition> {
+        definition
+    }
+
     fn may_be_in_table(&self, _: &[u8]) -> Result<bool> {
         Ok(!self.setting.limits.iter().all(has_no_rows))
     }
@@ -297,6 +301,10 @@ impl Definitions for Run<'_> {
 
     fn prune_blocks(&self, _: i64) -> Result<i64> {
         Ok(0)
+    }
+
+    fn check_definitions(&self) -> Result<()> {
+        Ok(())
     }
 }
 

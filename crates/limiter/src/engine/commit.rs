@@ -242,7 +242,7 @@ impl<'c, H: Host> Commit<'c, H> {
                 contents.found.due = None;
             }
             if let (Some(hold), Some(_)) = (decided.hold_after(), &decided.after) {
-                contents.found.due = expiry::first_expiry(&hold, contents.found.due);
+                contents.found.due = hold.first_expiry(contents.found.due);
             }
         }
         if let Some(after) = &decided.after {

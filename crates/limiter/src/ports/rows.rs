@@ -3,6 +3,7 @@
 use std::ops::Deref;
 
 use ratelimit_core::{Limit, Micros, State};
+use ratelimit_faults::Fault;
 
 use super::{Key, KeyRef};
 use crate::error::Result;
@@ -113,8 +114,10 @@ impl Version {
     }
 
     /// Whether a hold of the key may have expired.
+    #[inline]
     pub fn is_due(&self, now: Micros) -> bool {
-        self.holds_due.is_some_and(|holds_due| holds_due <= now)
+        let is_due = self.holds_due.is_some_and(|holds_due| holds_due <= now);
+        is_due && !Fault::ExpiryNotApplied.is_on()
     }
 }
 

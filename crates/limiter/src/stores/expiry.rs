@@ -59,13 +59,7 @@ const EARLIEST: Micros = Micros(-210_866_803_200_000_000);
 /// Whether a hold of the row's key that gives back to the target's limit may have expired.
 #[inline]
 pub(crate) fn is_due(target: &Target, row: &Row, now: Micros) -> bool {
-    is_past(row, now) && may_return(target, &row.stored)
-}
-
-/// Whether a hold of the row's key may have expired.
-#[inline]
-fn is_past(row: &Row, now: Micros) -> bool {
-    row.is_due(now) && !Fault::ExpiryNotApplied.is_on()
+    row.is_due(now) && may_return(target, &row.stored)
 }
 
 /// Whether tokens can come back to a target's limit in a row with these contents: not if the state is of another kind.
@@ -190,7 +184,7 @@ pub(crate) fn apply_locked<H: Host>(
 ) -> Result<Row> {
     for _ in 0..TRIES {
         let now = host.now();
-        if !is_past(&row, now) || row.stored.is_marker() {
+        if !row.is_due(now) || row.stored.is_marker() {
             return Ok(row);
         }
         let (version, holds) = expired(host, id, called, &row, now, MOST)?;
@@ -340,14 +334,9 @@ pub(crate) fn own_on_copy<H: Host>(
     Ok(holds.into_iter().find(|hold| hold.id == own.id).unwrap_or(own))
 }
 
-/// The first expiry of the holds of a key: this one and the others.
-pub(crate) fn first_expiry(hold: &Hold, others: Option<Micros>) -> Option<Micros> {
-    if Fault::ExpiresForgotten.is_on() { others } else { hold.first_expiry(others) }
-}
-
 /// Returns the version of a row to be written with one more hold of its key.
 pub(crate) fn with_hold(row: Version, hold: &Hold) -> Version {
-    Version { holds_due: first_expiry(hold, row.holds_due), ..row }
+    Version { holds_due: hold.first_expiry(row.holds_due), ..row }
 }
 
 /// How long from `now` until a call passes that is denied on these contents, or by a block. `denied`: its wait without

@@ -202,14 +202,11 @@ fn reshard(
     now: Micros,
 ) -> Result<()> {
     let shard_count = target.limit().shards();
-    let mut root = None;
+    let mut locked = locked.into_iter();
+    let Some((0, root)) = locked.next() else { return Err(LimiterError::not_written()) };
     for (number, found) in locked {
-        match number {
-            0 => root = Some(found),
-            _ => rows.delete(target.row(number), found.tuple)?,
-        }
+        rows.delete(target.row(number), found.tuple)?;
     }
-    let root = root.ok_or_else(LimiterError::not_written)?;
     let states = shards.resharded(shard_count, now);
     if let [state] = &states[..] {
         let joined = root.with(Stored::State(state.clone()));
