@@ -12,7 +12,7 @@ use super::with_locked;
 use crate::error::{LimiterError, Result};
 use crate::keys::each_key;
 use crate::ports::{
-    Host, Key, KeyRows, KeyedRow, Listing, Row, RowId, Rows, ShardRow, Stored, TRIES,
+    Host, Key, KeyRows, KeyedRow, Listing, Row, RowId, Rows, ShardRow, Stored, tries,
 };
 use crate::target::{Store, Target};
 
@@ -40,42 +40,35 @@ pub(super) fn lock_key(
 ) -> Result<Vec<ShardRow>> {
     let shard = |(shard, _): &ShardRow| *shard;
     let mut listed = rows.read_key(id.name, id.key, None)?;
-    for _ in 0..TRIES {
-        host.check_for_interrupts();
+    tries(host, || {
         let mut locked = Vec::new();
-        for (shard, _) in listed {
+        for (shard, _) in std::mem::take(&mut listed) {
             let Some(row) = lock_or_busy(rows, RowId { shard, ..id }, wait)? else { break };
             locked.push((shard, row));
         }
         listed = rows.read_key(id.name, id.key, None)?;
-        if listed.iter().map(shard).eq(locked.iter().map(shard)) || Fault::RowsListedOnce.is_on() {
-            return Ok(locked);
-        }
-    }
-    Err(LimiterError::not_written())
+        let is_same = listed.iter().map(shard).eq(locked.iter().map(shard));
+        Ok(Some(locked).filter(|_| is_same || Fault::RowsListedOnce.is_on()))
+    })
 }
 
 /// Resets the rows of a key, given by its row 0; false if none had a state.
 pub fn reset_key(host: &impl Host, rows: &dyn Rows, id: RowId) -> Result<bool> {
-    for _ in 0..TRIES {
-        host.check_for_interrupts();
+    tries(host, || {
         let seen = rows.read(id)?.filter(|seen| !seen.stored.is_marker());
-        let Some(seen) = seen else { return reset_shards(host, rows, id) };
+        let Some(seen) = seen else { return reset_shards(host, rows, id).map(Some) };
         let reset = seen.stored.reset().filter(|_| !Fault::ResetSkipped.is_on());
-        let Some(reset) = reset else { return Ok(false) };
+        let Some(reset) = reset else { return Ok(Some(false)) };
         if rows.replace(id, &seen, &reset.into(), false)? {
-            return Ok(true);
+            return Ok(Some(true));
         }
         // Nothing is written if it is a marker or was reset by now, which the next read shows.
         let was_reset = with_locked(host, rows, id, |row| {
             let reset = row.stored.reset().filter(|_| !row.stored.is_marker());
             reset.map(|reset| rows.update(id, row.tuple, &reset.into())).transpose()
         })?;
-        if was_reset.is_some() {
-            return Ok(true);
-        }
-    }
-    Err(LimiterError::not_written())
+        Ok(was_reset.map(|()| true))
+    })
 }
 
 /// Resets the rows of a key with shards; false if none had a state.
@@ -150,27 +143,26 @@ pub(crate) fn forget_holds<H: Host>(
     id: RowId,
     wait: bool,
 ) -> Result<bool> {
-    for _ in 0..TRIES {
-        host.check_for_interrupts();
+    tries(host, || {
         if let Some(row) = rows.lock(id, wait)? {
             if !wait && row.stored.is_marker() {
-                return Ok(false);
+                return Ok(Some(false));
             }
             let was = reset_key(host, rows, id)?;
             expiry::forget(host, id)?;
-            return Ok(was);
+            return Ok(Some(was));
         }
         if !wait && rows.read(id)?.is_some() {
-            return Ok(false);
+            return Ok(Some(false));
         }
         if rows.insert(id, &Stored::Reset { ts: host.now() }.into(), wait)? {
             expiry::forget(host, id)?;
             let own = rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?;
             rows.delete(id, own.tuple)?;
-            return Ok(false);
+            return Ok(Some(false));
         }
-    }
-    Err(LimiterError::not_written())
+        Ok(None)
+    })
 }
 
 /// Deletes the rows of a key, given by its row 0; false if none had a state.
@@ -189,9 +181,8 @@ pub fn delete_name(
     count: &mut i64,
 ) -> Result<bool> {
     let (mut keys, mut sharded) = (Keys::new(), None);
-    for _ in 0..TRIES {
-        host.check_for_interrupts();
-        let Some(deleted) = rows.delete_name(name)? else { return Ok(false) };
+    tries(host, || {
+        let Some(deleted) = rows.delete_name(name)? else { return Ok(Some(false)) };
         // A session that reshards a key meanwhile has written rows that were not seen: repeat until such keys have
         // none.
         let is_shard = |(_, (shard, row)): &&KeyedRow| *shard != 0 || row.stored.is_marker();
@@ -202,11 +193,8 @@ pub fn delete_name(
         let known = keys.len();
         keys.extend(deleted.into_iter().filter(had_state).map(|(key, _)| key));
         *count += (keys.len() - known) as i64;
-        if !again || Fault::NameDeletedOnce.is_on() {
-            return Ok(true);
-        }
-    }
-    Err(LimiterError::not_written())
+        Ok((!again || Fault::NameDeletedOnce.is_on()).then_some(true))
+    })
 }
 
 /// Deletes the rows of a key if they are idle, can all be locked without waiting, and are still idle then; returns

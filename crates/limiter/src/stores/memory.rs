@@ -15,7 +15,7 @@ use crate::change::{Ask, Decided};
 use crate::error::{LimiterError, Result};
 use crate::ports::{
     Absent, Entries, Host, Id, KeyRef, LockedEntries, Pool, Retention, RowAccess, RowId, Rows,
-    Seen, Stored, TRIES,
+    Seen, Stored, TRIES, tries,
 };
 use crate::request::Answer;
 use crate::target::{Store, Target};
@@ -201,13 +201,12 @@ pub fn save<H: Host>(
     wait: bool,
 ) -> Result<bool> {
     let id = RowId { name, key, shard: 0 };
-    for _ in 0..TRIES {
-        host.check_for_interrupts();
+    tries(host, || {
         let seen = rows.read(id)?;
         let full = seen.as_ref().and_then(|seen| seen.stored.reset());
         let full = full.filter(|_| !Fault::FullNotWritten.is_on());
         let stored = state.map_or(full, |state| Some(Stored::State(state.clone())));
-        let Some(stored) = stored else { return Ok(true) };
+        let Some(stored) = stored else { return Ok(Some(true)) };
         let is_written = match &seen {
             None => rows.insert(id, &stored.into(), wait)?,
             Some(seen) if !rows.facts().locks_first && !seen.stored.is_marker() => {
@@ -229,9 +228,6 @@ pub fn save<H: Host>(
                 written.is_some()
             }
         };
-        if is_written || !wait {
-            return Ok(is_written);
-        }
-    }
-    Err(LimiterError::not_written())
+        Ok((is_written || !wait).then_some(is_written))
+    })
 }
