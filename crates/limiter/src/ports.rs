@@ -80,7 +80,7 @@ pub trait InlineConfig {
     /// Parses it.
     ///
     /// # Errors
-    /// [`LimiterError::Config`](crate::error::LimiterError::Config) (22023).
+    /// [`LimiterError::Config`] (22023).
     fn definition(&self) -> Result<Rc<Definition>>;
 
     /// Returns it as JSON in the server's encoding, for storage.
@@ -173,7 +173,7 @@ pub trait Definitions {
     /// block.
     ///
     /// # Errors
-    /// [`LimiterError::StoredConfig`](crate::error::LimiterError::StoredConfig) (22023).
+    /// [`LimiterError::StoredConfig`] (22023).
     fn look_up(&self, name: &[u8], key: &[u8]) -> Result<Defined>;
 
     /// Returns a definition or config of a name as it applies to this call: its state may be elsewhere for now.
@@ -196,13 +196,13 @@ pub trait Definitions {
     /// them. If both name and key are given, the key counts also if its name exempts it.
     ///
     /// # Errors
-    /// [`LimiterError::StoredConfig`](crate::error::LimiterError::StoredConfig) (22023).
+    /// [`LimiterError::StoredConfig`] (22023).
     fn exempt_keys(&self, listing: Listing) -> Result<Vec<(Key, Rc<Definition>)>>;
 
     /// Parses the config of a hold.
     ///
     /// # Errors
-    /// [`LimiterError::Config`](crate::error::LimiterError::Config) (22023).
+    /// [`LimiterError::Config`] (22023).
     fn of_hold(&self, config: &[u8]) -> Result<Rc<Definition>>;
 
     /// Deletes at most `max_rows` expired blocks; returns how many. Skips rows that others have locked.
