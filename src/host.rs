@@ -9,8 +9,8 @@ use ratelimit_core::config::{Definition, StoreKind};
 use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
-    Block, Counted, Defined, Definitions, Holds, Host, Id, InlineConfig, Key, KeyHolds, RowAccess,
-    Rows, Transaction,
+    Block, Counted, Defined, Definitions, Holds, Host, Id, InlineConfig, Key, KeyHolds, Listing,
+    RowAccess, Rows, Transaction,
 };
 
 use crate::cache::{blocks, changed, definitions};
@@ -213,20 +213,12 @@ impl Definitions for Session<'_> {
         self.catalog.may_define()
     }
 
-    fn blocks_in_force(
-        &self,
-        name: Option<&[u8]>,
-        key: Option<&[u8]>,
-    ) -> PortResult<Vec<(Key, Block)>> {
-        Ok(blocks::in_force(self.catalog, name, key)?)
+    fn blocks_in_force(&self, listing: Listing) -> PortResult<Vec<(Key, Block)>> {
+        Ok(blocks::in_force(self.catalog, listing.name, listing.key)?)
     }
 
-    fn exempt_keys(
-        &self,
-        name: Option<&[u8]>,
-        key: Option<&[u8]>,
-    ) -> PortResult<Vec<(Key, Rc<Definition>)>> {
-        let mut keys = definitions::exempt_keys(self.catalog, name, key)?;
+    fn exempt_keys(&self, listing: Listing) -> PortResult<Vec<(Key, Rc<Definition>)>> {
+        let mut keys = definitions::exempt_keys(self.catalog, listing.name, listing.key)?;
         for ((name, _), definition) in &mut keys {
             *definition = self.in_force(name, definition.clone());
         }

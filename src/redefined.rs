@@ -5,7 +5,7 @@
 //! and as any call would. From then on the writer skips those names, because its copy is older. When others have been
 //! notified of the change, memory forgets these keys. It also forgets the saved ones among the other keys of those
 //! names, because their rows may have been written. Calls that still use the old definition then find no key, and look
-//! again (see `stores/saved.rs`); what they took between the copy and the end is lost.
+//! again (see `stores/memory.rs`); what they took between the copy and the end is lost.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,7 +14,6 @@ use std::iter::once;
 use pgrx::pg_sys;
 use ratelimit_core::config::Definition;
 use ratelimit_limiter::error::LimiterError;
-use ratelimit_limiter::holds::prune;
 use ratelimit_limiter::ports::{Host, RowAccess};
 use ratelimit_limiter::stores;
 use ratelimit_memory::saved::SavedCopy;
@@ -191,7 +190,7 @@ fn give_back(function: pg_sys::Oid, names: &[Option<Vec<u8>>]) -> Result<()> {
             names
                 .iter()
                 .flatten()
-                .try_for_each(|name| prune::give_back_to_saved(session, rows, name))
+                .try_for_each(|name| stores::give_back_to_saved(session, rows, name))
         })
     });
     match given {

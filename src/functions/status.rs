@@ -3,7 +3,8 @@
 use std::ops::ControlFlow;
 
 use ratelimit_core::Micros;
-use ratelimit_limiter::status::{self, Listing, Status};
+use ratelimit_limiter::ports::Listing;
+use ratelimit_limiter::status::{self, Status};
 
 use super::answers::{finite, retry, time, word};
 use super::arguments::{LimitKey, LimitName, MaxRows, required};

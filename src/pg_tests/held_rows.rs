@@ -6,7 +6,7 @@ mod tests {
     use ratelimit_core::Micros;
     use ratelimit_core::hold::Hold;
     use ratelimit_limiter::error::Result as PortResult;
-    use ratelimit_limiter::ports::{Deleted, HoldRow, Holds, Host, KeyHolds};
+    use ratelimit_limiter::ports::{Deleted, HoldRow, Holds, Host, KeyHolds, Listing};
 
     use super::super::{function, get, run};
     use crate::host::{Session, Use};
@@ -131,8 +131,7 @@ mod tests {
             let at = |second: i64| Micros(second * 1_000_000);
             let found = |from, until, most| {
                 Ok::<_, ratelimit_limiter::error::LimiterError>(ids(of_keys.returning(
-                    NAME,
-                    b"k",
+                    (NAME, b"k"),
                     at(from),
                     at(until),
                     most,
@@ -141,9 +140,9 @@ mod tests {
             assert_eq!(found(0, 100, 100)?, ["d", "b", "c", "a", "e"]);
             assert_eq!(found(20, 30, 100)?, ["b", "c", "a"]);
             assert_eq!(found(0, 100, 2)?, ["d", "b"]);
-            assert_eq!(of_keys.held(NAME, b"k", at(5), at(10))?, 50.0);
-            assert_eq!(of_keys.held(NAME, b"k", at(6), at(10))?, 0.0);
-            assert_eq!(of_keys.held(NAME, b"none", at(0), at(0))?, 0.0);
+            assert_eq!(of_keys.held((NAME, b"k"), at(5), at(10))?, 50.0);
+            assert_eq!(of_keys.held((NAME, b"k"), at(6), at(10))?, 0.0);
+            assert_eq!(of_keys.held((NAME, b"none"), at(0), at(0))?, 0.0);
             Ok(())
         })
         .unwrap();
@@ -159,14 +158,14 @@ mod tests {
             for (n, row) in rows.iter_mut().enumerate() {
                 row.hold = Hold { count: 3.0, spent: 3.0, returned: n as f64, ..row.hold };
             }
-            of_keys.expire(NAME, b"k", &rows)?;
-            of_keys.expire(NAME, b"k", &[])?;
+            of_keys.expire((NAME, b"k"), &rows)?;
+            of_keys.expire((NAME, b"k"), &[])?;
             for row in &rows {
                 assert!(same(&holds.one(&row.id, NAME, b"k")?.unwrap(), row));
             }
             // One that is gone is an error: its tokens would come back again.
             holds.delete(b"id 7", NAME, b"k")?;
-            assert!(of_keys.expire(NAME, b"k", &rows).is_err());
+            assert!(of_keys.expire((NAME, b"k"), &rows).is_err());
             Ok(())
         })
         .unwrap();
@@ -189,7 +188,10 @@ mod tests {
             assert_eq!(text(of_keys.due_keys((NAME, b"a"), at(20), 10)?), ["b", "a"]);
             let keys = |name, key, second| {
                 Ok::<_, ratelimit_limiter::error::LimiterError>(text(
-                    of_keys.keys(name, key, Some(at(second)))?.into_iter().collect(),
+                    of_keys
+                        .keys(Listing { name, key, after: None }, Some(at(second)))?
+                        .into_iter()
+                        .collect(),
                 ))
             };
             assert_eq!(keys(None, None, 5)?, ["a", "b", "c", "a"]);
@@ -204,14 +206,14 @@ mod tests {
             );
             let holders = |name, key| {
                 Ok::<_, ratelimit_limiter::error::LimiterError>(text(
-                    of_keys.keys(name, key, None)?.into_iter().collect(),
+                    of_keys.keys(Listing { name, key, after: None }, None)?.into_iter().collect(),
                 ))
             };
             assert_eq!(holders(None, Some(b"a"))?, ["a", "a"]);
             assert_eq!(holders(Some(NAME), None)?, ["a", "b", "c"]);
             assert_eq!(holders(Some(NAME), Some(b"b"))?, ["b"]);
-            assert_eq!(of_keys.delete_of_key(NAME, b"b")?, 2);
-            assert_eq!(of_keys.delete_of_key(NAME, b"b")?, 0);
+            assert_eq!(of_keys.delete_of_key((NAME, b"b"))?, 2);
+            assert_eq!(of_keys.delete_of_key((NAME, b"b"))?, 0);
             assert_eq!(holders(Some(NAME), Some(b"b"))?, [""; 0]);
             Ok(())
         })

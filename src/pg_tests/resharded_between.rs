@@ -16,6 +16,8 @@ mod tests {
     use super::super::{get, run, with_session};
     use crate::host::Session;
 
+    const ID: RowId = RowId { name: b"between", key: b"", shard: 0 };
+
     /// A store in which others call before and after the first list of a key's rows.
     struct Between<'a> {
         rows: &'a dyn Rows,
@@ -94,7 +96,7 @@ mod tests {
     #[pg_test]
     fn a_reset_finds_the_rows_that_others_have_made_meanwhile() {
         run("SET LOCAL ratelimit.clock = '2027-01-01 12:00:00+00'");
-        assert_eq!(left_after(|host, rows| reset_key(host, rows, b"between", b"")), [4.0, 4.0]);
-        assert_eq!(left_after(|host, rows| delete_key(host, rows, b"between", b"")), [4.0, 4.0]);
+        assert_eq!(left_after(|host, rows| reset_key(host, rows, ID)), [4.0, 4.0]);
+        assert_eq!(left_after(|host, rows| delete_key(host, rows, ID)), [4.0, 4.0]);
     }
 }

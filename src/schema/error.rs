@@ -191,7 +191,7 @@ fn of_limiter(error: &LimiterError) -> Report {
         LimiterError::Undefined(name, kind) => {
             report(b"42704").hint(format!("Define it: {}", definition(name, *kind, false)))
         }
-        LimiterError::UndefinedPlan { plan, .. } => {
+        LimiterError::UndefinedPlan(_, plan) => {
             report(b"42704").hint(format!("Define it: {}", definition(plan, Kind::TokenBucket, false)))
         }
         LimiterError::Keyed(name, kind) => report(b"22004")
@@ -222,7 +222,7 @@ fn of_limiter(error: &LimiterError) -> Report {
                 "Call it without a config: SELECT * FROM {SCHEMA}rl_limit({}, $1);",
                 literal(name)
             )),
-        LimiterError::InRequest { error: own, .. } => {
+        LimiterError::InRequest(_, own) => {
             Report { message: error.to_string(), ..of_limiter(own) }
         }
         LimiterError::NotForHolds { name, kind, why, .. } => {
@@ -231,7 +231,7 @@ fn of_limiter(error: &LimiterError) -> Report {
         LimiterError::SeveralLimits { .. } => report(b"22023").hint(format!(
             "Settle all of them: SELECT * FROM {SCHEMA}rl_settle_all($1, '{{\"llmTokens\": 2750}}');"
         )),
-        LimiterError::NotForKind { kind, function } if kind.has_leases() => report(b"0A000")
+        LimiterError::NotForKind(function, kind) if kind.has_leases() => report(b"0A000")
             .detail(if *function == "rl_credit" {
                 "Only token buckets and fixed windows can be credited."
             } else {
@@ -240,10 +240,10 @@ fn of_limiter(error: &LimiterError) -> Report {
             .hint(format!(
                 "Use {SCHEMA}rl_acquire(name, key) to take a slot and {SCHEMA}rl_release(lease) to release it."
             )),
-        LimiterError::NotForKind { function: "rl_credit", .. } => report(b"0A000")
+        LimiterError::NotForKind("rl_credit", _) => report(b"0A000")
             .detail("Only token buckets and fixed windows can be credited.")
             .hint(format!("Use {SCHEMA}rl_reset(name, key) to make the limit full again.")),
-        LimiterError::NotForKind { .. } => report(b"0A000")
+        LimiterError::NotForKind(..) => report(b"0A000")
             .detail("Only concurrency limits have leases.")
             .hint(format!("SELECT * FROM {SCHEMA}rl_limit(name, key);")),
         LimiterError::BadState { table, name, column, value } => {

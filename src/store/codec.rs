@@ -100,7 +100,7 @@ unsafe fn decode_valid(
         return Err(wrong_kind(kind));
     }
     let value = finite("value", value)?;
-    Ok(match kind {
+    Ok(Stored::State(match kind {
         kind::TOKENS => {
             let added = added.map(|added| float("added", added)).transpose()?;
             State::Tokens(Tokens { value, ts: in_time("ts", ts)?, added })
@@ -142,8 +142,7 @@ unsafe fn decode_valid(
                 _ => Stored::Reset { ts },
             });
         }
-    }
-    .into())
+    }))
 }
 
 /// A letter of no kind: as it is, or as a number if a text can't show the byte.

@@ -128,7 +128,7 @@ impl Connection<'_> {
             let single = keys.iter().filter(|of| of.rows.len() == 1);
             return single.map(|of| self.delete_unlocked(&[of])).sum();
         }
-        let texts = keys.iter().map(|of| &of.key[..]);
+        let texts = keys.iter().map(|of| &of.key.1[..]);
         let mut by_shard: BTreeMap<i64, Vec<&KeyRows>> = BTreeMap::new();
         for (shard, of) in self.shards_of(texts)?.into_iter().zip(keys) {
             by_shard.entry(shard).or_default().push(of);
@@ -307,8 +307,8 @@ impl Connection<'_> {
         self.execute(
             &DELETE_UNLOCKED,
             &[
-                Some(text_array(rows().map(|(of, _)| &of.name[..]))),
-                Some(text_array(rows().map(|(of, _)| &of.key[..]))),
+                Some(text_array(rows().map(|(of, _)| &of.key.0[..]))),
+                Some(text_array(rows().map(|(of, _)| &of.key.1[..]))),
                 Some(int_array(&shards)),
                 Some(array_datum(writers, XIDOID, 4, b'i')),
                 Some(int_array(&there)),

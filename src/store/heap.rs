@@ -121,7 +121,7 @@
 use pgrx::pg_sys;
 use ratelimit_limiter::error::{LimiterError, Result};
 use ratelimit_limiter::ports::{
-    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, TupleId, Version,
+    KeyRef, KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, TupleId, Version,
 };
 
 use open::guarded;
@@ -224,12 +224,7 @@ impl Rows for Heap {
         Ok(None)
     }
 
-    fn read_after(
-        &self,
-        after: (&[u8], &[u8]),
-        same_name: bool,
-        rows: i64,
-    ) -> Result<Vec<KeyedRow>> {
+    fn read_after(&self, after: KeyRef, same_name: bool, rows: i64) -> Result<Vec<KeyedRow>> {
         let (name, key) = (TextDatum::new(after.0), TextDatum::new(after.1));
         let most = usize::try_from(rows).unwrap_or(0);
         let take = || {
@@ -250,9 +245,7 @@ impl Rows for Heap {
             }
             found
         };
-        let keyed = |([name, key], row): ([Vec<u8>; 2], RawRow)| {
-            Ok(KeyedRow { name, key, row: decode(row)? })
-        };
+        let keyed = |([name, key], row): ([Vec<u8>; 2], RawRow)| Ok(((name, key), decode(row)?));
         found.into_iter().map(keyed).collect()
     }
 

@@ -11,7 +11,7 @@ use pgrx::pg_sys::BuiltinOid::{
 use ratelimit_core::Micros;
 use ratelimit_core::hold::{Hold, SETTLED_LATE};
 use ratelimit_limiter::error::Result as PortResult;
-use ratelimit_limiter::ports::{Deleted, HoldRow, Holds, KeyHolds};
+use ratelimit_limiter::ports::{Deleted, HoldRow, Holds, Key, KeyHolds, KeyRef, Listing};
 
 use crate::schema::catalog::{Catalog, TableLock};
 use crate::schema::error::{Error, Result};
@@ -191,8 +191,7 @@ impl Holds for Connection<'_> {
 impl KeyHolds for Connection<'_> {
     fn returning(
         &self,
-        name: &[u8],
-        key: &[u8],
+        (name, key): KeyRef,
         from: Micros,
         until: Micros,
         most: i64,
@@ -210,7 +209,7 @@ impl KeyHolds for Connection<'_> {
         Ok(self.holds(&RETURNING, &given)?)
     }
 
-    fn expire(&self, name: &[u8], key: &[u8], rows: &[HoldRow]) -> PortResult<()> {
+    fn expire(&self, (name, key): KeyRef, rows: &[HoldRow]) -> PortResult<()> {
         const EXPIRE: Statement = Statement::writes(
             "UPDATE ONLY @schema@.rl_holds AS hold \
              SET count = now.count, spent = now.spent, returned = now.returned \
@@ -247,7 +246,7 @@ impl KeyHolds for Connection<'_> {
         Ok(())
     }
 
-    fn delete_of_key(&self, name: &[u8], key: &[u8]) -> PortResult<u64> {
+    fn delete_of_key(&self, (name, key): KeyRef) -> PortResult<u64> {
         const DELETE_OF_KEY: Statement = Statement::writes(
             "DELETE FROM ONLY @schema@.rl_holds WHERE name @=@ $1 AND key @=@ $2",
             &[TEXTOID, TEXTOID],
@@ -266,12 +265,7 @@ impl KeyHolds for Connection<'_> {
         Ok(deleted)
     }
 
-    fn keys(
-        &self,
-        name: Option<&[u8]>,
-        key: Option<&[u8]>,
-        held_at: Option<Micros>,
-    ) -> PortResult<BTreeSet<(Vec<u8>, Vec<u8>)>> {
+    fn keys(&self, listing: Listing, held_at: Option<Micros>) -> PortResult<BTreeSet<Key>> {
         const OF_NAME: Statement = Statement::reads(
             keys!("name @=@ $1"),
             &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID],
@@ -279,6 +273,7 @@ impl KeyHolds for Connection<'_> {
         );
         const OF_KEY: Statement = Statement { sql: keys!("name @=@ $1 AND key @=@ $2"), ..OF_NAME };
         const OF_ALL: Statement = Statement { sql: keys!("name @>@ '' AND $1 IS NULL"), ..OF_NAME };
+        let Listing { name, key, .. } = listing;
         let statement = match (name, key) {
             (Some(_), Some(_)) => &OF_KEY,
             (Some(_), None) => &OF_NAME,
@@ -290,7 +285,7 @@ impl KeyHolds for Connection<'_> {
         Ok(self.key_list(statement, &given)?.into_iter().collect())
     }
 
-    fn held(&self, name: &[u8], key: &[u8], since: Micros, now: Micros) -> PortResult<f64> {
+    fn held(&self, (name, key): KeyRef, since: Micros, now: Micros) -> PortResult<f64> {
         const HELD: Statement = Statement::reads(
             concat!(
                 "SELECT pg_catalog.sum(count @-@ spent) FROM ONLY @schema@.rl_holds \
@@ -311,12 +306,7 @@ impl KeyHolds for Connection<'_> {
         }
     }
 
-    fn due_keys(
-        &self,
-        after: (&[u8], &[u8]),
-        now: Micros,
-        most: i64,
-    ) -> PortResult<Vec<(Vec<u8>, Vec<u8>)>> {
+    fn due_keys(&self, after: KeyRef, now: Micros, most: i64) -> PortResult<Vec<Key>> {
         const DUE_KEYS: Statement = Statement::reads(
             "SELECT DISTINCT name, key FROM ONLY @schema@.rl_holds \
              WHERE ROW(name, key) @>@ ROW($1, $2) AND NOT charge \

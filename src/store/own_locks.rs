@@ -89,7 +89,7 @@ pub fn noted(id: RowId, is_written: bool) -> bool {
 
 /// Notes that this transaction has locked all rows of some keys.
 pub fn note_keys(keys: &[KeyRows]) {
-    for KeyRows { name, key, rows } in keys {
-        rows.iter().for_each(|&(shard, _)| note(RowId { name, key, shard }));
+    for KeyRows { key, rows } in keys {
+        rows.iter().for_each(|&(shard, _)| note(RowId { shard, ..RowId::first(key) }));
     }
 }

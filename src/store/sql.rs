@@ -11,7 +11,7 @@ use pgrx::pg_sys::BuiltinOid::{
 use ratelimit_core::Micros;
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
-    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, TupleId, Version,
+    KeyRef, KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, TupleId, Version,
 };
 
 use crate::schema::error::{Error, Result};
@@ -182,8 +182,8 @@ impl Rows for Connection<'_> {
 
     fn delete_name(&self, name: &[u8]) -> PortResult<Option<Vec<KeyedRow>>> {
         let deleted = if self.is_usual() { Some(self.delete_all(name)?) } else { None };
-        for KeyedRow { name, key, row: (shard, _) } in deleted.iter().flatten() {
-            note(RowId { name, key, shard: *shard });
+        for (key, (shard, _)) in deleted.iter().flatten() {
+            note(RowId { shard: *shard, ..RowId::first(key) });
         }
         Ok(deleted)
     }
@@ -219,12 +219,7 @@ impl Rows for Connection<'_> {
         }
     }
 
-    fn read_after(
-        &self,
-        after: (&[u8], &[u8]),
-        same_name: bool,
-        rows: i64,
-    ) -> PortResult<Vec<KeyedRow>> {
+    fn read_after(&self, after: KeyRef, same_name: bool, rows: i64) -> PortResult<Vec<KeyedRow>> {
         self.keep_all()?;
         let statement = if same_name { &self.reads().after_in_name } else { &self.reads().after };
         let (name, key) = after;
@@ -303,7 +298,7 @@ impl Connection<'_> {
     /// Decodes row number `row` of the last result, from 0. The columns begin with those of [`KEYED_ROW`].
     pub(super) fn keyed_row(&self, row: u64) -> Result<KeyedRow> {
         let text = |column| self.text(row, column).ok_or_else(|| self.not_written());
-        Ok(KeyedRow { name: text(1)?, key: text(2)?, row: self.decode_row(row, 3)? })
+        Ok(((text(1)?, text(2)?), self.decode_row(row, 3)?))
     }
 
     /// The statements that read rows.

@@ -36,6 +36,7 @@
 //! [`ConfigError`]. Nothing here depends on settings of the process or the machine.
 
 use crate::fields::{FLAG, FieldError, Fields, Reader, TEXT};
+use crate::kinds::Unlimited;
 use crate::text::{json_number, quoted, shortened};
 use crate::{Kind, Limit, Micros};
 
@@ -120,6 +121,21 @@ pub struct Definition {
     pub keyed: Option<bool>,
 }
 
+impl Definition {
+    /// The definition of a name without a limit.
+    pub fn unlimited() -> Definition {
+        Definition {
+            limit: Limit::Unlimited(Unlimited),
+            store: StoreKind::Table,
+            names_store: false,
+            save: None,
+            names_save: false,
+            enforce: true,
+            keyed: None,
+        }
+    }
+}
+
 impl PartialEq for Definition {
     /// An implied store or save equals the same one given by name.
     fn eq(&self, other: &Definition) -> bool {
@@ -137,6 +153,45 @@ pub enum StoreKind {
     Table,
     /// In memory, also after a rollback of the transaction.
     Memory,
+}
+
+/// The place of the states of a limit, by its whole definition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// Nowhere: there is no limit, and nothing is remembered.
+    Nowhere,
+    /// In a row of the table.
+    Row,
+    /// In several rows, one for each shard.
+    Shards(u32),
+    /// In an entry of memory.
+    Memory,
+    /// In an entry of memory that is saved to its row.
+    Saved,
+}
+
+impl Store {
+    /// The store of a limit.
+    pub fn from_definition(definition: &Definition) -> Store {
+        let limit = &definition.limit;
+        match definition.store {
+            _ if limit.is_unlimited() => Store::Nowhere,
+            StoreKind::Table if limit.shards() > 1 => Store::Shards(limit.shards()),
+            StoreKind::Table => Store::Row,
+            StoreKind::Memory if definition.save.is_some() => Store::Saved,
+            StoreKind::Memory => Store::Memory,
+        }
+    }
+
+    /// Whether it is in rows of the table.
+    pub fn is_in_table(self) -> bool {
+        matches!(self, Store::Row | Store::Shards(_))
+    }
+
+    /// Whether it is in memory.
+    pub fn is_in_memory(self) -> bool {
+        matches!(self, Store::Memory | Store::Saved)
+    }
 }
 
 const STORE: Reader<StoreKind> = Reader {

@@ -319,8 +319,11 @@ impl Limit {
 
     /// The limit of one of `shards` equal shards: rate, capacity and the largest debt divided by their number. For the
     /// kinds without shards the limit itself.
-    pub fn shard_limit(&self, shards: u32) -> Limit {
-        each_limit!(self, limit => limit.shard(shards).into())
+    pub fn shard_limit(&self, shards: u32) -> Cow<'_, Limit> {
+        match shards {
+            1 => Cow::Borrowed(self),
+            shards => Cow::Owned(each_limit!(self, limit => limit.shard(shards).into())),
+        }
     }
 
     /// The state of an unused limit: full. `phase` is any boundary of the windows of a fixed window

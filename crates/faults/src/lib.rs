@@ -19,7 +19,7 @@ pub enum Fault {
     ReshardWithoutLocks,
     /// A marker counts as a row without a state.
     MarkerOverlooked,
-    /// A reset of shards locks none of them.
+    /// The rows of a key are read where they should be locked, as for a reset of shards.
     ResetWithoutLocks,
     /// A reset does not look again for rows that came while it locked.
     RowsListedOnce,
@@ -37,8 +37,6 @@ pub enum Fault {
     MemoryOverlooked,
     /// Several entries are changed although one of them has changed since it was read.
     ChangedEntryOverlooked,
-    /// The same, for a key without an entry that came and went.
-    GoneEntryOverlooked,
     /// A change in memory is not written.
     EntryNotWritten,
     /// A list of saved keys that can never fit is denied.
@@ -53,12 +51,8 @@ pub enum Fault {
     BusyRowsPruned,
     /// Blocks are ignored.
     BlockOverlooked,
-    /// The id of a lease is the time.
-    IdOfClock,
     /// The extension of a lease is not written.
     ExtensionNotWritten,
-    /// A lock stays although nothing changes.
-    DeniedRowKept,
     /// Shards are locked in any order.
     ShardsUnordered,
     /// Tokens that were refilled before are refilled again.

@@ -267,8 +267,7 @@ impl Ask<'_> {
                 decision
             }
             Change::Credit { count, taken_at } => {
-                let refused =
-                    LimiterError::NotForKind { function: "rl_credit", kind: limit.kind() };
+                let refused = LimiterError::NotForKind("rl_credit", limit.kind());
                 shards.credit(now, count, taken_at).ok_or(refused)?
             }
             Change::Extend(id) => of_lease(shards, now, |state| limit.extend(state, now, id)),

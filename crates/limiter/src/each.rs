@@ -84,13 +84,12 @@ impl<'a, H: Host> Call<'a, H> {
     /// Takes for the requests of one key, of a limit in the table: with one version of their row, if it is one and no
     /// request needs a step of its own.
     fn take_in_table(&mut self, rows: &dyn Rows, group: &Group<'a>) -> Result<()> {
-        let Group { target, numbers, .. } = group;
+        let (Group { target, numbers, .. }, host) = (group, self.host);
         if numbers.len() > 1 && target.store == Store::Row {
             let takes = numbers.iter().map(|&n| self.requests[n].tokens()).collect();
             let change = Change::Takes(takes, Mode::Each);
             let ask = Ask { target: target.clone(), change, entry: None };
-            let apply = |host: &H, rows: &dyn Rows| engine::short(host, rows, &ask);
-            match self.waiting(rows, target, apply) {
+            match self.waiting(rows, target, |rows| engine::short(host, rows, &ask)) {
                 Ok(Some(decided)) => {
                     let mut answered = numbers.iter().zip(decided.answers());
                     return answered
@@ -103,7 +102,7 @@ impl<'a, H: Host> Call<'a, H> {
         }
         for &n in numbers {
             let ask = self.ask(target, n);
-            let answer = self.waiting(rows, target, |host, rows| engine::run_one(host, rows, &ask));
+            let answer = self.waiting(rows, target, |rows| engine::run_one(host, rows, &ask));
             self.answer(n, answer)?;
         }
         Ok(())
@@ -114,19 +113,18 @@ impl<'a, H: Host> Call<'a, H> {
         &mut self,
         rows: &dyn Rows,
         target: &Target,
-        work: impl Fn(&H, &dyn Rows) -> Result<T>,
+        work: impl Fn(&dyn Rows) -> Result<T>,
     ) -> Result<T> {
         self.host.check_for_interrupts();
-        let Some(left) = self.lock_wait else { return work(self.host, rows) };
-        let locked = || LimiterError::Locked(H::utf8(target.name).into_owned());
-        match work(self.host, &Unwaiting { rows, locked: &locked }) {
+        let Some(left) = self.lock_wait else { return work(rows) };
+        match work(&Unwaiting { rows, target }) {
             Err(LimiterError::Locked { .. }) if left > Micros(0) && self.waits < MAX_WAITS => {}
             done => return done,
         }
         self.waits += 1;
-        let (done, took) = self.host.attempt_within(left, || work(self.host, rows).map(Some))?;
+        let (done, took) = self.host.attempt_within(left, || work(rows).map(Some))?;
         self.lock_wait = Some(left.minus(took).max(Micros(0)));
-        done.ok_or_else(locked)
+        done.ok_or_else(|| LimiterError::Locked(target.name_text()))
     }
 
     /// Notes the answer to a request, from 0; fails with an error that is not the request's alone.
@@ -158,14 +156,14 @@ impl<'a, H: Host> Call<'a, H> {
 /// Rows that are never waited for: where others would wait, it fails.
 struct Unwaiting<'r> {
     rows: &'r dyn Rows,
-    locked: &'r dyn Fn() -> LimiterError,
+    target: &'r Target<'r>,
 }
 
 impl Unwaiting<'_> {
-    /// Fails if a row is there, but not to be had.
-    fn refuse_there(&self, id: RowId, is_there: bool) -> Result<()> {
-        match self.rows.read(id)?.is_some() == is_there {
-            true => Err((self.locked)()),
+    /// Fails instead of a wait for a row that is there, or not there to be seen.
+    fn refuse(&self, waits: bool, id: RowId, is_there: bool) -> Result<()> {
+        match waits && self.rows.read(id)?.is_some() == is_there {
+            true => Err(LimiterError::Locked(self.target.name_text())),
             false => Ok(()),
         }
     }
@@ -174,17 +172,13 @@ impl Unwaiting<'_> {
 impl Rows for Unwaiting<'_> {
     fn lock(&self, id: RowId, wait: bool) -> Result<Option<Row>> {
         let row = self.rows.lock(id, false)?;
-        if row.is_none() && wait {
-            self.refuse_there(id, true)?;
-        }
+        self.refuse(wait && row.is_none(), id, true)?;
         Ok(row)
     }
 
     fn insert(&self, id: RowId, version: &Version, wait: bool) -> Result<bool> {
         let inserted = self.rows.insert(id, version, false)?;
-        if !inserted && wait {
-            self.refuse_there(id, false)?;
-        }
+        self.refuse(wait && !inserted, id, false)?;
         Ok(inserted)
     }
 

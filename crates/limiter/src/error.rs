@@ -25,14 +25,9 @@ pub enum LimiterError {
     /// This name without a definition was used without a config, by a function for this kind.
     #[error("rate limit \"{0}\" is not defined")]
     Undefined(String, Kind),
-    /// A key has a plan that is not defined.
-    #[error("plan \"{plan}\" of rate limit \"{name}\" is not defined")]
-    UndefinedPlan {
-        /// The limit.
-        name: String,
-        /// The plan.
-        plan: String,
-    },
+    /// A key of this limit has this plan, which is not defined.
+    #[error("plan \"{1}\" of rate limit \"{0}\" is not defined")]
+    UndefinedPlan(String, String),
     /// This limit, of this kind and with `keyed`, was used without a key.
     #[error("rate limit \"{0}\" requires a key")]
     Keyed(String, Kind),
@@ -42,22 +37,12 @@ pub enum LimiterError {
     /// A config was passed for this defined limit without the privilege to define.
     #[error("permission denied to override rate limit \"{0}\"")]
     InlineConfig(String),
-    /// The error of one request of a list.
-    #[error("request {n}: {error}")]
-    InRequest {
-        /// The number of the request, from 1.
-        n: usize,
-        /// Its error.
-        error: Box<LimiterError>,
-    },
-    /// The kind of the limit does not support the function.
-    #[error("{function}() is not supported for {}", .kind.with_article())]
-    NotForKind {
-        /// The function.
-        function: &'static str,
-        /// The kind.
-        kind: Kind,
-    },
+    /// The error of this request of a list, from 1.
+    #[error("request {0}: {1}")]
+    InRequest(usize, Box<LimiterError>),
+    /// This function is not supported for limits of this kind.
+    #[error("{0}() is not supported for {kind}", kind = .1.with_article())]
+    NotForKind(&'static str, Kind),
     /// The limit can't have holds.
     #[error("{function}() is not supported for {}", why.of(*.kind))]
     NotForHolds {
@@ -138,7 +123,7 @@ impl LimiterError {
 
     /// The error of the `n`th request of a list, from 1.
     pub fn in_request(n: usize, error: impl Into<LimiterError>) -> LimiterError {
-        LimiterError::InRequest { n, error: Box::new(error.into()) }
+        LimiterError::InRequest(n, Box::new(error.into()))
     }
 
     /// Whether it concerns one request of a call that makes each on its own, and stops no other.
@@ -146,7 +131,7 @@ impl LimiterError {
         !matches!(
             self,
             LimiterError::ConfigOf { .. }
-                | LimiterError::InRequest { .. }
+                | LimiterError::InRequest(..)
                 | LimiterError::NotForHolds { .. }
                 | LimiterError::SeveralLimits { .. }
                 | LimiterError::NotWritten { .. }

@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::error::Result;
-use crate::keys::Listing;
-use crate::ports::{Entries, Host, RowAccess};
+use crate::ports::{Entries, Host, Listing, RowAccess, RowId};
 use crate::stores;
 use crate::target::{if_valid, of_state};
 
@@ -26,7 +25,7 @@ pub fn reset_in_memory<H: Host>(
     for name in names {
         host.check_for_interrupts();
         let definition = if_valid(of_state(host, &name, key))?;
-        if stores::forget_in_memory(host, &name, key, definition.as_ref())? {
+        if stores::forget_in_memory(host, (&name, key), definition.as_ref())? {
             forgotten.insert(name);
         }
     }
@@ -38,7 +37,7 @@ pub fn reset_in_memory<H: Host>(
 pub fn delete_rows<H: Host>(host: &H, key: &[u8], forgotten: &mut BTreeSet<Vec<u8>>) -> Result<()> {
     host.with_rows(RowAccess::Write, |rows| {
         let listing = Listing { key: Some(key), ..Listing::default() };
-        let delete = |name: &[u8], key: &[u8]| stores::delete_key(host, rows, name, key);
+        let delete = |id: RowId| stores::delete_key(host, rows, id);
         stores::forget_keys(host, rows, listing, delete, |name| forgotten.extend([name]))
     })
 }

@@ -6,23 +6,12 @@ use crate::error::Result;
 use ratelimit_core::State;
 use ratelimit_faults::Fault;
 
-use crate::ports::{Host, KeyRows, KeyedRow, Rows, Stored};
+use crate::ports::{Host, KeyRows, KeyedRow, Listing, Rows, Stored};
 
 /// The most rows of the first page, and of each page after one with a log, which is large.
 const PAGE: usize = 128;
 /// The rows of a page if a key fills a usual one: more than a key can have.
 const LARGE_PAGE: usize = 2048;
-
-/// The keys to list, in the server's encoding.
-#[derive(Clone, Copy, Default)]
-pub struct Listing<'a> {
-    /// Only keys of this name.
-    pub name: Option<&'a [u8]>,
-    /// Only this key.
-    pub key: Option<&'a [u8]>,
-    /// Only keys after this name and key.
-    pub after: Option<(&'a [u8], &'a [u8])>,
-}
 
 impl Listing<'_> {
     /// Whether it has a key of its name.
@@ -45,7 +34,7 @@ pub(crate) fn each_key(
         let key = listing.key.unwrap_or_default();
         if listing.has(name, key) {
             let found = rows.read_key(name, key, None)?;
-            let first = KeyRows { name: name.to_vec(), key: key.to_vec(), rows: found };
+            let first = KeyRows { key: (name.to_vec(), key.to_vec()), rows: found };
             if !first.rows.is_empty() && visit(first)?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
@@ -62,7 +51,7 @@ pub(crate) fn each_key(
         host.check_for_interrupts();
         let found = rows.read_after((&after.0, &after.1), listing.name.is_some(), page as i64)?;
         let more = found.len() == page;
-        let is_large = |row: &KeyedRow| matches!(row.row.1.stored, Stored::State(State::Log(_)));
+        let is_large = |row: &KeyedRow| matches!(row.1.1.stored, Stored::State(State::Log(_)));
         let most = if found.iter().any(is_large) { PAGE } else { 16 * usual };
         usual = most.min(rows.facts().page);
         let mut keys = by_key(found);
@@ -72,9 +61,9 @@ pub(crate) fn each_key(
             }
             page = if keys.is_empty() { LARGE_PAGE } else { usual };
         }
-        for key in keys {
-            after = (key.name.clone(), key.key.clone());
-            if listing.has(&key.name, &key.key) && visit(key)?.is_break() {
+        for found in keys {
+            after = found.key.clone();
+            if listing.has(&after.0, &after.1) && visit(found)?.is_break() {
                 return Ok(Some(ControlFlow::Break(())));
             }
         }
@@ -87,10 +76,10 @@ pub(crate) fn each_key(
 /// Groups ordered rows by key.
 fn by_key(rows: Vec<KeyedRow>) -> Vec<KeyRows> {
     let mut keys: Vec<KeyRows> = Vec::new();
-    for KeyedRow { name, key, row } in rows {
+    for (key, row) in rows {
         match keys.last_mut() {
-            Some(last) if last.name == name && last.key == key => last.rows.push(row),
-            _ => keys.push(KeyRows { name, key, rows: vec![row] }),
+            Some(last) if last.key == key => last.rows.push(row),
+            _ => keys.push(KeyRows { key, rows: vec![row] }),
         }
     }
     keys

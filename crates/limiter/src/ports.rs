@@ -16,14 +16,42 @@ use std::rc::Rc;
 use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
 
-use crate::error::Result;
+use crate::error::{LimiterError, Result};
 
 /// The most tries of a call: it tries again if a concurrent session has inserted or deleted the row between two
 /// statements.
 pub const TRIES: u32 = 1000;
 
+/// Tries `work` until it returns something.
+pub(crate) fn tries<T>(
+    host: &impl Transaction,
+    mut work: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    for _ in 0..TRIES {
+        host.check_for_interrupts();
+        if let Some(done) = work()? {
+            return Ok(done);
+        }
+    }
+    Err(LimiterError::not_written())
+}
+
 /// A name and a key, in the server's encoding.
 pub type Key = (Vec<u8>, Vec<u8>);
+
+/// A [`Key`] of another owner.
+pub type KeyRef<'a> = (&'a [u8], &'a [u8]);
+
+/// The keys to list, in the server's encoding.
+#[derive(Clone, Copy, Default)]
+pub struct Listing<'a> {
+    /// Only keys of this name.
+    pub name: Option<&'a [u8]>,
+    /// Only this key.
+    pub key: Option<&'a [u8]>,
+    /// Only keys after this name and key, where they are listed in order.
+    pub after: Option<KeyRef<'a>>,
+}
 
 /// The use of the rows, which determines the lock on their table.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,7 +80,7 @@ pub trait InlineConfig {
     /// Parses it.
     ///
     /// # Errors
-    /// [`LimiterError::Config`](crate::error::LimiterError::Config) (22023).
+    /// [`LimiterError::Config`] (22023).
     fn definition(&self) -> Result<Rc<Definition>>;
 
     /// Returns it as JSON in the server's encoding, for storage.
@@ -145,13 +173,11 @@ pub trait Definitions {
     /// block.
     ///
     /// # Errors
-    /// [`LimiterError::StoredConfig`](crate::error::LimiterError::StoredConfig) (22023).
+    /// [`LimiterError::StoredConfig`] (22023).
     fn look_up(&self, name: &[u8], key: &[u8]) -> Result<Defined>;
 
     /// Returns a definition or config of a name as it applies to this call: its state may be elsewhere for now.
-    fn in_force(&self, _name: &[u8], definition: Rc<Definition>) -> Rc<Definition> {
-        definition
-    }
+    fn in_force(&self, name: &[u8], definition: Rc<Definition>) -> Rc<Definition>;
 
     /// Looks up the definition alone, as it is [in force](Definitions::in_force).
     fn defined(&self, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>>;
@@ -163,25 +189,20 @@ pub trait Definitions {
     /// Whether the caller may define limits, and so pass a config for a defined one.
     fn may_define(&self) -> bool;
 
-    /// Reads the blocks in force, of one name or one key if given, in the order of name and key.
-    fn blocks_in_force(&self, name: Option<&[u8]>, key: Option<&[u8]>)
-    -> Result<Vec<(Key, Block)>>;
+    /// Reads the blocks in force of a listing, in the order of name and key.
+    fn blocks_in_force(&self, listing: Listing) -> Result<Vec<(Key, Block)>>;
 
-    /// Reads the names and keys that an override or its plan exempts, with the definition that exempts them, of one
-    /// name or one key if given. If both are given, the key counts also if its name exempts it.
+    /// Reads the names and keys of a listing that an override or its plan exempts, with the definition that exempts
+    /// them. If both name and key are given, the key counts also if its name exempts it.
     ///
     /// # Errors
-    /// [`LimiterError::StoredConfig`](crate::error::LimiterError::StoredConfig) (22023).
-    fn exempt_keys(
-        &self,
-        name: Option<&[u8]>,
-        key: Option<&[u8]>,
-    ) -> Result<Vec<(Key, Rc<Definition>)>>;
+    /// [`LimiterError::StoredConfig`] (22023).
+    fn exempt_keys(&self, listing: Listing) -> Result<Vec<(Key, Rc<Definition>)>>;
 
     /// Parses the config of a hold.
     ///
     /// # Errors
-    /// [`LimiterError::Config`](crate::error::LimiterError::Config) (22023).
+    /// [`LimiterError::Config`] (22023).
     fn of_hold(&self, config: &[u8]) -> Result<Rc<Definition>>;
 
     /// Deletes at most `max_rows` expired blocks; returns how many. Skips rows that others have locked.
@@ -191,9 +212,7 @@ pub trait Definitions {
     ///
     /// # Errors
     /// They have changed: an error with which the host begins the call again.
-    fn check_definitions(&self) -> Result<()> {
-        Ok(())
-    }
+    fn check_definitions(&self) -> Result<()>;
 }
 
 /// The limiter's environment: a transaction with definitions, the rows, the holds, the entries of memory and the

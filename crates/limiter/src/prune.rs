@@ -6,12 +6,15 @@
 use std::ops::ControlFlow;
 
 use ratelimit_core::Micros;
+use ratelimit_core::hold::SETTLED_LATE;
 
 use crate::error::Result;
-use crate::holds;
-use crate::keys::{Listing, each_key};
-use crate::ports::{Host, Key, KeyRows, RowAccess, ShardRow};
-use crate::stores;
+use crate::keys::each_key;
+use crate::ports::{Host, Key, KeyRows, Listing, RowAccess, RowId, ShardRow};
+use crate::stores::{self, expiry};
+
+/// The number of keys to list at a time.
+const PAGE: i64 = 100;
 
 /// Gives back the tokens of expired holds, which counts as one a key, and deletes holds that expired a day ago, then
 /// expired blocks, then idle rows, all rows of a key together. Stops at `max_rows`, or at most a key's rows beyond.
@@ -26,11 +29,10 @@ pub fn prune<H: Host>(
     position: &mut Option<Key>,
     deleted: &mut i64,
 ) -> Result<()> {
-    *deleted += holds::prune::prune(host, max_rows - *deleted)?;
-    if *deleted >= max_rows {
-        return Ok(());
+    *deleted += prune_holds(host, max_rows - *deleted)?;
+    if *deleted < max_rows {
+        *deleted += host.prune_blocks(max_rows - *deleted)?;
     }
-    *deleted += host.prune_blocks(max_rows - *deleted)?;
     if *deleted >= max_rows {
         return Ok(());
     }
@@ -42,16 +44,17 @@ pub fn prune<H: Host>(
         let mut reached = start.clone();
         let most = rows.facts().batch;
         let mut waiting = Vec::new();
-        let mut visit = |mut key: KeyRows| {
+        let mut visit = |mut found: KeyRows| {
             // `holds_due` is a lower bound: the hold may have been settled since, or be about to expire.
             let is_past = |(_, row): &ShardRow| row.is_due(host.now());
-            if key.rows.first().is_some_and(is_past) {
-                holds::prune::give_back_if_valid(host, rows, &key.name, &key.key)?;
-                key.rows = rows.read_key(&key.name, &key.key, None)?;
+            if found.rows.first().is_some_and(is_past) {
+                let id = RowId::first(&found.key);
+                expiry::give_back_if_valid(host, rows, id)?;
+                found.rows = rows.read_key(id.name, id.key, None)?;
             }
-            *deleted += stores::prune_key(host, rows, &key, undefined_idle, &mut waiting)?;
-            reached = (key.name, key.key);
-            let row_count: usize = waiting.iter().map(|key| key.rows.len()).sum();
+            *deleted += stores::prune_key(host, rows, &found, undefined_idle, &mut waiting)?;
+            reached = found.key;
+            let row_count: usize = waiting.iter().map(|found| found.rows.len()).sum();
             if row_count as i64 >= most.min(max_rows - *deleted) {
                 *deleted += rows.remove(&std::mem::take(&mut waiting))? as i64;
             }
@@ -61,9 +64,9 @@ pub fn prune<H: Host>(
         let rest = Listing { after: Some((&start.0, &start.1)), ..Listing::default() };
         if each_key(host, rows, rest, &mut visit)?.is_continue() {
             // Wraps around, up to the start.
-            let _ = each_key(host, rows, Listing::default(), |key| {
-                let past = (&key.name, &key.key) > (&start.0, &start.1);
-                if past { Ok(ControlFlow::Break(())) } else { visit(key) }
+            let _ = each_key(host, rows, Listing::default(), |found| match found.key > start {
+                true => Ok(ControlFlow::Break(())),
+                false => visit(found),
             })?;
         }
         if !waiting.is_empty() {
@@ -72,4 +75,31 @@ pub fn prune<H: Host>(
         *position = Some(reached);
         Ok(())
     })
+}
+
+/// Gives back expired holds, then deletes holds that expired more than a day ago, at most `most` keys and holds;
+/// returns how many. Skips keys that others have locked, and keys with rows that have a value that no call writes.
+fn prune_holds<H: Host>(host: &H, most: i64) -> Result<i64> {
+    if !host.has_holds() {
+        return Ok(0);
+    }
+    let mut after = Key::default();
+    let mut given = 0;
+    while given < most {
+        host.check_for_interrupts();
+        let (name, key) = &after;
+        let page = PAGE.min(most - given);
+        let due = host.with_key_holds(|holds| holds.due_keys((name, key), host.now(), page))?;
+        let Some(last) = due.last().cloned() else { break };
+        given += host.with_rows(RowAccess::Write, |rows| {
+            let give_back = |own| expiry::give_back_if_valid(host, rows, RowId::first(own));
+            due.iter().try_fold(0, |sum, own| Ok(sum + i64::from(give_back(own)?)))
+        })?;
+        after = last;
+    }
+    if given >= most {
+        return Ok(given);
+    }
+    let long_ago = host.now().minus(SETTLED_LATE);
+    Ok(given + host.with_key_holds(|holds| holds.prune(long_ago, most - given))?)
 }

@@ -30,8 +30,7 @@ pub struct RequestOutcome {
 /// # Errors
 /// The errors of [`single::limit`](crate::single::limit), each with the number of its request.
 pub fn limit<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutcome>> {
-    let (numbers, asks) = asks("rl_limit_all", host, requests)?;
-    let outcomes = outcomes(&numbers, &engine::run(host, &asks)?);
+    let outcomes = run("rl_limit_all", host, requests, engine::run)?;
     for (request, outcome) in requests.iter().zip(&outcomes) {
         if outcome.answer.limited_by.is_none() && !outcome.answer.ok {
             continue; // it took nothing, because of another
@@ -44,8 +43,7 @@ pub fn limit<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutco
 
 /// Answers as [`limit`] would, without locking or writing anything.
 pub fn check<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutcome>> {
-    let (numbers, asks) = asks("rl_check_all", host, requests)?;
-    Ok(outcomes(&numbers, &engine::check(host, &asks)?))
+    run("rl_check_all", host, requests, engine::check)
 }
 
 /// The requests of a list for one name and key.
@@ -70,7 +68,25 @@ pub(crate) fn groups<'a, H: Host>(
     for (n, request) in requests.iter().enumerate() {
         host.check_for_interrupts();
         let earlier = groups.get_mut(&(request.name, request.key));
-        match (resolve(function, host, request, earlier.as_deref()), earlier) {
+        let resolve = || {
+            let target = match &earlier {
+                // Not resolved again: the definition may have changed meanwhile.
+                Some(earlier) if earlier.defined && request.config.is_none() => {
+                    earlier.target.clone()
+                }
+                _ => Target::resolve(host, request)?,
+            };
+            target.check_kind(function, false)?;
+            request.tokens().check(target.limit())?;
+            let is_other = |own: &&mut Group| own.target.definition != target.definition;
+            if earlier.as_ref().is_some_and(is_other) {
+                let value = "different from that of an earlier request for the same name and key";
+                let allowed = "one config per name and key";
+                return Err(ArgumentError::invalid("config", value, allowed).into());
+            }
+            Ok(target)
+        };
+        match (resolve(), earlier) {
             (Err(error), _) => wrong(n, error)?,
             (Ok(_), Some(group)) => {
                 group.defined |= request.config.is_none();
@@ -85,36 +101,16 @@ pub(crate) fn groups<'a, H: Host>(
     Ok(groups.into_values().collect())
 }
 
-/// Resolves a request of a list; `earlier`: those for its name and key.
-fn resolve<'a, H: Host>(
-    function: &'static str,
-    host: &H,
-    request: &Request<'a>,
-    earlier: Option<&Group<'a>>,
-) -> Result<Target<'a>> {
-    let target = match earlier {
-        // Not resolved again: the definition may have changed meanwhile.
-        Some(earlier) if earlier.defined && request.config.is_none() => earlier.target.clone(),
-        _ => Target::resolve(host, request)?,
-    };
-    target.check_kind(function, false)?;
-    request.tokens().check(target.limit())?;
-    if earlier.is_some_and(|earlier| earlier.target.definition != target.definition) {
-        let value = "different from that of an earlier request for the same name and key";
-        return Err(ArgumentError::invalid("config", value, "one config per name and key").into());
-    }
-    Ok(target)
-}
-
-/// Makes an ask for each name and key; returns the numbers of its requests, too.
+/// Makes an ask for each name and key, and all of them by `make`; returns the outcomes in the order of the requests.
 ///
 /// # Errors
 /// [`LimiterError::InRequest`]; 22023 for more than [`MAX_IN_MEMORY`] requests of limits in memory.
-fn asks<'a, H: Host>(
+fn run<H: Host>(
     function: &'static str,
     host: &H,
-    requests: &'a [Request],
-) -> Result<(Vec<Vec<usize>>, Vec<Ask<'a>>)> {
+    requests: &[Request],
+    make: impl FnOnce(&H, &[Ask]) -> Result<Outcome>,
+) -> Result<Vec<RequestOutcome>> {
     let wrong = |n, error| Err(LimiterError::in_request(n + 1, error));
     let mut groups = groups(function, host, requests, wrong)?;
     let in_memory = groups.iter().filter(|group| group.target.store.is_in_memory());
@@ -135,13 +131,11 @@ fn asks<'a, H: Host>(
         let takes = numbers.iter().map(|&n: &usize| requests[n].tokens()).collect();
         Ok((numbers, Ask { target, change: Change::Takes(takes, Mode::Together), entry }))
     };
-    groups.into_iter().map(ask).collect()
-}
-
-/// The outcomes in the order of the requests.
-fn outcomes(numbers: &[Vec<usize>], outcome: &Outcome) -> Vec<RequestOutcome> {
-    let answers = outcome.decided.iter().flat_map(Decided::answers).map(request_outcome(outcome));
-    in_order(numbers.iter().flatten(), answers)
+    let asks = groups.into_iter().map(ask).collect::<Result<_>>()?;
+    let (numbers, asks): (Vec<Vec<usize>>, Vec<Ask>) = asks;
+    let outcome = make(host, &asks)?;
+    let answers = outcome.decided.iter().flat_map(Decided::answers).map(request_outcome(&outcome));
+    Ok(in_order(numbers.iter().flatten(), answers))
 }
 
 /// Puts the results of requests into the order of their numbers.

@@ -6,7 +6,6 @@ use std::slice::from_ref;
 use ratelimit_core::config::{Definition, MAX_TOKENS};
 use ratelimit_core::kinds::Lease;
 use ratelimit_core::{ArgumentError, Micros, State, Take};
-use ratelimit_faults::Fault;
 
 use crate::change::{Ask, Change};
 use crate::engine;
@@ -44,10 +43,7 @@ pub fn take<H: Host>(host: &H, request: &Request, at_least: f64) -> Result<Answe
 pub fn acquire<H: Host>(host: &H, request: &Request) -> Result<Answer> {
     // Not made from the clock, which may stand or step back, nor from stored data, which may be reset, pruned, rolled
     // back or lost: an earlier lease with this id would then release another's slots.
-    let id = match Fault::IdOfClock.is_on() {
-        true => host.now(),
-        false => Lease::random_id(host.unguessable()?),
-    };
+    let id = Lease::random_id(host.unguessable()?);
     let take = Take { lease: Some(id), ..request.tokens() };
     let answer = take_as(host, "rl_acquire", request, take, |_| Ok(()));
     answer.map_err(LimiterError::for_leases)
@@ -214,7 +210,7 @@ pub fn reset<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<bool> {
         let keyed = definition.keyed.filter(|&keyed| keyed);
         check_key::<H>(name, key, keyed, &definition.limit)?;
     }
-    stores::forget(host, name, key, definition.as_ref())
+    stores::forget(host, (name, key), definition.as_ref())
 }
 
 /// Resets every key of a name, and adds the number of keys that had a state to `count`, also if it ends with an error,

@@ -5,13 +5,12 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use ratelimit_core::config::Definition;
-use ratelimit_core::{Micros, Shards, Take, kinds};
+use ratelimit_core::{Micros, Take, kinds};
 
 use crate::change::{Ask, Change};
 use crate::error::Result;
-pub use crate::keys::Listing;
 use crate::keys::each_key;
-use crate::ports::{Block, Entries, Host, Key, KeyRows, RowAccess, Rows, ShardRow};
+use crate::ports::{Block, Entries, Host, Key, KeyRows, Listing, RowAccess, Rows, ShardRow};
 use crate::request::LimitedBy;
 use crate::single;
 use crate::stores::{self, Keys};
@@ -43,15 +42,9 @@ pub struct Status<'a> {
     pub held: f64,
 }
 
-/// Keys not visited yet that may have no row: blocked keys, exempt keys, and keys of limits in memory.
-type Others = BTreeMap<Key, Other>;
-
-#[derive(Default)]
-struct Other {
-    block: Option<Block>,
-    /// The definition of an exempt key, or of one with a state in memory alone, which is not looked up.
-    definition: Option<Rc<Definition>>,
-}
+/// Keys not visited yet that may have no row: blocked keys, with the block; exempt keys and one with a state in memory
+/// alone, with the definition, which is not looked up; and saved keys.
+type Others = BTreeMap<Key, (Option<Block>, Option<Rc<Definition>>)>;
 
 /// Visits the status of each key of a listing that has a row, is blocked or is exempt, in the byte order of name and
 /// key, until `visit` breaks. Memory has no list of its keys: a limit there is visited if name and key are given, or if
@@ -70,13 +63,13 @@ pub fn each<H: Host>(
     }
     let mut others = Others::new();
     if let Some(entries) = host.entries_if_any()? {
-        others.extend(entries.saved_keys(name).into_iter().map(|own| (own, Other::default())));
+        others.extend(entries.saved_keys(name).into_iter().map(|own| (own, (None, None))));
     }
-    for (own, definition) in host.exempt_keys(name, key)? {
-        others.entry(own).or_default().definition = Some(definition);
+    for (own, definition) in host.exempt_keys(listing)? {
+        others.entry(own).or_default().1 = Some(definition);
     }
-    for (own, block) in host.blocks_in_force(name, key)? {
-        others.entry(own).or_default().block = Some(block);
+    for (own, block) in host.blocks_in_force(listing)? {
+        others.entry(own).or_default().0 = Some(block);
     }
     others.retain(|(name, key), _| listing.has(name, key));
     if let (Some(name), Some(key)) = (name, key)
@@ -85,29 +78,26 @@ pub fn each<H: Host>(
     {
         let target = Target::defined::<H>(name, key, definition.clone(), None);
         if !others.is_empty() || stores::stored(host, &target)?.0.is_some() {
-            let other = others.entry((name.to_vec(), key.to_vec())).or_default();
-            other.definition = Some(definition);
+            others.entry((name.to_vec(), key.to_vec())).or_default().1 = Some(definition);
         }
         return show_others(host, others, &mut visit).map(drop);
     }
-    let holders = stores::holders(host, name, key, true)?;
+    let holders = stores::holders(host, listing, true)?;
     let ended = host.with_rows(RowAccess::Read, |rows| {
-        each_key(host, rows, listing, |found| {
-            let own = (found.name.clone(), found.key.clone());
+        each_key(host, rows, listing, |KeyRows { key: own, rows: of_key }| {
             let later = others.split_off(&own);
             let before = std::mem::replace(&mut others, later);
             if show_others(host, before, &mut visit)?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
-            let KeyRows { name, key, rows: of_key } = found;
-            let definition = host.defined(&name, &key)?;
+            let definition = host.defined(&own.0, &own.1)?;
             // Rows left from before the limit was moved into memory: if listed, the key is one of the others.
             if definition.as_ref().is_some_and(|definition| has_no_rows(definition)) {
                 return Ok(ControlFlow::Continue(()));
             }
-            let block = others.remove(&own).and_then(|other| other.block);
+            let block = others.remove(&own).and_then(|(block, _)| block);
             let in_rows = Some((rows, &of_key[..], &holders));
-            Ok(visit(status_of(host, (&name, &key), definition, block, in_rows)?))
+            Ok(visit(status_of(host, &own, definition, block, in_rows)?))
         })
     })?;
     if ended.is_continue() {
@@ -122,16 +112,16 @@ fn show_others<H: Host>(
     others: Others,
     visit: &mut impl FnMut(Status) -> ControlFlow<()>,
 ) -> Result<ControlFlow<()>> {
-    for ((name, key), Other { block, definition: known }) in others {
+    for (own, (block, known)) in others {
         host.check_for_interrupts();
         let is_known = known.is_some();
-        let definition = if is_known { known } else { host.defined(&name, &key)? };
-        let is_listed = |own: &Rc<Definition>| own.save.is_some() || own.limit.is_unlimited();
+        let definition = if is_known { known } else { host.defined(&own.0, &own.1)? };
+        let is_listed = |of: &Rc<Definition>| of.save.is_some() || of.limit.is_unlimited();
         // A key that was saved or exempt once; its name is now undefined, or its state elsewhere.
         if !is_known && block.is_none() && !definition.as_ref().is_some_and(is_listed) {
             continue;
         }
-        if visit(status_of(host, (&name, &key), definition, block, None)?).is_break() {
+        if visit(status_of(host, &own, definition, block, None)?).is_break() {
             return Ok(ControlFlow::Break(()));
         }
     }
@@ -142,16 +132,18 @@ fn show_others<H: Host>(
 /// or undefined. `block` is its block, if the reason is known.
 fn status_of<'a, H: Host>(
     host: &H,
-    (name, key): (&'a [u8], &'a [u8]),
+    own: &'a Key,
     definition: Option<Rc<Definition>>,
     block: Option<Block>,
     in_rows: Option<(&dyn Rows, &[ShardRow], &Keys)>,
 ) -> Result<Status<'a>> {
+    let (name, key) = own;
     let until = block.as_ref().map(|block| block.until);
     let target = Target::remaining::<H>(name, key, definition, until);
+    let limit = target.limit();
     let shard_count = match in_rows {
         Some((_, of_key, _)) if !target.is_defined => stores::of_shards(of_key).count() as u32,
-        _ => target.limit().shards(),
+        _ => limit.shards(),
     };
     let in_rows = in_rows.filter(|_| target.is_defined && target.store != Store::Saved);
     let (found, now) = match in_rows {
@@ -161,16 +153,18 @@ fn status_of<'a, H: Host>(
         None => stores::peek(host, None, &target, None)?,
     };
     let shards = &found.shards;
-    let held = match in_rows {
-        Some((.., holders)) => held_of(host, holders, &target, shards, now)?,
+    // The holds of an ignored state are ignored, too.
+    let is_ignored = || shards.states().iter().any(|state| limit.ignores(state, now));
+    let is_held = in_rows.is_some_and(|(.., holders)| holders.contains(own) && !is_ignored());
+    let held = match kinds::returnable(limit, &shards.total(now), now).filter(|_| is_held) {
+        Some(kinds::Returnable { since, room }) => {
+            host.with_key_holds(|holds| holds.held((name, key), since, now))?.min(room)
+        }
         None => 0.0,
     };
     // Enforced, to show what would be denied in a dry run, too.
     let mut enforced = target.clone();
-    if !enforced.definition.enforce {
-        let definition = (*enforced.definition).clone();
-        enforced.definition = Rc::new(Definition { enforce: true, ..definition });
-    }
+    Rc::make_mut(&mut enforced.definition).enforce = true;
     let one = Take { count: 1.0, reserve: false, lease: None, at_least: None };
     let ask = Ask { target: enforced, change: Change::Take(one), entry: None };
     let answer = ask.decide(host, shards, None, now)?.answer;
@@ -194,25 +188,5 @@ fn status_of<'a, H: Host>(
         block_reason: target.block(now).and(block).and_then(|block| block.reason),
         retry_after,
         held,
-    })
-}
-
-/// The tokens that would come back to a key, if it is one of those that have holds.
-fn held_of<H: Host>(
-    host: &H,
-    holders: &Keys,
-    target: &Target,
-    shards: &Shards,
-    now: Micros,
-) -> Result<f64> {
-    let (name, key, limit) = (target.name, target.key, target.limit());
-    let is_held = !holders.is_empty() && holders.contains(&(name.to_vec(), key.to_vec()));
-    let state = shards.total(now);
-    // The holds of an ignored state are ignored, too.
-    let is_ignored = shards.states().iter().any(|state| limit.ignores(state, now));
-    let returnable = kinds::returnable(limit, &state, now).filter(|_| is_held && !is_ignored);
-    returnable.map_or(Ok(0.0), |returnable| {
-        let held = host.with_key_holds(|holds| holds.held(name, key, returnable.since, now))?;
-        Ok(held.min(returnable.room))
     })
 }

@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 
+pub use ratelimit_core::config::Store;
 use ratelimit_core::config::{Definition, StoreKind};
-use ratelimit_core::kinds::Unlimited;
 use ratelimit_core::{Kind, Limit, Micros, State};
 
 use crate::error::{LimiterError, Result};
@@ -13,45 +13,6 @@ use crate::request::Request;
 
 /// The end of an indefinite block: the timestamptz infinity.
 pub const FOREVER: Micros = Micros(i64::MAX);
-
-/// The place of a limit's state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Store {
-    /// Nowhere: there is no limit, and nothing is remembered.
-    Nowhere,
-    /// In a row of the table.
-    Row,
-    /// In several rows, one for each shard.
-    Shards(u32),
-    /// In an entry of memory.
-    Memory,
-    /// In an entry of memory that is saved to its row.
-    Saved,
-}
-
-impl Store {
-    /// The store of a limit.
-    pub fn from_definition(definition: &Definition) -> Store {
-        let limit = &definition.limit;
-        match definition.store {
-            _ if limit.is_unlimited() => Store::Nowhere,
-            StoreKind::Table if limit.shards() > 1 => Store::Shards(limit.shards()),
-            StoreKind::Table => Store::Row,
-            StoreKind::Memory if definition.save.is_some() => Store::Saved,
-            StoreKind::Memory => Store::Memory,
-        }
-    }
-
-    /// Whether it is in rows of the table.
-    pub fn is_in_table(self) -> bool {
-        matches!(self, Store::Row | Store::Shards(_))
-    }
-
-    /// Whether it is in memory.
-    pub fn is_in_memory(self) -> bool {
-        matches!(self, Store::Memory | Store::Saved)
-    }
-}
 
 /// Whether a limit has no rows, not counting those left from before: it is kept in memory and is not saved, or would be
 /// if it had a limit.
@@ -98,16 +59,7 @@ impl<'a> Target<'a> {
         blocked_until: Option<Micros>,
     ) -> Target<'a> {
         let is_defined = definition.is_some();
-        let unlimited = || Definition {
-            limit: Limit::Unlimited(Unlimited),
-            store: StoreKind::Table,
-            names_store: false,
-            save: None,
-            names_save: false,
-            enforce: true,
-            keyed: None,
-        };
-        let definition = definition.unwrap_or_else(|| Rc::new(unlimited()));
+        let definition = definition.unwrap_or_else(|| Rc::new(Definition::unlimited()));
         Target { is_defined, ..Target::defined::<H>(name, key, definition, blocked_until) }
     }
 
@@ -226,7 +178,7 @@ impl<'a> Target<'a> {
         let kind = self.limit().kind();
         match self.store == Store::Nowhere || kind.has_leases() == leases {
             true => Ok(()),
-            false => Err(LimiterError::NotForKind { function, kind }),
+            false => Err(LimiterError::NotForKind(function, kind)),
         }
     }
 }
@@ -260,7 +212,7 @@ fn in_call<H: Host>(
 pub fn undefined(name: Cow<str>, missing_plan: Option<&str>) -> LimiterError {
     let name = name.into_owned();
     match missing_plan {
-        Some(plan) => LimiterError::UndefinedPlan { name, plan: plan.into() },
+        Some(plan) => LimiterError::UndefinedPlan(name, plan.into()),
         None => LimiterError::Undefined(name, Kind::TokenBucket),
     }
 }

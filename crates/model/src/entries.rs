@@ -1,6 +1,7 @@
 //! The entries of memory. Everything done under a partition's lock is one step.
 
 use ratelimit_core::State;
+use ratelimit_faults::Fault;
 use ratelimit_limiter::ports::{
     Absent, Entries, Id, Key, LockedEntries, Pool, Retention, RowId, Seen,
 };
@@ -32,6 +33,8 @@ impl Entries for Run<'_> {
     }
 
     fn load(&self, id: Id, _: RowId, state: Option<&State>, absent: Absent) -> bool {
+        let late = Fault::EvictionsCountedLate.is_on().then(|| self.read(id).err()).flatten();
+        let absent = late.unwrap_or(absent);
         let before = (absent.evictions as u8, absent.on_standby);
         let load = Primitive::LoadSaved(id.key[0] as u8, state.cloned().map(Total), before);
         let _locked = self.lock(&[id]);
@@ -108,7 +111,8 @@ impl LockedEntries for LockedPartition<'_> {
             found
         };
         let state = found.map(|Total(state)| state);
-        let gone = state.is_none().then(|| match id.pool {
+        let is_full = state.is_none() && !self.0.has(Flaw::GoneEntryOverlooked);
+        let gone = is_full.then(|| match id.pool {
             Pool::Saved => self.absent().evictions,
             _ => self.gone(),
         });
@@ -118,6 +122,7 @@ impl LockedEntries for LockedPartition<'_> {
     fn write(&mut self, id: Id, state: Option<&State>, retention: Retention) -> bool {
         let state = state.cloned().map(Total);
         match state {
+            Some(_) if Fault::EntryNotWritten.is_on() => true,
             state if id.pool == Pool::Saved => {
                 self.was(Primitive::WriteSaved(id.key[0] as u8, state))
             }

@@ -12,7 +12,7 @@ use crate::world::Wrong;
 const MOST: usize = 100_000;
 
 /// The faults of rows and memory, each with the property that it breaks, and a scenario.
-const FLAWS: [(Flaw, Wrong, &str); 23] = [
+const FLAWS: [(Flaw, Wrong, &str); 26] = [
     (Flaw::ChainNotCompared, Wrong::Unexplained, "take a 1 | rename a; commit; take a 1 (SQL)"),
     (Flaw::LockGivenUp, Wrong::Failed, "reset_all | take a 2; commit; take a 2"),
     (Flaw::DecidedBeforeWait, Wrong::OverAdmitted, "take a 2 @1 | take a 1 @1"),
@@ -54,6 +54,17 @@ const FLAWS: [(Flaw, Wrong, &str); 23] = [
         "acquire a; commit; extend a; commit; release a | acquire a; commit; acquire a (memory)",
     ),
     (
+        Flaw::IdOfClock,
+        Wrong::LeaseTwice,
+        "acquire a; rollback; acquire a | acquire a; commit; release a",
+    ),
+    (
+        Flaw::DeniedRowKept,
+        Wrong::LockKept,
+        "acquire a; commit; extend a; release a | reset a; commit; acquire a",
+    ),
+    (Flaw::GoneEntryOverlooked, Wrong::Unexplained, "all b 1 | take b 1; take a 1 (memory)"),
+    (
         Flaw::DefinitionKept,
         Wrong::Unexplained,
         "define 1; commit; take a 3 @defined | take a 2 @defined; commit; take a 2 @defined",
@@ -91,7 +102,7 @@ const FLAWS: [(Flaw, Wrong, &str); 23] = [
 ];
 
 /// The faults of the limiter and of the memory, each with the property that it breaks, and a scenario.
-const FAULTS: [(Fault, Wrong, &str); 45] = [
+const FAULTS: [(Fault, Wrong, &str); 42] = [
     (Fault::ReshardWithoutLocks, Wrong::Failed, "take a 1 @0 | take a 1 @1"),
     (Fault::RequestsUnsorted, Wrong::Deadlock, "all a 1, b 1 | all b 1, a 1"),
     (Fault::PartOfSeveral, Wrong::Unexplained, "all b 2, a 2 | take b 1"),
@@ -123,7 +134,6 @@ const FAULTS: [(Fault, Wrong, &str); 45] = [
         Wrong::Unexplained,
         "all a 1, b 1 | all b 1, a 1 | take a 1 (memory)",
     ),
-    (Fault::GoneEntryOverlooked, Wrong::Unexplained, "all b 1 | take b 1; take a 1 (memory)"),
     (
         Fault::AbsentDenied,
         Wrong::BadDenial,
@@ -191,19 +201,9 @@ const FAULTS: [(Fault, Wrong, &str); 45] = [
         "block a; commit; take a 1 @defined | take a 1 @defined; take a 1 @defined",
     ),
     (
-        Fault::IdOfClock,
-        Wrong::LeaseTwice,
-        "acquire a; rollback; acquire a | acquire a; commit; release a",
-    ),
-    (
         Fault::ExtensionNotWritten,
         Wrong::TakeLost,
         "acquire a; commit; extend a | acquire a; commit; acquire a",
-    ),
-    (
-        Fault::DeniedRowKept,
-        Wrong::LockKept,
-        "acquire a; commit; extend a; release a | reset a; commit; acquire a",
     ),
     (
         Fault::ShardsUnordered,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use ratelimit_core::Micros;
 use ratelimit_limiter::error::{LimiterError, Result};
-use ratelimit_limiter::ports::{Deleted, HoldRow, Holds, KeyHolds, TRIES};
+use ratelimit_limiter::ports::{Deleted, HoldRow, Holds, Key, KeyHolds, KeyRef, Listing, TRIES};
 
 use crate::content::{Content, HoldOf};
 use crate::postgres::{Found, Primitive, RowKey, StepReply, Tid, WhichHolds};
@@ -122,8 +122,7 @@ impl Holds for Run<'_> {
 impl KeyHolds for Run<'_> {
     fn returning(
         &self,
-        _: &[u8],
-        key: &[u8],
+        (_, key): KeyRef,
         from: Micros,
         until: Micros,
         most: i64,
@@ -141,7 +140,7 @@ impl KeyHolds for Run<'_> {
         Ok(rows)
     }
 
-    fn expire(&self, _: &[u8], key: &[u8], rows: &[HoldRow]) -> Result<()> {
+    fn expire(&self, (_, key): KeyRef, rows: &[HoldRow]) -> Result<()> {
         for hold in self.holds(WhichHolds::OfKey(key_number(key))) {
             if let Some(row) = rows.iter().find(|row| row.id == hold.row.id) {
                 self.update_hold(&hold, row);
@@ -150,31 +149,22 @@ impl KeyHolds for Run<'_> {
         Ok(())
     }
 
-    fn delete_of_key(&self, _: &[u8], key: &[u8]) -> Result<u64> {
+    fn delete_of_key(&self, (_, key): KeyRef) -> Result<u64> {
         Ok(self.delete_holds(WhichHolds::OfKey(key_number(key))))
     }
 
-    fn keys(
-        &self,
-        _: Option<&[u8]>,
-        key: Option<&[u8]>,
-        _: Option<Micros>, // rl_status is not modelled
-    ) -> Result<BTreeSet<(Vec<u8>, Vec<u8>)>> {
-        let which = key.map_or(WhichHolds::All, |key| WhichHolds::OfKey(key_number(key)));
+    /// `held_at` is of rl_status, which is not modelled.
+    fn keys(&self, listing: Listing, _: Option<Micros>) -> Result<BTreeSet<Key>> {
+        let which = listing.key.map_or(WhichHolds::All, |key| WhichHolds::OfKey(key_number(key)));
         let holds = self.holds(which).into_iter();
         Ok(holds.map(|hold| (hold.row.name, hold.row.key)).collect())
     }
 
-    fn held(&self, _: &[u8], _: &[u8], _: Micros, _: Micros) -> Result<f64> {
+    fn held(&self, _: KeyRef, _: Micros, _: Micros) -> Result<f64> {
         Ok(0.0)
     }
 
-    fn due_keys(
-        &self,
-        after: (&[u8], &[u8]),
-        now: Micros,
-        most: i64,
-    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    fn due_keys(&self, after: KeyRef, now: Micros, most: i64) -> Result<Vec<Key>> {
         let is_due = |hold: &FoundHold| {
             let row = &hold.row;
             let is_after = (&row.name[..], &row.key[..]) > after;

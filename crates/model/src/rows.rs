@@ -1,8 +1,10 @@
 //! The rows of the table, in steps.
 
+use ratelimit_core::{Micros, State};
+use ratelimit_faults::Fault;
 use ratelimit_limiter::error::{LimiterError, Result};
 use ratelimit_limiter::ports::{
-    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, TupleId, Version,
+    KeyRef, KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId, Version,
 };
 
 use crate::content::Content;
@@ -13,6 +15,19 @@ use crate::statement::{KEYS, NAME, key_number};
 /// The place of a row.
 fn place(id: RowId) -> RowKey {
     RowKey { key: key_number(id.key), shard: id.shard }
+}
+
+/// The contents of a row to write; `is_locked`: the row is locked.
+fn content(version: &Version, is_locked: bool) -> Content {
+    let mut version = version.clone();
+    match &mut version.stored {
+        Stored::State(State::Tokens(tokens)) if is_locked && Fault::RefilledTwice.is_on() => {
+            tokens.ts = tokens.ts.minus(Micros::SECOND);
+        }
+        _ => {}
+    }
+    version.holds_due = version.holds_due.filter(|_| !Fault::ExpiresForgotten.is_on());
+    Content::Limit(version)
 }
 
 /// A row that was found.
@@ -113,13 +128,13 @@ impl Rows for Run<'_> {
         Ok(rows.map(|(place, row)| (place.shard, row)).filter(|(shard, _)| wanted(shard)).collect())
     }
 
-    fn read_after(&self, after: (&[u8], &[u8]), _: bool, rows: i64) -> Result<Vec<KeyedRow>> {
+    fn read_after(&self, after: KeyRef, _: bool, rows: i64) -> Result<Vec<KeyedRow>> {
         let row = |(place, row): (RowKey, Row)| {
             let key = KEYS[usize::from(place.key)].to_vec();
-            KeyedRow { name: NAME.to_vec(), key, row: (place.shard, row) }
+            ((NAME.to_vec(), key), (place.shard, row))
         };
         let found = self.rows(Primitive::ReadAll).into_iter().map(row);
-        let wanted = found.filter(|row| (&row.name[..], &row.key[..]) > after);
+        let wanted = found.filter(|((name, key), _)| (&name[..], &key[..]) > after);
         Ok(wanted.take(rows as usize).collect())
     }
 
@@ -132,7 +147,7 @@ impl Rows for Run<'_> {
     }
 
     fn insert(&self, id: RowId, version: &Version, wait: bool) -> Result<bool> {
-        let is_alone = self.insert_row(id, Content::Limit(version.clone()));
+        let is_alone = self.insert_row(id, content(version, false));
         if !is_alone && (wait || self.setting.access != AccessPath::Heap) {
             self.wait_for_inserter(place(id));
         }
@@ -140,7 +155,7 @@ impl Rows for Run<'_> {
     }
 
     fn update(&self, id: RowId, locked: TupleId, version: &Version) -> Result<()> {
-        let update = Primitive::Update(tid(locked), place(id), Content::Limit(version.clone()));
+        let update = Primitive::Update(tid(locked), place(id), content(version, true));
         // The row is locked: no session sees the new version before the commit.
         let done = self.was(self.at_once(update));
         if done { Ok(()) } else { Err(LimiterError::not_written()) }
@@ -161,7 +176,7 @@ impl Rows for Run<'_> {
         if self.setting.access != AccessPath::Heap {
             return Ok(false);
         }
-        let update = Primitive::Update(tid(seen.tuple), place(id), Content::Limit(version.clone()));
+        let update = Primitive::Update(tid(seen.tuple), place(id), content(version, false));
         Ok(match wait {
             true => self.was(self.step(update)),
             false => self.lock_seen(seen) && self.was(self.at_once(update)),
@@ -192,7 +207,7 @@ impl Rows for Run<'_> {
             if let Some(row) = self.found(Primitive::Lock(tid(seen.tuple), place)) {
                 self.at_once(Primitive::Delete(tid(row.tuple)));
                 let key = KEYS[usize::from(place.key)].to_vec();
-                deleted.push(KeyedRow { name: name.to_vec(), key, row: (place.shard, row) });
+                deleted.push(((name.to_vec(), key), (place.shard, row)));
             }
         }
         Ok(Some(deleted))

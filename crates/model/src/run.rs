@@ -10,7 +10,7 @@ use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
 use ratelimit_limiter::error::{LimiterError, Result};
 use ratelimit_limiter::ports::{
-    Block, Counted, Defined, Definitions, Holds, Host, Id, Key, KeyHolds, RowAccess, Rows,
+    Block, Counted, Defined, Definitions, Holds, Host, Id, Key, KeyHolds, Listing, RowAccess, Rows,
     Transaction,
 };
 use ratelimit_limiter::target::{FOREVER, Store, has_no_rows};
@@ -214,8 +214,13 @@ impl Transaction for Run<'_> {
         let reply = self.at_once(Primitive::Draw);
         let StepReply::Number(number) = reply else { unreachable!("{reply:?}") };
         let drawn = 16 * self.session as u64 + u64::from(number);
+        let id = match () {
+            _ if self.has(Flaw::IdDrawnTwice) => 1,
+            _ if self.has(Flaw::IdOfClock) => self.now().0 as u64,
+            _ => 1 + drawn,
+        };
         // Lease ids are made of the bits from the twelfth on.
-        Ok(if self.has(Flaw::IdDrawnTwice) { 1 } else { 1 + drawn } << 12)
+        Ok(id << 12)
     }
 
     fn below(&self, end: usize) -> usize {
@@ -230,7 +235,8 @@ impl Transaction for Run<'_> {
     fn attempt<T>(&self, work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>> {
         self.at_once(Primitive::BeginSub);
         let result = work();
-        if matches!(result, Ok(Some(_))) {
+        let is_kept = self.has(Flaw::DeniedRowKept) && result.is_ok();
+        if is_kept || matches!(result, Ok(Some(_))) {
             self.at_once(Primitive::ReleaseSub);
         } else {
             self.step(Primitive::RollbackSub);
@@ -269,6 +275,10 @@ impl Definitions for Run<'_> {
         Ok(Some(self.look_up(key).0))
     }
 
+    fn in_force(&self, _: &[u8], definition: Rc<Definition>) -> Rc<Definition> {
+        definition
+    }
+
     fn may_be_in_table(&self, _: &[u8]) -> Result<bool> {
         Ok(!self.setting.limits.iter().all(has_no_rows))
     }
@@ -277,15 +287,11 @@ impl Definitions for Run<'_> {
         true
     }
 
-    fn blocks_in_force(&self, _: Option<&[u8]>, _: Option<&[u8]>) -> Result<Vec<(Key, Block)>> {
+    fn blocks_in_force(&self, _: Listing) -> Result<Vec<(Key, Block)>> {
         Ok(Vec::new())
     }
 
-    fn exempt_keys(
-        &self,
-        _: Option<&[u8]>,
-        _: Option<&[u8]>,
-    ) -> Result<Vec<(Key, Rc<Definition>)>> {
+    fn exempt_keys(&self, _: Listing) -> Result<Vec<(Key, Rc<Definition>)>> {
         Ok(Vec::new())
     }
 
@@ -295,6 +301,10 @@ impl Definitions for Run<'_> {
 
     fn prune_blocks(&self, _: i64) -> Result<i64> {
         Ok(0)
+    }
+
+    fn check_definitions(&self) -> Result<()> {
+        Ok(())
     }
 }
 

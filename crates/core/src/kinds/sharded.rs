@@ -6,7 +6,6 @@
 //! more slowly, than one state would.
 
 use std::borrow::Cow;
-use std::rc::Rc;
 
 use super::{Decision, Level, Limit, State, Tokens, credit, decide, subtract};
 use crate::Micros;
@@ -41,23 +40,20 @@ pub struct Shards<'a> {
     shard: Cow<'a, Limit>,
     states: Cow<'a, [State]>,
     /// The limit of each shard if the states are those of another number of shards.
-    unequal: Vec<Rc<Limit>>,
+    unequal: Vec<Limit>,
 }
 
 impl<'a> Shards<'a> {
     /// Equal shards, one for each state; at least one.
     pub fn new(limit: &'a Limit, states: impl Into<Cow<'a, [State]>>) -> Shards<'a> {
         let states = states.into();
-        let shard = match states.len() {
-            1 => Cow::Borrowed(limit),
-            shards => Cow::Owned(limit.shard_limit(shards as u32)),
-        };
+        let shard = limit.shard_limit(states.len() as u32);
         Shards { limit, shard, states, unequal: Vec::new() }
     }
 
     /// The states of another number of shards than the limit's, each with the limit of its shard. Each refills by that
     /// limit until they are [`resharded`](Shards::resharded). At least one.
-    pub fn unequal(limit: &'a Limit, shards: Vec<(Rc<Limit>, State)>) -> Shards<'a> {
+    pub fn unequal(limit: &'a Limit, shards: Vec<(Limit, State)>) -> Shards<'a> {
         let (unequal, states): (_, Vec<State>) = shards.into_iter().unzip();
         Shards { unequal, ..Shards::new(limit, states) }
     }
@@ -96,9 +92,34 @@ impl<'a> Shards<'a> {
         self.tokens(shard, now).1
     }
 
+    /// The tokens by which a shard, counted from 0, can change in the direction of `amount` at `now`: those available, or
+    /// the room up to its capacity.
+    ///
+    /// # Panics
+    /// If there is no such shard.
+    pub fn room(&self, shard: usize, now: Micros, amount: f64) -> f64 {
+        let available = self.available(shard, now);
+        if amount < 0.0 { available } else { self.shard.capacity() - available }
+    }
+
+    /// Whether the shards in `among`, counted from 0, have room for a change of the total at `now` to that of `after`;
+    /// `None`: for none.
+    ///
+    /// # Panics
+    /// If there is no such shard.
+    pub fn suffice(
+        &self,
+        among: impl Iterator<Item = usize>,
+        now: Micros,
+        after: Option<&State>,
+    ) -> bool {
+        let amount = after.map_or(0.0, |after| after.value() - self.total(now).value());
+        among.map(|shard| self.room(shard, now, amount)).sum::<f64>() >= amount.abs()
+    }
+
     /// The limit of a shard's state.
     fn limit_of(&self, shard: usize) -> &Limit {
-        self.unequal.get(shard).map_or(&*self.shard, |limit| limit)
+        self.unequal.get(shard).unwrap_or(&self.shard)
     }
 
     /// The tokens in a shard at `now`, and the time from which they count.
@@ -286,6 +307,20 @@ impl<'a> Shards<'a> {
         let value = decision.state.as_ref().map_or(tokens.value, State::value);
         let added = Some(adds + (overused - against));
         Some(Decision { state: Some(State::Tokens(Tokens { value, added, ..tokens })), ..decision })
+    }
+
+    /// Changes the total at `now` to that of `after` by the equal shards in `among`, which may be some or all, as
+    /// [`distribute`](Shards::distribute) does.
+    ///
+    /// # Panics
+    /// If there is no such shard.
+    pub fn change(&mut self, among: &[usize], now: Micros, after: &State) {
+        if among.len() == self.states.len() {
+            return self.distribute(among, now, after);
+        }
+        let available: f64 = among.iter().map(|&shard| self.available(shard, now)).sum();
+        let value = available + after.value() - self.total(now).value();
+        self.distribute(among, now, &State::from_tokens(value, after.ts()));
     }
 
     /// Changes the equal shards in `among`, counted from 0, so that together they have the tokens of `after`: takes

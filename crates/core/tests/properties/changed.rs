@@ -1,8 +1,6 @@
 //! What of a fixed window was used stays used while its config changes: no sequence of plans admits more in a window
 //! than the largest of them, and none makes a debt.
 
-use std::rc::Rc;
-
 use proptest::prelude::*;
 use ratelimit_core::kinds::Tokens;
 use ratelimit_core::{Limit, Micros, Shards, State, config, credit, decide, state};
@@ -91,8 +89,8 @@ proptest! {
             let limit = window(plan, plan, shards, false);
             let fresh = || vec![limit.shard_limit(shards).initial_state(now, now); shards as usize];
             let found = states.take().unwrap_or_else(fresh);
-            let old = Rc::new(limit.shard_limit(found.len() as u32));
-            let unequal = || found.iter().map(|state| (old.clone(), state.clone())).collect();
+            let old = limit.shard_limit(found.len() as u32);
+            let unequal = || found.iter().map(|state| ((*old).clone(), state.clone())).collect();
             let mut all = match found.len() == shards as usize {
                 true => Shards::new(&limit, found),
                 false => {
@@ -317,8 +315,8 @@ fn a_plan_of_nothing_keeps_what_was_used() {
 fn what_was_overused_makes_no_upper_bound_of_states_that_are_too_fast() {
     let (limit, now) = (window(100, 100, 1, false), Micros(HOUR / 2));
     let spent = State::Tokens(Tokens { value: 0.0, ts: Micros(0), added: Some(500.0) });
-    let whole = Rc::new(limit.clone());
-    let shards = Shards::unequal(&limit, vec![(whole.clone(), spent.clone()), (whole, spent)]);
+    let shards =
+        Shards::unequal(&limit, vec![(limit.clone(), spent.clone()), (limit.clone(), spent)]);
     assert_eq!(limit.level(&shards.total(now), now).remaining, 0.0);
     assert_eq!(limit.level(&shards.upper_bound(now), now).remaining, 100.0);
 }

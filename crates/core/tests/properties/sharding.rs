@@ -5,8 +5,6 @@
 //! The oracles are sums of what was taken, or the limit in one state; as in `properties.rs` they have
 //! no opinion within twice the tolerance of the contract.
 
-use std::rc::Rc;
-
 use proptest::prelude::*;
 use ratelimit_core::{Micros, Shards, State, decide};
 
@@ -278,7 +276,7 @@ proptest! {
         };
         let whole = own.is_none() && more == 0;
         let rows = divided.number().into_iter();
-        let rows = rows.map(|n| (Rc::new(limit.shard_limit(of(n))), divided.states[n].clone()));
+        let rows = rows.map(|n| (limit.shard_limit(of(n)).into_owned(), divided.states[n].clone()));
         let parts = Shards::unequal(&limit, rows.collect());
         let smallest = divided.number().into_iter().map(of).max().unwrap();
         let rate = divided.config.rate / f64::from(smallest);

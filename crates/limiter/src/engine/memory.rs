@@ -57,20 +57,17 @@ pub(super) fn take<'a, H: Host>(
             break;
         }
         let most = if tried < PLANS { DECIDED_UNDER_LOCKS } else { usize::MAX };
-        match take_as_planned(host, &mut plans, most)? {
-            Locked::Done(passed) => {
+        match take_as_planned(host, &mut plans, most) {
+            Ok(Some(passed)) => {
                 ok = passed;
                 break;
             }
-            Locked::Changed => {}
-            Locked::Absent(_) if Fault::AbsentDenied.is_on() => break,
-            Locked::Absent(name) => {
-                // If these keys keep evicting each other, all other keys are unsaved.
-                let waited = tried < PLANS || host.wait_for_save()?;
-                if !waited || tried == TRIES {
-                    return Err(LimiterError::MemoryFull(name));
-                }
-            }
+            Ok(None) => {}
+            Err(LimiterError::MemoryFull(_)) if Fault::AbsentDenied.is_on() => break,
+            // If these keys keep evicting each other, all other keys are unsaved.
+            Err(LimiterError::MemoryFull(_))
+                if (tried < PLANS || host.wait_for_save()?) && tried < TRIES => {}
+            Err(error) => return Err(error),
         }
     }
     let decided = plans.into_iter().map(|plan| plan.decided(host, ok)).collect::<Result<_>>()?;
@@ -127,19 +124,13 @@ fn kept(Ask { target, .. }: &Ask, phase: Micros, after: State, now: Micros) -> (
     (after, retention)
 }
 
-/// The outcome under the locks.
-enum Locked {
-    /// Decided as planned, or again: whether the tokens were taken.
-    Done(bool),
-    /// Nothing was decided: too many takes are of states that have changed since.
-    Changed,
-    /// Nothing was decided: a key of the saved limit with this name is no longer in memory.
-    Absent(String),
-}
-
-/// Takes as planned, unless a state that has changed since refuses. Decides again at most `most` takes of such states.
-/// Under the locks, calls nothing of the host but the clock.
-fn take_as_planned<H: Host>(host: &H, plans: &mut [Plan], most: usize) -> Result<Locked> {
+/// Takes as planned, unless a state that has changed since refuses; returns whether the tokens were taken. Decides at
+/// most `most` takes of such states again; `None`: there are more, and nothing was decided. Under the locks, calls
+/// nothing of the host but the clock.
+///
+/// # Errors
+/// [`LimiterError::MemoryFull`]: a key of a saved limit is no longer in memory.
+fn take_as_planned<H: Host>(host: &H, plans: &mut [Plan], most: usize) -> Result<Option<bool>> {
     let ids: Vec<Id> = plans.iter().filter_map(|plan| Some(plan.entry.as_ref()?.0)).collect();
     let mut locked = host.entries()?.lock(&ids);
     let now = host.now();
@@ -147,16 +138,12 @@ fn take_as_planned<H: Host>(host: &H, plans: &mut [Plan], most: usize) -> Result
     for plan in plans.iter_mut() {
         let Some((id, seen)) = &plan.entry else { continue };
         let Ok(found) = locked.read(*id) else {
-            return Ok(Locked::Absent(plan.ask.target.name_text()));
+            return Err(LimiterError::MemoryFull(plan.ask.target.name_text()));
         };
-        let has_changed = match Fault::GoneEntryOverlooked.is_on() {
-            true => found.state != seen.state,
-            false => found != *seen && !Fault::ChangedEntryOverlooked.is_on(),
-        };
-        if has_changed {
+        if found != *seen && !Fault::ChangedEntryOverlooked.is_on() {
             decided += plan.ask.change.takes().len();
             if decided > most {
-                return Ok(Locked::Changed);
+                return Ok(None);
             }
             passes &= plan.decide_again(found.state, now);
         }
@@ -168,5 +155,5 @@ fn take_as_planned<H: Host>(host: &H, plans: &mut [Plan], most: usize) -> Result
         }
     }
     locked.unlock();
-    Ok(Locked::Done(passes))
+    Ok(Some(passes))
 }

@@ -1,7 +1,5 @@
 //! Holds: takes that are settled later, with what was used, or expire.
 
-pub mod prune;
-
 use std::collections::BTreeMap;
 use std::slice::from_ref;
 
@@ -204,7 +202,7 @@ pub fn settle<H: Host>(host: &H, id: &[u8], used: &Used, alone: bool) -> Result<
     let mut asks = Vec::with_capacity(held.len());
     for row in &held {
         let (name, key) = (&row.name[..], &row.key[..]);
-        let definition = Limits::new(host, name, key, None)?.of(row)?;
+        let definition = Limits::new(host, (name, key), None)?.of(row)?;
         let target = Target::remaining::<H>(name, key, definition, None);
         let change = Change::Settle(Settlement { row, used: used.of(name) });
         asks.push(Ask { target, change, entry: None });

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use ratelimit_core::Micros;
 use ratelimit_core::hold::Hold;
 
-use super::Key;
+use super::{Key, KeyRef, Listing};
 use crate::error::Result;
+use crate::target::FOREVER;
 
 /// A hold of one limit.
 #[derive(Clone, Debug)]
@@ -56,38 +57,32 @@ pub trait Holds {
 pub trait KeyHolds {
     /// Reads at most `most` holds of a key that give tokens back when they expire, and expire from `from` to `until`,
     /// both included, in the order of expiry and id.
-    fn returning(
-        &self,
-        name: &[u8],
-        key: &[u8],
-        from: Micros,
-        until: Micros,
-        most: i64,
-    ) -> Result<Vec<HoldRow>>;
+    fn returning(&self, of: KeyRef, from: Micros, until: Micros, most: i64)
+    -> Result<Vec<HoldRow>>;
+
+    /// Returns the first expiry from an instant on of a hold of a key that gives tokens back then.
+    fn first_expiry(&self, of: KeyRef, from: Micros) -> Result<Option<Micros>> {
+        Ok(self.returning(of, from, FOREVER, 1)?.first().map(|first| first.hold.expires_at))
+    }
 
     /// Writes `count`, `spent` and `returned` of holds of one key, in one statement.
-    fn expire(&self, name: &[u8], key: &[u8], rows: &[HoldRow]) -> Result<()>;
+    fn expire(&self, of: KeyRef, rows: &[HoldRow]) -> Result<()>;
 
     /// Deletes the holds of a key; returns how many.
-    fn delete_of_key(&self, name: &[u8], key: &[u8]) -> Result<u64>;
+    fn delete_of_key(&self, of: KeyRef) -> Result<u64>;
 
-    /// Lists the names and keys that have holds, of one name or one key if given; without a name it reads the whole
-    /// table. With `held_at`, only holds with `count` above `spent` that expire after it, and charged ones that expired
-    /// within [`SETTLED_LATE`](ratelimit_core::hold::SETTLED_LATE) before it.
-    fn keys(
-        &self,
-        name: Option<&[u8]>,
-        key: Option<&[u8]>,
-        held_at: Option<Micros>,
-    ) -> Result<BTreeSet<Key>>;
+    /// Lists the names and keys of a listing that have holds; without a name it reads the whole table. With `held_at`,
+    /// only holds with `count` above `spent` that expire after it, and charged ones that expired within
+    /// [`SETTLED_LATE`](ratelimit_core::hold::SETTLED_LATE) before it.
+    fn keys(&self, listing: Listing, held_at: Option<Micros>) -> Result<BTreeSet<Key>>;
 
     /// Sums `count - spent`, if above 0, of the holds of a key that have a `taken_at` from `since` on and are held at
     /// `now`, as in [`keys`](KeyHolds::keys).
-    fn held(&self, name: &[u8], key: &[u8], since: Micros, now: Micros) -> Result<f64>;
+    fn held(&self, of: KeyRef, since: Micros, now: Micros) -> Result<f64>;
 
     /// Lists, in order, at most `most` keys after (name, key) with a hold that gives tokens back and has expired by
     /// `now`.
-    fn due_keys(&self, after: (&[u8], &[u8]), now: Micros, most: i64) -> Result<Vec<Key>>;
+    fn due_keys(&self, after: KeyRef, now: Micros, most: i64) -> Result<Vec<Key>>;
 
     /// Deletes at most `most` holds that no longer give anything back and expired before an instant; skips holds that
     /// others have locked. Returns how many.

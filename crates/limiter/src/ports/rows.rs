@@ -3,8 +3,9 @@
 use std::ops::Deref;
 
 use ratelimit_core::{Limit, Micros, State};
+use ratelimit_faults::Fault;
 
-use super::Key;
+use super::{Key, KeyRef};
 use crate::error::Result;
 
 /// The primary key of a row.
@@ -16,6 +17,13 @@ pub struct RowId<'a> {
     pub key: &'a [u8],
     /// The shard number; 0 without shards.
     pub shard: i32,
+}
+
+impl<'a> RowId<'a> {
+    /// The primary key of a key's row 0.
+    pub fn first((name, key): &'a Key) -> RowId<'a> {
+        RowId { name, key, shard: 0 }
+    }
 }
 
 /// The contents of a row's columns.
@@ -44,12 +52,6 @@ pub enum Stored {
         /// The value.
         value: String,
     },
-}
-
-impl From<State> for Stored {
-    fn from(state: State) -> Stored {
-        Stored::State(state)
-    }
 }
 
 impl Stored {
@@ -112,8 +114,10 @@ impl Version {
     }
 
     /// Whether a hold of the key may have expired.
+    #[inline]
     pub fn is_due(&self, now: Micros) -> bool {
-        self.holds_due.is_some_and(|holds_due| holds_due <= now)
+        let is_due = self.holds_due.is_some_and(|holds_due| holds_due <= now);
+        is_due && !Fault::ExpiryNotApplied.is_on()
     }
 }
 
@@ -141,12 +145,12 @@ impl Deref for Row {
     }
 }
 
-impl Row {
-    /// Whether it is the version that was read before. Equal contents don't show that: a hold that is settled and taken
-    /// again leaves the same contents, but expires at another time.
-    pub fn is_version(&self, seen: &Row) -> bool {
+/// Rows are equal if they are the same version. Equal contents don't show that: a hold that is settled and taken again
+/// leaves the same contents, but expires at another time.
+impl PartialEq for Row {
+    fn eq(&self, other: &Row) -> bool {
         let tuple = |row: &Row| (row.tuple.tid, row.tuple.writer);
-        tuple(self) == tuple(seen) && self.version == seen.version
+        tuple(self) == tuple(other) && self.version == other.version
     }
 }
 
@@ -154,22 +158,13 @@ impl Row {
 pub type ShardRow = (i32, Row);
 
 /// A row with its whole primary key.
-pub struct KeyedRow {
-    /// As in [`RowId`].
-    pub name: Vec<u8>,
-    /// As in [`RowId`].
-    pub key: Vec<u8>,
-    /// The row with its shard number.
-    pub row: ShardRow,
-}
+pub type KeyedRow = (Key, ShardRow);
 
 /// A key and its rows.
 #[derive(Clone, Debug)]
 pub struct KeyRows {
-    /// As in [`RowId`].
-    pub name: Vec<u8>,
-    /// As in [`RowId`].
-    pub key: Vec<u8>,
+    /// Its name and key.
+    pub key: Key,
     /// All its rows, in ascending order of their shard numbers.
     pub rows: Vec<ShardRow>,
 }
@@ -181,8 +176,7 @@ impl KeyRows {
             let version = row.with(Stored::Reset { ts: Micros(0) });
             (*shard, Row { version, tuple: row.tuple })
         };
-        let (name, key) = (self.name.clone(), self.key.clone());
-        KeyRows { name, key, rows: self.rows.iter().map(row).collect() }
+        KeyRows { key: self.key.clone(), rows: self.rows.iter().map(row).collect() }
     }
 }
 
@@ -232,12 +226,7 @@ pub trait Rows {
 
     /// Reads at most `rows` rows after (name, key), in the order of name, key and shard, as [`read`](Rows::read); with
     /// `same_name`, only rows of that name.
-    fn read_after(
-        &self,
-        after: (&[u8], &[u8]),
-        same_name: bool,
-        rows: i64,
-    ) -> Result<Vec<KeyedRow>>;
+    fn read_after(&self, after: KeyRef, same_name: bool, rows: i64) -> Result<Vec<KeyedRow>>;
 
     /// Returns the (name, key) of a random row; `None`: none was found.
     fn random_key(&self) -> Result<Option<Key>>;

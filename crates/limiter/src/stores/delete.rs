@@ -3,102 +3,82 @@
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
-use ratelimit_core::{Limit, Micros, State};
+use ratelimit_core::{Micros, State};
 use ratelimit_faults::Fault;
 
 use super::expiry;
-use super::shards::contents::{of_shards, shard_limit_of, shards_of};
+use super::shards::contents::{of_shards, shards_of};
 use super::with_locked;
 use crate::error::{LimiterError, Result};
-use crate::keys::{Listing, each_key};
-use crate::ports::{Host, Key, KeyRows, KeyedRow, Row, RowId, Rows, ShardRow, Stored, TRIES};
-use crate::target::{FOREVER, Store, Target};
-
-/// Whether rows of a key hold a state that a limit uses.
-pub(super) fn has_state(limit: &Limit, rows: &[ShardRow]) -> bool {
-    rows.iter().any(|(_, row)| row.stored.suits(limit) == Some(true))
-}
-
-/// Whether two lists have rows of the same shard numbers.
-fn same_rows(one: &[ShardRow], other: &[ShardRow]) -> bool {
-    one.iter().map(|(shard, _)| shard).eq(other.iter().map(|(shard, _)| shard))
-}
+use crate::keys::each_key;
+use crate::ports::{
+    Host, Key, KeyRows, KeyedRow, Listing, Row, RowId, Rows, ShardRow, Stored, tries,
+};
+use crate::target::{Store, Target};
 
 /// Locks a row; `None` if it is gone.
 ///
 /// # Errors
 /// [`LimiterError::Busy`]: it is locked, and `wait` is false.
 pub(super) fn lock_or_busy(rows: &dyn Rows, id: RowId, wait: bool) -> Result<Option<Row>> {
-    let row = rows.lock(id, wait)?;
+    let row = if Fault::ResetWithoutLocks.is_on() { rows.read(id)? } else { rows.lock(id, wait)? };
     if !wait && row.is_none() && rows.read(id)?.is_some() {
         return Err(LimiterError::Busy);
     }
     Ok(row)
 }
 
-/// Locks all rows of a key, in ascending order. The number of shards may change between the list of the rows and the
-/// locks, so they are listed again until all of them are locked. Such a change locks row 0 first, so none can follow
-/// once row 0 is locked here. Rows behind a missing row are not locked: a row may appear in its place, which comes
-/// before them.
+/// Locks all rows of a key, given by its row 0, in ascending order. The number of shards may change between the list of
+/// the rows and the locks, so they are listed again until all of them are locked. Such a change locks row 0 first, so
+/// none can follow once row 0 is locked here. Rows behind a missing row are not locked: a row may appear in its place,
+/// which comes before them.
 pub(super) fn lock_key(
     host: &impl Host,
     rows: &dyn Rows,
-    name: &[u8],
-    key: &[u8],
+    id: RowId,
     wait: bool,
 ) -> Result<Vec<ShardRow>> {
-    let mut listed = rows.read_key(name, key, None)?;
-    for _ in 0..TRIES {
-        host.check_for_interrupts();
+    let shard = |(shard, _): &ShardRow| *shard;
+    let mut listed = rows.read_key(id.name, id.key, None)?;
+    tries(host, || {
         let mut locked = Vec::new();
-        for (shard, _) in listed {
-            let Some(row) = lock_or_busy(rows, RowId { name, key, shard }, wait)? else { break };
+        for (shard, _) in std::mem::take(&mut listed) {
+            let Some(row) = lock_or_busy(rows, RowId { shard, ..id }, wait)? else { break };
             locked.push((shard, row));
         }
-        listed = rows.read_key(name, key, None)?;
-        if same_rows(&listed, &locked) || Fault::RowsListedOnce.is_on() {
-            return Ok(locked);
-        }
-    }
-    Err(LimiterError::not_written())
+        listed = rows.read_key(id.name, id.key, None)?;
+        let is_same = listed.iter().map(shard).eq(locked.iter().map(shard));
+        Ok(Some(locked).filter(|_| is_same || Fault::RowsListedOnce.is_on()))
+    })
 }
 
-/// Resets the rows of a key; false if none had a state.
-pub fn reset_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<bool> {
-    let id = RowId { name, key, shard: 0 };
-    for _ in 0..TRIES {
-        host.check_for_interrupts();
+/// Resets the rows of a key, given by its row 0; false if none had a state.
+pub fn reset_key(host: &impl Host, rows: &dyn Rows, id: RowId) -> Result<bool> {
+    tries(host, || {
         let seen = rows.read(id)?.filter(|seen| !seen.stored.is_marker());
-        let Some(seen) = seen else { return reset_shards(host, rows, name, key) };
+        let Some(seen) = seen else { return reset_shards(host, rows, id).map(Some) };
         let reset = seen.stored.reset().filter(|_| !Fault::ResetSkipped.is_on());
-        let Some(reset) = reset else { return Ok(false) };
+        let Some(reset) = reset else { return Ok(Some(false)) };
         if rows.replace(id, &seen, &reset.into(), false)? {
-            return Ok(true);
+            return Ok(Some(true));
         }
         // Nothing is written if it is a marker or was reset by now, which the next read shows.
         let was_reset = with_locked(host, rows, id, |row| {
             let reset = row.stored.reset().filter(|_| !row.stored.is_marker());
             reset.map(|reset| rows.update(id, row.tuple, &reset.into())).transpose()
         })?;
-        if was_reset.is_some() {
-            return Ok(true);
-        }
-    }
-    Err(LimiterError::not_written())
+        Ok(was_reset.map(|()| true))
+    })
 }
 
 /// Resets the rows of a key with shards; false if none had a state.
-fn reset_shards(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<bool> {
+fn reset_shards(host: &impl Host, rows: &dyn Rows, id: RowId) -> Result<bool> {
     // If no row has anything to forget, all are released again.
     let reset = host.attempt(|| {
         let mut was = None;
-        let locked = match Fault::ResetWithoutLocks.is_on() {
-            true => rows.read_key(name, key, None)?,
-            false => lock_key(host, rows, name, key, true)?,
-        };
-        for (shard, row) in locked {
+        for (shard, row) in lock_key(host, rows, id, true)? {
             if let Some(reset) = row.stored.reset() {
-                rows.update(RowId { name, key, shard }, row.tuple, &reset.into())?;
+                rows.update(RowId { shard, ..id }, row.tuple, &reset.into())?;
                 was = Some(());
             }
         }
@@ -110,21 +90,14 @@ fn reset_shards(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> R
 /// A set of names and keys, in the order in which rows are locked.
 pub(crate) type Keys = BTreeSet<Key>;
 
-/// Lists the keys that have holds, of one name or one key if given; with `held`, only those that hold tokens now. See
+/// Lists the keys of a listing that have holds; with `held`, only those that hold tokens now. See
 /// [`KeyHolds::keys`](crate::ports::KeyHolds::keys).
-pub(crate) fn holders<H: Host>(
-    host: &H,
-    name: Option<&[u8]>,
-    key: Option<&[u8]>,
-    held: bool,
-) -> Result<Keys> {
-    match host.has_holds() {
-        true => {
-            let held_at = held.then(|| host.now());
-            host.with_key_holds(|holds| holds.keys(name, key, held_at))
-        }
-        false => Ok(Keys::new()),
+pub(crate) fn holders(host: &impl Host, listing: Listing, held: bool) -> Result<Keys> {
+    if !host.has_holds() {
+        return Ok(Keys::new());
     }
+    let held_at = held.then(|| host.now());
+    host.with_key_holds(|holds| holds.keys(listing, held_at))
 }
 
 /// Forgets the keys of a listing one by one, in the order in which every call locks rows: those with rows by `forget`,
@@ -134,31 +107,30 @@ pub(crate) fn forget_keys<H: Host>(
     host: &H,
     rows: &dyn Rows,
     listing: Listing,
-    mut forget: impl FnMut(&[u8], &[u8]) -> Result<bool>,
+    mut forget: impl FnMut(RowId) -> Result<bool>,
     mut had: impl FnMut(Vec<u8>),
 ) -> Result<()> {
     let forget_held = |held: Keys, wait: bool, had: &mut dyn FnMut(Vec<u8>)| {
-        held.into_iter().try_for_each(|(name, key)| {
+        held.into_iter().try_for_each(|own| {
             host.check_for_interrupts();
-            if forget_holds(host, rows, &name, &key, wait)? {
-                had(name);
+            if forget_holds(host, rows, RowId::first(&own), wait)? {
+                had(own.0);
             }
             Ok(())
         })
     };
-    let mut held = holders(host, listing.name, listing.key, false)?;
-    let _ = each_key(host, rows, listing, |KeyRows { name, key, .. }| {
-        let own = (name, key);
+    let mut held = holders(host, listing, false)?;
+    let _ = each_key(host, rows, listing, |KeyRows { key: own, .. }| {
         let later = held.split_off(&own);
         forget_held(std::mem::replace(&mut held, later), true, &mut had)?;
-        if forget(&own.0, &own.1)? {
+        if forget(RowId::first(&own))? {
             had(own.0);
         }
         Ok(ControlFlow::Continue(()))
     })?;
     forget_held(held, true, &mut had)?; // after the rows of all keys before them
     // Holds that came meanwhile, of keys that are locked here; others would be locked out of order.
-    let held = holders(host, listing.name, listing.key, false)?;
+    let held = holders(host, listing, false)?;
     forget_held(held, false, &mut had)
 }
 
@@ -168,38 +140,35 @@ pub(crate) fn forget_keys<H: Host>(
 pub(crate) fn forget_holds<H: Host>(
     host: &H,
     rows: &dyn Rows,
-    name: &[u8],
-    key: &[u8],
+    id: RowId,
     wait: bool,
 ) -> Result<bool> {
-    let id = RowId { name, key, shard: 0 };
-    for _ in 0..TRIES {
-        host.check_for_interrupts();
+    tries(host, || {
         if let Some(row) = rows.lock(id, wait)? {
             if !wait && row.stored.is_marker() {
-                return Ok(false);
+                return Ok(Some(false));
             }
-            let was = reset_key(host, rows, name, key)?;
+            let was = reset_key(host, rows, id)?;
             expiry::forget(host, id)?;
-            return Ok(was);
+            return Ok(Some(was));
         }
         if !wait && rows.read(id)?.is_some() {
-            return Ok(false);
+            return Ok(Some(false));
         }
         if rows.insert(id, &Stored::Reset { ts: host.now() }.into(), wait)? {
             expiry::forget(host, id)?;
             let own = rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?;
             rows.delete(id, own.tuple)?;
-            return Ok(false);
+            return Ok(Some(false));
         }
-    }
-    Err(LimiterError::not_written())
+        Ok(None)
+    })
 }
 
-/// Deletes the rows of a key; false if none had a state.
-pub fn delete_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<bool> {
-    let locked = lock_key(host, rows, name, key, true)?;
-    delete_locked(rows, name, key, &locked)?;
+/// Deletes the rows of a key, given by its row 0; false if none had a state.
+pub fn delete_key(host: &impl Host, rows: &dyn Rows, id: RowId) -> Result<bool> {
+    let locked = lock_key(host, rows, id, true)?;
+    delete_locked(rows, id, &locked)?;
     Ok(locked.iter().any(|(_, row)| row.stored.reset().is_some()))
 }
 
@@ -211,26 +180,21 @@ pub fn delete_name(
     name: &[u8],
     count: &mut i64,
 ) -> Result<bool> {
-    let (mut keys, mut sharded) = (BTreeSet::new(), None);
-    for _ in 0..TRIES {
-        host.check_for_interrupts();
-        let Some(deleted) = rows.delete_name(name)? else { return Ok(false) };
+    let (mut keys, mut sharded) = (Keys::new(), None);
+    tries(host, || {
+        let Some(deleted) = rows.delete_name(name)? else { return Ok(Some(false)) };
         // A session that reshards a key meanwhile has written rows that were not seen: repeat until such keys have
         // none.
-        let is_shard = |row: &&KeyedRow| row.row.0 != 0 || row.row.1.stored.is_marker();
-        let sharded = sharded.get_or_insert_with(|| -> BTreeSet<Vec<u8>> {
-            deleted.iter().filter(is_shard).map(|row| row.key.clone()).collect()
-        });
-        let again = deleted.iter().any(|row| sharded.contains(&row.key));
-        let had_state = |row: &KeyedRow| row.row.1.stored.reset().is_some();
+        let is_shard = |(_, (shard, row)): &&KeyedRow| *shard != 0 || row.stored.is_marker();
+        let of_shards = || deleted.iter().filter(is_shard).map(|(key, _)| key.clone()).collect();
+        let sharded: &Keys = sharded.get_or_insert_with(of_shards);
+        let again = deleted.iter().any(|(key, _)| sharded.contains(key));
+        let had_state = |(_, (_, row)): &KeyedRow| row.stored.reset().is_some();
         let known = keys.len();
-        keys.extend(deleted.into_iter().filter(had_state).map(|row| row.key));
+        keys.extend(deleted.into_iter().filter(had_state).map(|(key, _)| key));
         *count += (keys.len() - known) as i64;
-        if !again || Fault::NameDeletedOnce.is_on() {
-            return Ok(true);
-        }
-    }
-    Err(LimiterError::not_written())
+        Ok((!again || Fault::NameDeletedOnce.is_on()).then_some(true))
+    })
 }
 
 /// Deletes the rows of a key if they are idle, can all be locked without waiting, and are still idle then; returns
@@ -243,7 +207,7 @@ pub fn prune_key<H: Host>(
     undefined_idle: Option<Micros>,
     waiting: &mut Vec<KeyRows>,
 ) -> Result<i64> {
-    let KeyRows { name, key, rows: seen } = found;
+    let (id @ RowId { name, key, .. }, seen) = (RowId::first(&found.key), &found.rows);
     let definition = match host.look_up(name, key) {
         Err(LimiterError::StoredConfig { .. }) => return Ok(0), // unknown whether they are idle
         known => known?.definition,
@@ -260,7 +224,7 @@ pub fn prune_key<H: Host>(
         (false, ..) => false,
         (true, None, Some(idle)) => {
             let since = host.now().minus(idle);
-            !host.with_key_holds(|holds| holds.returning(name, key, since, FOREVER, 1))?.is_empty()
+            host.with_key_holds(|holds| holds.first_expiry((name, key), since))?.is_some()
         }
         _ => true,
     };
@@ -281,22 +245,20 @@ pub fn prune_key<H: Host>(
     }
     // In one step if possible: each subtransaction uses up a transaction id, and more than 64 of them in one
     // transaction slow down all other snapshots.
-    let removed = match has_holds(seen) {
-        true => 0,
-        false => rows.remove(std::slice::from_ref(found))?,
-    };
-    if removed > 0 {
+    if !has_holds(seen)
+        && let removed @ 1.. = rows.remove(std::slice::from_ref(found))?
+    {
         return Ok(removed as i64);
     }
     let deleted = host.attempt(|| {
-        let locked = lock_key(host, rows, name, key, false)?;
+        let locked = lock_key(host, rows, id, false)?;
         if !idle(&locked) && !Fault::PrunedUnseen.is_on() {
             return Ok(None);
         }
         if has_holds(seen) {
-            expiry::forget(host, RowId { name, key, shard: 0 })?;
+            expiry::forget(host, id)?;
         }
-        delete_locked(rows, name, key, &locked)?;
+        delete_locked(rows, id, &locked)?;
         Ok(Some(locked.len() as i64))
     });
     match deleted {
@@ -306,17 +268,14 @@ pub fn prune_key<H: Host>(
 }
 
 /// Deletes the locked rows of a key.
-fn delete_locked(rows: &dyn Rows, name: &[u8], key: &[u8], locked: &[ShardRow]) -> Result<()> {
-    for &(shard, ref row) in locked {
-        rows.delete(RowId { name, key, shard }, row.tuple)?;
-    }
-    Ok(())
+fn delete_locked(rows: &dyn Rows, id: RowId, locked: &[ShardRow]) -> Result<()> {
+    locked.iter().try_for_each(|&(shard, ref row)| rows.delete(RowId { shard, ..id }, row.tuple))
 }
 
 /// Whether the rows of a key are idle: every call would be answered the same without them.
 fn is_idle(target: &Target, rows: &[ShardRow], now: Micros) -> bool {
     of_shards(rows).all(|(number, found)| {
-        let limit = shard_limit_of(target.limit(), shards_of(*number));
+        let limit = target.limit().shard_limit(shards_of(*number));
         // Keeps invalid rows for inspection, and rows that are ahead of the clock, which may be wrong now.
         target
             .state(&limit, Some(&found.stored), now)

@@ -3,19 +3,20 @@
 //!
 //! A row names the first expiry of a hold of its key, so that a call without holds compares one number. Expired holds
 //! are applied under the lock of the row; calls that only look compute that on a copy. While the limit is undefined,
-//! exempt, or of a kind or store without holds, expired holds wait.
+//! exempt, or of a kind or store without holds, expired holds wait. Those of keys without calls, and of limits that
+//! have got shards since, come back when they are pruned.
 
+use std::ops::ControlFlow;
 use std::rc::Rc;
 
-use ratelimit_core::config::Definition;
+use ratelimit_core::config::{Definition, StoreKind};
 use ratelimit_core::hold::{Expiry, Hold, MAX_EXPIRIES, after_expiries, retry_after};
 use ratelimit_core::{Micros, Shards, State};
-
 use ratelimit_faults::Fault;
 
-use super::memory;
+use super::{lock_or_busy, shards};
 use crate::error::{LimiterError, Result};
-use crate::ports::{HoldRow, Host, Row, RowId, Rows, Stored, TRIES, Version};
+use crate::ports::{HoldRow, Host, KeyRef, Listing, Row, RowId, Rows, Stored, TRIES, Version};
 use crate::target::{FOREVER, Store, Target, after_block, if_valid};
 
 /// The contents of a limit as they were read, and when holds of its key are due.
@@ -33,13 +34,7 @@ impl<'a> From<Shards<'a>> for Found<'a> {
     }
 }
 
-impl<'a> Found<'a> {
-    /// A limit with this state in memory, without holds; see [`memory::state`].
-    pub(crate) fn of_state(target: &'a Target, found: Option<State>, now: Micros) -> Found<'a> {
-        let state = memory::state(target, found, now, target.phase());
-        Shards::new(target.limit(), vec![state]).into()
-    }
-
+impl Found<'_> {
     /// Whether holds of the key will give back.
     #[inline]
     pub(crate) fn has_holds(&self) -> bool {
@@ -55,16 +50,16 @@ impl<'a> Found<'a> {
 /// The most expiries that are written in one step.
 const MOST: i64 = 100_000;
 
+/// The most holds of a key to give back at a time, if its limit has shards.
+const MOST_OF_SHARDS: i64 = 10_000;
+
+/// The earliest time of a clock: 4714 BC.
+const EARLIEST: Micros = Micros(-210_866_803_200_000_000);
+
 /// Whether a hold of the row's key that gives back to the target's limit may have expired.
 #[inline]
 pub(crate) fn is_due(target: &Target, row: &Row, now: Micros) -> bool {
-    is_past(row, now) && may_return(target, &row.stored)
-}
-
-/// Whether a hold of the row's key may have expired.
-#[inline]
-fn is_past(row: &Row, now: Micros) -> bool {
-    row.is_due(now) && !Fault::ExpiryNotApplied.is_on()
+    row.is_due(now) && may_return(target, &row.stored)
 }
 
 /// Whether tokens can come back to a target's limit in a row with these contents: not if the state is of another kind.
@@ -89,13 +84,8 @@ pub(crate) struct Limits<'h, H> {
 }
 
 impl<'h, H: Host> Limits<'h, H> {
-    pub(crate) fn new(
-        host: &'h H,
-        name: &[u8],
-        key: &[u8],
-        called: Option<&Target>,
-    ) -> Result<Limits<'h, H>> {
-        let own = if_valid(host.defined(name, key))?;
+    pub(crate) fn new(host: &'h H, of: KeyRef, called: Option<&Target>) -> Result<Limits<'h, H>> {
+        let own = if_valid(host.defined(of.0, of.1))?;
         let called = called.map(|target| target.definition.clone());
         Ok(Limits { host, own, called, last: None })
     }
@@ -110,16 +100,14 @@ impl<'h, H: Host> Limits<'h, H> {
     /// The definition of a hold; `None`: it no longer has one, or no valid one.
     pub(crate) fn of(&mut self, hold: &HoldRow) -> Result<Option<Rc<Definition>>> {
         let (None, Some(config)) = (&self.own, &hold.config) else { return Ok(self.own.clone()) };
-        match &self.last {
-            Some((last, definition)) if last == config => return Ok(definition.clone()),
-            _ => {}
+        if self.last.as_ref().is_none_or(|(last, _)| last != config) {
+            let definition = match self.host.of_hold(config) {
+                Err(LimiterError::Config(_)) => None,
+                definition => Some(definition?),
+            };
+            self.last = Some((config.clone(), definition));
         }
-        let definition = match self.host.of_hold(config) {
-            Err(LimiterError::Config(_)) => None,
-            definition => Some(definition?),
-        };
-        self.last = Some((config.clone(), definition.clone()));
-        Ok(definition)
+        Ok(self.last.as_ref().and_then(|(_, definition)| definition.clone()))
     }
 }
 
@@ -133,47 +121,39 @@ fn expired<H: Host>(
     now: Micros,
     most: i64,
 ) -> Result<(Version, Vec<HoldRow>)> {
-    let RowId { name, key, .. } = id;
+    let of = (id.name, id.key);
     if let Stored::Invalid { column, value, .. } = &row.stored {
-        return Err(LimiterError::bad_state(H::utf8(name).into_owned(), column, value));
+        return Err(LimiterError::bad_state(H::utf8(id.name).into_owned(), column, value));
     }
     let from = row.holds_due.unwrap_or(now);
     host.with_key_holds(|holds| {
-        let mut due = holds.returning(name, key, from, now, most)?;
-        let (mut stored, mut limits) = (row.stored.clone(), Limits::new(host, name, key, called)?);
+        let mut due = holds.returning(of, from, now, most)?;
+        let (mut stored, mut limits) = (row.stored.clone(), Limits::new(host, of, called)?);
         for n in 0..due.len() {
             host.check_for_interrupts();
-            let hold = &mut due[n];
-            let Some((after, state)) = expire(limits.of_expiry(hold)?, &stored, &hold.hold) else {
-                let version = Version { stored, holds_due: Some(hold.hold.expires_at) };
+            let definition = limits.of_expiry(&due[n])?;
+            let hold = &mut due[n].hold;
+            let expired = match (&stored, &definition) {
+                (Stored::State(state), Some(own)) if own.limit.accepts(state.shape()) => {
+                    Some(hold.expired(&own.limit, state))
+                }
+                (Stored::State(_), _) => None, // it can't give back yet
+                _ => Some((hold.lost(), None)), // otherwise full, and so without room
+            };
+            let Some((after, state)) = expired else {
+                let version = Version { stored, holds_due: Some(hold.expires_at) };
                 due.truncate(n);
                 return Ok((version, due));
             };
-            hold.hold = after;
+            *hold = after;
             stored = state.map_or(stored, Stored::State);
         }
-        let more = due.last().filter(|_| due.len() as i64 == most);
-        let holds_due = match more {
+        let holds_due = match due.last().filter(|_| due.len() as i64 == most) {
             Some(last) => Some(last.hold.expires_at),
-            None => {
-                let next = holds.returning(name, key, now.plus(Micros(1)), FOREVER, 1)?;
-                next.first().map(|next| next.hold.expires_at)
-            }
+            None => holds.first_expiry(of, now.plus(Micros(1)))?,
         };
         Ok((Version { stored, holds_due }, due))
     })
-}
-
-/// A hold after its expiry, and the state afterwards (`None`: unchanged); or `None`: it can't give back yet.
-fn expire(
-    definition: Option<Rc<Definition>>,
-    stored: &Stored,
-    hold: &Hold,
-) -> Option<(Hold, Option<State>)> {
-    // Otherwise full, and so without room.
-    let Stored::State(state) = stored else { return Some((hold.lost(), None)) };
-    let limit = &definition?.limit;
-    limit.accepts(state.shape()).then(|| hold.expired(limit, state))
 }
 
 /// Applies expired holds to the row of a key, as a step of its own. Doesn't lock a row that no longer needs that.
@@ -204,7 +184,7 @@ pub(crate) fn apply_locked<H: Host>(
 ) -> Result<Row> {
     for _ in 0..TRIES {
         let now = host.now();
-        if !is_past(&row, now) || row.stored.is_marker() {
+        if !row.is_due(now) || row.stored.is_marker() {
             return Ok(row);
         }
         let (version, holds) = expired(host, id, called, &row, now, MOST)?;
@@ -213,7 +193,7 @@ pub(crate) fn apply_locked<H: Host>(
         }
         rows.update(id, row.tuple, &version)?;
         if !holds.is_empty() && !Fault::ExpiredTwice.is_on() {
-            host.with_key_holds(|table| table.expire(id.name, id.key, &holds))?;
+            host.with_key_holds(|table| table.expire((id.name, id.key), &holds))?;
         }
         // The write has made another version.
         row = rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?;
@@ -221,11 +201,111 @@ pub(crate) fn apply_locked<H: Host>(
     Err(LimiterError::not_written())
 }
 
+/// Gives back the expired holds of a key, unless its row can't be read, or another session has it locked. Returns
+/// whether it did.
+pub(crate) fn give_back_if_valid<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<bool> {
+    host.check_for_interrupts();
+    match give_back(host, rows, id) {
+        Err(LimiterError::BadState { .. } | LimiterError::Busy) => Ok(false),
+        given => given,
+    }
+}
+
+/// Gives back the expired holds of the keys of a name that are saved by now. Memory takes over their states, and
+/// nothing comes back to them there.
+pub fn give_back_to_saved<H: Host>(host: &H, rows: &dyn Rows, name: &[u8]) -> Result<()> {
+    if !host.has_holds() {
+        return Ok(());
+    }
+    let listing = Listing { name: Some(name), ..Listing::default() };
+    for (name, key) in host.with_key_holds(|holds| holds.keys(listing, None))? {
+        host.check_for_interrupts();
+        let definition = if_valid(host.defined(&name, &key))?;
+        let Some(definition) = definition.filter(|own| own.save.is_some()) else { continue };
+        let in_table = Definition { store: StoreKind::Table, save: None, ..(*definition).clone() };
+        let target = Target::defined::<H>(&name, &key, Rc::new(in_table), None);
+        if let Some(row) = rows.lock(target.row(0), true)? {
+            apply_locked(host, rows, target.row(0), Some(&target), row)?;
+        }
+    }
+    Ok(())
+}
+
+/// Gives back the expired holds of a key. Returns whether it could.
+///
+/// # Errors
+/// [`LimiterError::Busy`].
+fn give_back<H: Host>(host: &H, rows: &dyn Rows, id: RowId) -> Result<bool> {
+    // A session that has it locked gives back.
+    let mut locked = lock_or_busy(rows, id, false)?;
+    if locked.is_none() && rows.insert(id, &Stored::Reset { ts: host.now() }.into(), false)? {
+        locked = rows.lock(id, true)?;
+    }
+    let Some(mut row) = locked else { return Ok(false) };
+    if row.stored.is_marker() {
+        match give_back_to_shards(host, rows, id)? {
+            ControlFlow::Break(done) => return Ok(done),
+            ControlFlow::Continue(joined) => row = joined,
+        }
+    }
+    // The row that named the first expiry may have been deleted since the hold.
+    row.version.holds_due = Some(EARLIEST);
+    let after = apply_locked(host, rows, id, None, row)?;
+    // Expired holds may wait for a limit that has holds.
+    Ok(after.holds_due != Some(EARLIEST))
+}
+
+/// Gives back the expired holds of a key with shards, under the locks of all its rows; breaks with whether all that can
+/// come back has come back: not if the limit has no holds now. Goes on with the rows if they are one by now, locked.
+///
+/// # Errors
+/// [`LimiterError::Busy`]: another session has locked one.
+fn give_back_to_shards<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    id: RowId,
+) -> Result<ControlFlow<bool, Row>> {
+    let (of @ (name, key), now) = ((id.name, id.key), host.now());
+    let mut due =
+        host.with_key_holds(|holds| holds.returning(of, EARLIEST, now, MOST_OF_SHARDS))?;
+    let mut limits = Limits::new(host, of, None)?;
+    let Some(first) = due.first() else { return Ok(ControlFlow::Break(true)) };
+    let Some(definition) = limits.of_expiry(first)? else { return Ok(ControlFlow::Break(false)) };
+    let target = Target::defined::<H>(name, key, definition, None);
+    let locked = host.attempt(|| shards::lock_all(host, rows, &target, false))?;
+    let Some(mut locked) = locked else { return Ok(ControlFlow::Break(false)) };
+    if target.store == Store::Row {
+        let joined = rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?;
+        return Ok(ControlFlow::Continue(joined));
+    }
+    let before = locked.found.shards.total(now).into_owned();
+    let mut after = before.clone();
+    for row in &mut due {
+        host.check_for_interrupts();
+        // The rows show the state of now.
+        let at_once = Hold { expires_at: now, ..row.hold };
+        let (hold, state) = at_once.expired(target.limit(), &after);
+        row.hold = Hold { expires_at: row.hold.expires_at, ..hold };
+        after = state.unwrap_or(after);
+    }
+    if after != before {
+        locked.write(rows, &target, now, &after)?;
+    }
+    let root = rows.lock(id, true)?.ok_or_else(LimiterError::not_written)?;
+    let holds_due = host.with_key_holds(|holds| {
+        holds.expire(of, &due)?;
+        holds.first_expiry(of, EARLIEST)
+    })?;
+    let version = Version { holds_due, ..root.version };
+    rows.update(id, root.tuple, &version)?;
+    Ok(ControlFlow::Break(true))
+}
+
 /// Deletes the holds of a key: its state begins again.
 #[cold]
 pub(crate) fn forget<H: Host>(host: &H, id: RowId) -> Result<()> {
     if host.has_holds() {
-        host.with_key_holds(|holds| holds.delete_of_key(id.name, id.key))?;
+        host.with_key_holds(|holds| holds.delete_of_key((id.name, id.key)))?;
     }
     Ok(())
 }
@@ -254,38 +334,9 @@ pub(crate) fn own_on_copy<H: Host>(
     Ok(holds.into_iter().find(|hold| hold.id == own.id).unwrap_or(own))
 }
 
-/// The first expiry of the holds of a key: this one and the others.
-pub(crate) fn first_expiry(hold: &Hold, others: Option<Micros>) -> Option<Micros> {
-    if Fault::ExpiresForgotten.is_on() { others } else { hold.first_expiry(others) }
-}
-
 /// Returns the version of a row to be written with one more hold of its key.
 pub(crate) fn with_hold(row: Version, hold: &Hold) -> Version {
-    Version { holds_due: first_expiry(hold, row.holds_due), ..row }
-}
-
-/// The next expiries of a key that may let a call pass that is denied on a state, from the first that the row names.
-fn next_expiries<H: Host>(
-    host: &H,
-    target: &Target,
-    found: &Found,
-    state: &State,
-    now: Micros,
-) -> Result<Vec<(Rc<Definition>, Hold)>> {
-    let Some(from) = found.due else { return Ok(Vec::new()) };
-    let (name, key) = (target.name, target.key);
-    host.with_key_holds(|holds| {
-        let from = from.max(now.plus(Micros(1)));
-        let found = holds.returning(name, key, from, FOREVER, MAX_EXPIRIES as i64)?;
-        let mut limits = Limits::new(host, name, key, Some(target))?;
-        let mut next = Vec::with_capacity(found.len());
-        for hold in found {
-            let definition = limits.of_expiry(&hold)?;
-            let definition = definition.filter(|own| own.limit.accepts(state.shape()));
-            next.extend(definition.map(|definition| (definition, hold.hold)));
-        }
-        Ok(next)
-    })
+    Version { holds_due: hold.first_expiry(row.holds_due), ..row }
 }
 
 /// How long from `now` until a call passes that is denied on these contents, or by a block. `denied`: its wait without
@@ -309,8 +360,20 @@ pub(crate) fn wait<H: Host>(
     if never {
         return Ok(None);
     }
-    let next = next_expiries(host, target, found, state, now)?;
-    let holds = next.iter().map(|(definition, hold)| (&definition.limit, *hold));
+    // The next expiries that may let the call pass, from the first that the row names.
+    let (of, mut next) = ((target.name, target.key), Vec::new());
+    if let Some(due) = found.due {
+        next = host.with_key_holds(|holds| {
+            let from = due.max(now.plus(Micros(1)));
+            let found = holds.returning(of, from, FOREVER, MAX_EXPIRIES as i64)?;
+            let mut limits = Limits::new(host, of, Some(target))?;
+            let of_hold = |hold: HoldRow| Ok(limits.of_expiry(&hold)?.zip(Some(hold.hold)));
+            found.into_iter().map(of_hold).collect::<Result<Vec<_>>>()
+        })?;
+    }
+    let accepts = |of: &&(Rc<Definition>, Hold)| of.0.limit.accepts(state.shape());
+    let next = next.iter().flatten().filter(accepts);
+    let holds = next.map(|(definition, hold)| (&definition.limit, *hold));
     let mut holds: &[Expiry] = &holds.collect::<Vec<_>>();
     let Some(until) = blocked else {
         return Ok(retry_after(state, now, holds, denied, decide));

@@ -5,7 +5,6 @@
 //! numbers of shards and slots, and of whom to wait for.
 
 mod delete;
-mod saved;
 
 pub(crate) mod expiry;
 pub mod memory;
@@ -15,18 +14,19 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use ratelimit_core::config::{Definition, MAX_SLOTS_IN_MEMORY};
-use ratelimit_core::{Micros, State};
+use ratelimit_core::{Micros, Shards, State};
 
 use crate::error::Result;
-use crate::keys::Listing;
-use crate::ports::{Entries, Host, Id, Pool, Row, RowAccess, RowId, Rows};
+use crate::ports::{Entries, Host, Id, KeyRef, Listing, Pool, Row, RowAccess, RowId, Rows};
 use crate::target::{Store, Target, has_no_rows, if_valid, of_state};
 use expiry::Found;
 use shards::contents;
 
+use delete::lock_or_busy;
 pub(crate) use delete::{Keys, forget_keys, holders};
 pub use delete::{delete_key, prune_key, reset_key};
-pub use saved::write as save;
+pub use expiry::give_back_to_saved;
+pub use memory::save;
 pub use shards::contents::interpret;
 pub(crate) use shards::contents::{of_shards, peek_found};
 
@@ -49,7 +49,8 @@ pub fn peek<'t, H: Host>(
         Some(id) => (memory::touch(host, target, id)?.state, host.now()),
         None => stored(host, target)?,
     };
-    Ok((Found::of_state(target, found, now), now))
+    let state = memory::state(target, found, now, target.phase());
+    Ok((Shards::new(target.limit(), vec![state]).into(), now))
 }
 
 /// Reads the rows of a target as they are; `None`: nothing has expired that counts.
@@ -80,28 +81,24 @@ pub fn stored<H: Host>(host: &H, target: &Target) -> Result<(Option<State>, Micr
 }
 
 /// Forgets the stored state of a name and key, under its definition or a config in a call; false if there was none.
-pub fn forget<H: Host>(
-    host: &H,
-    name: &[u8],
-    key: &[u8],
-    definition: Option<&Rc<Definition>>,
-) -> Result<bool> {
+pub fn forget<H: Host>(host: &H, of: KeyRef, definition: Option<&Rc<Definition>>) -> Result<bool> {
+    let (name, key) = of;
     let is_in_memory = definition.is_some_and(|own| has_no_rows(own) || own.save.is_some());
     if !is_in_memory {
         host.refuse_read_only()?;
     }
-    let was_in_memory = forget_in_memory(host, name, key, definition)?;
+    let was_in_memory = forget_in_memory(host, of, definition)?;
     if is_in_memory {
         return Ok(was_in_memory);
     }
+    let id = RowId { name, key, shard: 0 };
+    let listing = Listing { name: Some(name), key: Some(key), after: None };
     let was_in_table = host.with_rows(RowAccess::Write, |rows| {
-        let was = delete::reset_key(host, rows, name, key)?;
-        if was {
-            expiry::forget(host, RowId { name, key, shard: 0 })?;
-        } else if !delete::holders(host, Some(name), Some(key), false)?.is_empty() {
-            return delete::forget_holds(host, rows, name, key, true);
+        if delete::reset_key(host, rows, id)? {
+            return expiry::forget(host, id).map(|()| true);
         }
-        Ok(was)
+        let is_held = !delete::holders(host, listing, false)?.is_empty();
+        Ok(is_held && delete::forget_holds(host, rows, id, true)?)
     })?;
     Ok(was_in_memory || was_in_table)
 }
@@ -110,12 +107,11 @@ pub fn forget<H: Host>(
 /// row of a saved limit is reset when it is written.
 pub fn forget_in_memory<H: Host>(
     host: &H,
-    name: &[u8],
-    key: &[u8],
+    (name, key): KeyRef,
     definition: Option<&Rc<Definition>>,
 ) -> Result<bool> {
     if let Some(saved) = definition.filter(|own| own.save.is_some()) {
-        return saved::forget(host, &Target::defined::<H>(name, key, saved.clone(), None));
+        return memory::forget_saved(host, &Target::defined::<H>(name, key, saved.clone(), None));
     }
     // Without a definition, as many as any limit has; with another kind, those left from before the definition.
     let slots = match definition {
@@ -130,8 +126,8 @@ pub fn forget_in_memory<H: Host>(
         let id = entries.id(name, key);
         // A config in a call may be of any kind.
         let inline = Id { pool: Pool::Inline, ..id };
-        let was_inline = memory::forget(entries, inline, MAX_SLOTS_IN_MEMORY);
-        memory::forget(entries, id, slots) || was_inline
+        let was_inline = memory::remove(entries, inline, MAX_SLOTS_IN_MEMORY);
+        memory::remove(entries, id, slots) || was_inline
     }))
 }
 
@@ -163,12 +159,12 @@ pub fn forget_name<H: Host>(
         if together && delete::delete_name(host, rows, name, count)? {
             return Ok(());
         }
-        let delete = |name: &[u8], key: &[u8]| {
+        let delete = |id: RowId| {
             host.check_for_interrupts();
-            match if_valid(of_state(host, name, key))? {
-                Some(definition) if definition.save.is_some() => drop(saved.insert(key.to_vec())),
-                Some(definition) if has_no_rows(&definition) => {}
-                _ => return delete::delete_key(host, rows, name, key),
+            match if_valid(of_state(host, id.name, id.key))? {
+                Some(own) if own.save.is_some() => drop(saved.insert(id.key.to_vec())),
+                Some(own) if has_no_rows(&own) => {}
+                _ => return delete::delete_key(host, rows, id),
             }
             Ok(false)
         };
@@ -178,10 +174,9 @@ pub fn forget_name<H: Host>(
     // Rows of saved keys are written when they are saved: a save in progress would bring the old state back.
     for key in saved {
         host.check_for_interrupts();
-        let definition = if_valid(of_state(host, name, &key))?;
-        if let Some(definition) = definition.filter(|definition| definition.save.is_some()) {
-            let target = Target::defined::<H>(name, &key, definition, None);
-            *count += i64::from(saved::forget(host, &target)?);
+        let saved = if_valid(of_state(host, name, &key))?.filter(|own| own.save.is_some());
+        if saved.is_some() {
+            *count += i64::from(forget_in_memory(host, (name, &key), saved.as_ref())?);
         }
     }
     Ok(())

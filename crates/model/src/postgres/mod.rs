@@ -347,6 +347,12 @@ pub enum Flaw {
     PartitionGivenUp,
     /// An id is drawn twice.
     IdDrawnTwice,
+    /// An id is the time.
+    IdOfClock,
+    /// A subtransaction in which nothing changed is committed, and so keeps its locks.
+    DeniedRowKept,
+    /// A key without an entry reads the same after one came and went.
+    GoneEntryOverlooked,
     /// A definition is read once, and kept in spite of later ones.
     DefinitionKept,
     /// A row's state is loaded although keys were evicted since it was read.

@@ -1,16 +1,12 @@
 //! The rows of a key: their shard numbers, their contents, and resharding.
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::rc::Rc;
-
 use ratelimit_core::kinds::Shape;
 use ratelimit_core::{Limit, Micros, Shards, State};
 use ratelimit_faults::Fault;
 
-use super::super::delete::{has_state, lock_key, lock_or_busy};
+use super::super::delete::{lock_key, lock_or_busy};
 use super::super::expiry::{self, Found};
-use super::locked::LockedRows;
+use super::locked::Contents;
 use crate::error::{LimiterError, Result};
 use crate::ports::{Host, Row, RowId, Rows, ShardRow, Stored, TRIES};
 use crate::target::Target;
@@ -28,14 +24,6 @@ pub(super) fn row_of<'a>(target: &Target<'a>, shard: usize) -> RowId<'a> {
 /// The number of shards of the limit that a row with this shard number belongs to.
 pub(crate) fn shards_of(number: i32) -> u32 {
     (number / 10_000).max(1) as u32
-}
-
-/// Returns the limit of each row of a limit with this number of shards.
-pub(crate) fn shard_limit_of(limit: &Limit, shard_count: u32) -> Cow<'_, Limit> {
-    match shard_count {
-        1 => Cow::Borrowed(limit),
-        _ => Cow::Owned(limit.shard_limit(shard_count)),
-    }
 }
 
 /// The rows of a key's shards: all but the marker.
@@ -64,37 +52,30 @@ pub fn interpret<'a>(
     let due = root.filter(|root| may_return(root)).and_then(|root| root.holds_due);
     rows.retain(|(_, found)| !found.stored.is_marker());
     let matches_limit = match_limit(limit, &rows);
-    let is_fresh = !rows.iter().any(|(_, found)| is_accepted(limit, &found.stored));
+    let is_accepted = |(_, found): &ShardRow| match &found.stored {
+        Stored::Reset { .. } => limit.accepts(Shape::Tokens), // as if it had been tokens, and were full
+        stored => stored.suits(limit) == Some(true),
+    };
+    let is_fresh = !rows.iter().any(is_accepted);
     let state = |limit: &Limit, stored: Option<&Stored>| -> Result<State> {
         Ok(target.state(limit, stored, now)?.into_owned())
     };
     let shards = if matches_limit || is_fresh {
-        let shard_limit = shard_limit_of(limit, shard_count);
+        let shard_limit = limit.shard_limit(shard_count);
         let mut rows = if matches_limit { rows } else { Vec::new() }.into_iter();
         let next =
             |_| state(&shard_limit, rows.next().map(|(_, found)| found.version.stored).as_ref());
         Shards::new(limit, (0..shard_count).map(next).collect::<Result<Vec<State>>>()?)
     } else {
         // Rows of another number of shards, which only a take reshards.
-        let mut limits: BTreeMap<u32, Rc<Limit>> = BTreeMap::new();
         let rows = rows.into_iter().map(|(number, found)| {
-            let of = shards_of(number);
-            let shard_limit =
-                limits.entry(of).or_insert_with(|| Rc::new(shard_limit_of(limit, of).into_owned()));
-            Ok((shard_limit.clone(), state(shard_limit, Some(&found.stored))?))
+            let shard_limit = limit.shard_limit(shards_of(number)).into_owned();
+            let state = state(&shard_limit, Some(&found.stored))?;
+            Ok((shard_limit, state))
         });
         Shards::unequal(limit, rows.collect::<Result<_>>()?)
     };
     Ok(Found { shards, due })
-}
-
-/// Whether a limit uses a row, or would if its value were a state.
-fn is_accepted(limit: &Limit, stored: &Stored) -> bool {
-    match stored {
-        // As if it had been tokens, and were full.
-        Stored::Reset { .. } => limit.accepts(Shape::Tokens),
-        stored => stored.suits(limit) == Some(true),
-    }
 }
 
 /// Reads a target's rows on the latest state, without locks, as if expired holds were applied.
@@ -132,14 +113,17 @@ pub(crate) fn peek_found<'a>(
             return contents(found, now);
         };
         host.check_for_interrupts();
-        let one = match row.stored.is_marker() {
-            false => row.clone(),
-            true => joined(target, row.clone(), found.clone(), now)?,
-        };
+        let mut one = row.clone();
+        if row.stored.is_marker() {
+            // As if the rows of a limit that had shards were one again.
+            let shards = interpret(target, found.clone(), now)?.shards;
+            let joined = shards.resharded(1, now).pop().map(Stored::State);
+            one.version.stored = joined.unwrap_or(one.version.stored);
+        }
         let one = expiry::on_copy(host, target, &one, now)?;
         // The holds were read after the rows.
         let again = rows.read_key(target.name, target.key, None)?;
-        if is_unchanged(&found, &again) {
+        if again == found {
             return contents(vec![(0, one)], now);
         }
         (found, now) = (again, host.now());
@@ -155,27 +139,10 @@ pub(crate) fn stored(
     target: &Target,
     found: Vec<ShardRow>,
 ) -> Result<(Option<State>, Micros)> {
-    let is_stored = has_state(target.limit(), &found);
+    let is_stored = found.iter().any(|(_, row)| row.stored.suits(target.limit()) == Some(true));
     let (Found { shards, .. }, now) = peek_found(host, rows, target, found, host.now())?;
     let total = || shards.undivided().cloned().unwrap_or_else(|| shards.total(now).into_owned());
     Ok((is_stored.then(total), now))
-}
-
-/// Row 0 as if the rows of a limit that had shards were one again.
-fn joined(target: &Target, root: Row, found: Vec<ShardRow>, now: Micros) -> Result<Row> {
-    let shards = interpret(target, found, now)?.shards;
-    match shards.resharded(1, now).pop() {
-        Some(state) => Ok(Row { version: root.with(Stored::State(state)), ..root }),
-        None => Ok(root),
-    }
-}
-
-/// Whether the rows are unchanged.
-fn is_unchanged(found: &[ShardRow], again: &[ShardRow]) -> bool {
-    let same = |((one, row), (other, again)): (&ShardRow, &ShardRow)| {
-        one == other && again.is_version(row)
-    };
-    found.len() == again.len() && found.iter().zip(again).all(same)
 }
 
 /// Locks all rows of a key, row 0 first, and changes them to one for each shard of the limit, without changing their
@@ -188,9 +155,8 @@ pub(crate) fn lock_all<'a>(
     rows: &dyn Rows,
     target: &'a Target,
     wait: bool,
-) -> Result<Option<LockedRows<'a>>> {
-    let (name, key, root) = (target.name, target.key, target.row(0));
-    let is_one = target.limit().shards() == 1;
+) -> Result<Option<Contents<'a>>> {
+    let (root, is_one) = (target.row(0), target.limit().shards() == 1);
     // Every change of the number of rows locks row 0 first: none can follow until this transaction ends.
     let mut first = lock_or_busy(rows, root, wait)?;
     if first.is_none() {
@@ -203,14 +169,14 @@ pub(crate) fn lock_all<'a>(
     }
     let mut present = match first.filter(|row| is_one && !row.stored.is_marker()) {
         Some(row) => vec![(0, row)],
-        None if Fault::ReshardWithoutLocks.is_on() => rows.read_key(name, key, None)?,
-        None => lock_key(host, rows, name, key, wait)?,
+        None if Fault::ReshardWithoutLocks.is_on() => rows.read_key(root.name, root.key, None)?,
+        None => lock_key(host, rows, root, wait)?,
     };
     let now = host.now();
     if !match_limit(target.limit(), &present) {
         let shards = interpret(target, present.clone(), now)?.shards;
         reshard(host, rows, target, present, &shards, now)?;
-        present = lock_key(host, rows, name, key, wait)?;
+        present = lock_key(host, rows, root, wait)?;
         // Only a trigger of the owner can have changed them since.
         if !match_limit(target.limit(), &present) {
             return Err(LimiterError::not_written());
@@ -220,7 +186,7 @@ pub(crate) fn lock_all<'a>(
     let begins_anew = is_one && present.iter().any(begins_anew);
     let locked = of_shards(&present).map(|(_, row)| row.tuple).enumerate().collect();
     let found = interpret(target, present, now)?;
-    Ok(Some(LockedRows { begins_anew, ..LockedRows::of(found, locked) }))
+    Ok(Some(Contents { begins_anew, ..Contents::of(found, locked) }))
 }
 
 /// Row 0 of a limit with shards.
@@ -236,14 +202,11 @@ fn reshard(
     now: Micros,
 ) -> Result<()> {
     let shard_count = target.limit().shards();
-    let mut root = None;
+    let mut locked = locked.into_iter();
+    let Some((0, root)) = locked.next() else { return Err(LimiterError::not_written()) };
     for (number, found) in locked {
-        match number {
-            0 => root = Some(found),
-            _ => rows.delete(target.row(number), found.tuple)?,
-        }
+        rows.delete(target.row(number), found.tuple)?;
     }
-    let root = root.ok_or_else(LimiterError::not_written)?;
     let states = shards.resharded(shard_count, now);
     if let [state] = &states[..] {
         let joined = root.with(Stored::State(state.clone()));

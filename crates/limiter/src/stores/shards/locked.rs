@@ -4,15 +4,13 @@ use ratelimit_core::{Micros, Shards, State};
 use ratelimit_faults::Fault;
 
 use super::super::expiry::{self, Found};
-use super::choose::{lock_free, own_shard, rows_with_room};
-use super::contents::{lock_all, row_of};
-use super::room;
+use super::contents::{row_of, shard_number};
 use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Host, Rows, Stored, TupleId, Version};
 use crate::target::Target;
 
-/// The contents of a key, with some of its rows locked.
-pub struct LockedRows<'a> {
+/// The contents of a key as they were read, with some of its rows locked.
+pub struct Contents<'a> {
     /// With a shard for each row, up to date for the locked ones.
     pub found: Found<'a>,
     /// The indexes of the shards with locked rows, and these versions; none if nothing is to change.
@@ -24,17 +22,27 @@ pub struct LockedRows<'a> {
     pub(crate) are_others: bool,
     /// The hold with the call's id.
     pub(crate) own: Option<HoldRow>,
+    /// The instant of the read, if it left out expired holds because they don't matter: the key is blocked, or even a
+    /// full limit denies the call.
+    pub(crate) left_out_at: Option<Micros>,
 }
 
-impl<'a> LockedRows<'a> {
-    /// A key without locked rows: this call changes nothing in them.
-    pub fn none(found: Found<'a>) -> LockedRows<'a> {
-        LockedRows::of(found, Vec::new())
+impl<'a> Contents<'a> {
+    /// Contents without locked rows.
+    pub(crate) fn read(found: impl Into<Found<'a>>) -> Contents<'a> {
+        Contents::of(found, Vec::new())
     }
 
-    /// A key with these locked rows.
-    pub(crate) fn of(found: Found<'a>, locked: Vec<(usize, TupleId)>) -> LockedRows<'a> {
-        LockedRows { found, locked, begins_anew: false, are_others: false, own: None }
+    /// Contents with these locked rows.
+    pub(crate) fn of(found: impl Into<Found<'a>>, locked: Vec<(usize, TupleId)>) -> Contents<'a> {
+        let (found, begins_anew, are_others) = (found.into(), false, false);
+        Contents { found, locked, begins_anew, are_others, own: None, left_out_at: None }
+    }
+
+    /// Whether a hold has expired since the read, or the block has ended for which expired holds were left out.
+    pub(crate) fn is_over(&self, target: &Target, now: Micros) -> bool {
+        let is_other = |at| target.block(at) != target.block(now);
+        self.found.is_due(now) || self.left_out_at.is_some_and(is_other)
     }
 
     /// Applies expired holds to the row of a limit without shards; false if it is not locked, or is another's.
@@ -58,16 +66,6 @@ impl<'a> LockedRows<'a> {
         Ok(true)
     }
 
-    /// Deletes the holds of a key before its state begins again.
-    pub(crate) fn begin_anew<H: Host>(&mut self, host: &H, target: &Target) -> Result<()> {
-        if self.begins_anew {
-            expiry::forget(host, target.row(0))?;
-            self.found.due = None;
-            self.begins_anew = false;
-        }
-        Ok(())
-    }
-
     /// Whether all of its rows are locked, or none.
     pub fn is_whole(&self) -> bool {
         self.locked.is_empty() || self.locked.len() == self.found.shards.states().len()
@@ -76,15 +74,8 @@ impl<'a> LockedRows<'a> {
     /// Whether the locked rows suffice for a change of the total to this state. Not if none is locked: at first sight
     /// nothing was to change.
     pub(crate) fn suffices(&self, now: Micros, after: Option<&State>) -> bool {
-        let (locked, all) = (self.locked.len(), self.found.shards.states().len());
-        let has_room = || {
-            let amount =
-                after.map_or(0.0, |after| after.value() - self.found.shards.total(now).value());
-            let room =
-                |&(shard, _): &(usize, TupleId)| room(&self.found.shards, shard, now, amount);
-            self.locked.iter().map(room).sum::<f64>() >= amount.abs()
-        };
-        locked == all || locked > 0 && has_room()
+        let (shards, locked) = (&self.found.shards, self.locked.iter().map(|&(shard, _)| shard));
+        !self.locked.is_empty() && (self.is_whole() || shards.suffice(locked, now, after))
     }
 
     /// Writes a change of the total, decided at `now`: spreads it over the locked rows, and writes those that change.
@@ -95,7 +86,7 @@ impl<'a> LockedRows<'a> {
         now: Micros,
         after: &State,
     ) -> Result<()> {
-        let LockedRows { found, locked, .. } = self;
+        let Contents { found, locked, .. } = self;
         if let ([state], [(_, tuple)]) = (found.shards.states_mut(), &locked[..]) {
             state.clone_from(after);
             let stored = Stored::State(after.clone());
@@ -105,15 +96,8 @@ impl<'a> LockedRows<'a> {
             return Err(LimiterError::not_written()); // nothing would be taken
         }
         let (shards, among) = (&mut found.shards, locked.iter().map(|&(shard, _)| shard));
-        let of_locked = (locked.len() < shards.states().len()).then(|| {
-            let available: f64 = among.clone().map(|shard| shards.available(shard, now)).sum();
-            State::from_tokens(available + after.value() - shards.total(now).value(), after.ts())
-        });
-        let after = of_locked.as_ref().unwrap_or(after);
-        let again = State::from_tokens(after.value(), after.ts().minus(Micros::SECOND));
-        let after = if Fault::RefilledTwice.is_on() { &again } else { after };
         let before = shards.states().to_vec();
-        shards.distribute(&among.collect::<Vec<_>>(), now, after);
+        shards.change(&among.collect::<Vec<_>>(), now, after);
         for &(shard, tuple) in &*locked {
             let state = &shards.states()[shard];
             if *state != before[shard] && !(shard == 1 && Fault::ShardForgotten.is_on()) {
@@ -135,56 +119,58 @@ pub(crate) enum Extent {
     AllWaiting,
 }
 
-/// Locks the rows of a key: all, row 0 first, unless fewer suffice. `few`: its shards, read before, and the number of
-/// tokens to add or take, if that can be done in some of them. `alone`: the call has no other limit, so it may wait for
-/// one of several rows. `None`: the rows must be read again, or don't suffice.
-///
-/// # Errors
-/// [`LimiterError::Busy`]: other rows are locked while this transaction holds one.
-pub(crate) fn lock<'a, H: Host>(
-    host: &H,
-    rows: &dyn Rows,
-    target: &'a Target<'a>,
-    few: Option<(Shards<'a>, f64)>,
-    extent: Extent,
-    alone: bool,
-) -> Result<Option<LockedRows<'a>>> {
-    // A transaction waits for no row of a key of which it has locked one, under any number of shards.
-    let wait = extent == Extent::AllWaiting
-        || host.own_rows(target.name, target.key).is_empty()
-        || Fault::OwnRowsOverlooked.is_on();
-    // Rows of another number of shards are resharded, under the locks of all.
-    match few.filter(|(shards, _)| extent == Extent::Few && shards.are_equal()) {
-        Some((shards, amount)) if target.limit().shards() > 1 => {
-            lock_few(host, rows, target, shards, amount, alone && wait)
-        }
-        _ => lock_all(host, rows, target, wait),
-    }
-}
-
-/// Locks one row with room for the whole change, or several unlocked ones. With `wait`, waits for one if all that have
-/// room are locked.
-fn lock_few<'a, H: Host>(
+/// Locks one row with room for the whole change of equal shards that were read before, or unlocked ones until together
+/// they have room for it. With `wait`, waits for one if all that have room are locked. `None`: they don't suffice, and
+/// the caller releases them, and then locks all rows.
+pub(crate) fn lock_few<'a, H: Host>(
     host: &H,
     rows: &dyn Rows,
     target: &'a Target<'a>,
     mut shards: Shards<'a>,
     amount: f64,
     wait: bool,
-) -> Result<Option<LockedRows<'a>>> {
+) -> Result<Option<Contents<'a>>> {
     let now = host.now();
-    let has_room = |&n: &usize| room(&shards, n, now, amount) >= amount.abs();
-    let with_room = rows_with_room(host, &shards, now, amount);
+    let has_room = |&n: &usize| shards.room(n, now, amount) >= amount.abs();
+    let mut with_room: Vec<usize> = (0..shards.states().len()).filter(has_room).collect();
+    // In random order, so that calls spread.
+    for end in (2..=with_room.len()).rev() {
+        with_room.swap(host.below(end), end - 1);
+    }
     let waited_for = with_room.first().filter(|_| wait).map(|&shard| (shard, true));
     let unlocked = own_shard(host, target).filter(has_room).into_iter().chain(with_room);
     for (shard, wait) in unlocked.map(|shard| (shard, false)).chain(waited_for) {
         if let Some(row) = rows.lock(row_of(target, shard), wait)? {
             let state = target.state(shards.shard_limit(), Some(&row.stored), now)?.into_owned();
             shards.states_mut()[shard] = state;
-            return Ok(Some(LockedRows::of(shards.into(), vec![(shard, row.tuple)])));
+            return Ok(Some(Contents::of(shards, vec![(shard, row.tuple)])));
         }
     }
-    // `None`: the caller releases them, and then locks all rows.
-    let locked = lock_free(host, rows, target, &mut shards, now, amount)?;
-    Ok(locked.map(|locked| LockedRows::of(shards.into(), locked)))
+    // In ascending order, since in PostgreSQL even SKIP LOCKED can wait, if a row is updated twice while it is being
+    // locked.
+    let (mut locked, mut sum, count) = (Vec::new(), 0.0, shards.states().len());
+    for n in 0..count {
+        let shard = if Fault::ShardsUnordered.is_on() { count - 1 - n } else { n };
+        if shards.room(shard, now, amount) <= 0.0 {
+            continue;
+        }
+        let Some(row) = rows.lock(row_of(target, shard), false)? else { continue };
+        let now = host.now();
+        let state = target.state(shards.shard_limit(), Some(&row.stored), now)?.into_owned();
+        shards.states_mut()[shard] = state;
+        sum += shards.room(shard, now, amount).max(0.0);
+        locked.push((shard, row.tuple));
+        if sum >= amount.abs() {
+            return Ok(Some(Contents::of(shards, locked)));
+        }
+    }
+    Ok(None)
+}
+
+/// The shard of the row that this transaction last locked, counted from 0: it takes from that row again.
+pub(super) fn own_shard(host: &impl Host, target: &Target) -> Option<usize> {
+    let count = target.limit().shards() as usize;
+    let first = shard_number(count as u32, 0);
+    let shard = |number: i32| usize::try_from(number - first).ok().filter(|&shard| shard < count);
+    host.own_rows(target.name, target.key).into_iter().find_map(shard)
 }
