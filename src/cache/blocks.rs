@@ -5,7 +5,6 @@
 use pgrx::pg_sys::BuiltinOid::{INT8OID, TEXTOID, TIMESTAMPTZOID};
 use ratelimit_core::Micros;
 use ratelimit_limiter::ports::{Block, Key};
-use ratelimit_limiter::target::FOREVER;
 
 use crate::schema::catalog::{Catalog, TableLock};
 use crate::schema::error::Result;
@@ -14,7 +13,7 @@ use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::values::text_datum;
 
-/// Reads whether any key of a name is or was blocked, and the end of the key's block, past or future, or [`FOREVER`].
+/// Reads whether any key of a name is or was blocked, and the end of the key's block, past or future, or [`Micros::FOREVER`].
 pub fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<(bool, Option<Micros>)> {
     const UNTIL: Statement = Statement::reads(
         "SELECT until FROM ONLY @schema@.rl_blocks WHERE name @=@ $1 AND key @=@ $2",
@@ -37,7 +36,7 @@ pub fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<(bool, Option<
     })
 }
 
-/// Blocks a name and key until an instant or [`FOREVER`], and replaces an earlier block. The reason is optional.
+/// Blocks a name and key until an instant or [`Micros::FOREVER`], and replaces an earlier block. The reason is optional.
 ///
 /// # Errors
 /// 55000: the row could not be written.
@@ -56,7 +55,7 @@ pub fn put(
     );
     spi::with_owner(catalog, catalog.rl_blocks, TableLock::Write, |spi| {
         let until = match until {
-            FOREVER => i64::MAX,
+            Micros::FOREVER => i64::MAX,
             until => clock::to_nearest_timestamptz(until),
         };
         let (name, key) = (Some(text_datum(name)), Some(text_datum(key)));

@@ -22,7 +22,7 @@ use pgrx::pg_sys::BuiltinOid::{BOOLOID, INT8OID, JSONBOID, REGCLASSOID, TEXTOID}
 use ratelimit_core::config::{self, ConfigError, Definition};
 use ratelimit_limiter::error::LimiterError;
 use ratelimit_limiter::ports::{Defined, Key};
-use ratelimit_limiter::target::{has_no_rows, undefined};
+use ratelimit_limiter::target::undefined;
 
 use super::blocks;
 use crate::schema::catalog::{Catalog, TableLock};
@@ -385,7 +385,7 @@ pub fn may_be_in_table(catalog: &Catalog, name: &[u8]) -> Result<bool> {
         &[TEXTOID],
         &[],
     );
-    let in_memory = |definition: &Rc<Definition>| has_no_rows(definition);
+    let in_memory = |definition: &Rc<Definition>| definition.has_no_rows();
     if !defined(catalog, name, b"")?.as_ref().is_some_and(in_memory) {
         return Ok(true);
     }

@@ -2,7 +2,6 @@
 
 use ratelimit_core::Micros;
 use ratelimit_limiter::request::{Answer, LimitedBy, Request};
-use ratelimit_limiter::target::FOREVER;
 
 use crate::schema::error::Error;
 use ratelimit_pg::call::sql_types::{Constant, Timestamptz, constant_text, sql_row};
@@ -69,12 +68,12 @@ pub fn denied(request: &Request, answer: &Answer, message: Option<&[u8]>) -> Err
         name: utf8(request.name).into_owned(),
         retry_after: answer.retry_after,
         capacity: answer.capacity,
-        forever: answer.blocked == Some(FOREVER),
+        forever: answer.blocked == Some(Micros::FOREVER),
         message: message.map(|message| utf8(message).into_owned()),
     }
 }
 
-/// Converts a time for a result. [`FOREVER`] and times that drivers can't read become [`Micros::LATEST_SHOWN`].
+/// Converts a time for a result. [`Micros::FOREVER`] and times that drivers can't read become [`Micros::LATEST_SHOWN`].
 pub fn time(at: Micros) -> Option<Timestamptz> {
     to_timestamptz(at.min(Micros::LATEST_SHOWN)).map(Timestamptz)
 }

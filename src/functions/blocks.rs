@@ -4,7 +4,7 @@ use ratelimit_core::config::Interval;
 use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_limiter::error::LimiterError;
 use ratelimit_limiter::ports::Defined;
-use ratelimit_limiter::target::{FOREVER, check_key};
+use ratelimit_limiter::target::check_key;
 
 use super::arguments::{BlockReason, LimitKey, LimitName, valid_key, valid_name, valid_reason};
 use crate::cache::blocks;
@@ -91,7 +91,7 @@ fn check_limit(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<()> {
     }
 }
 
-/// Returns the end of a block, or [`FOREVER`]. Refuses both arguments, neither, and a time that is not in the future.
+/// Returns the end of a block, or [`Micros::FOREVER`]. Refuses both arguments, neither, and a time that is not in the future.
 fn end(duration: Option<Interval>, until: Option<Timestamptz>) -> Result<Micros, ArgumentError> {
     let refused = |argument, value: &str, allowed: &str| {
         Err(ArgumentError::invalid(argument, value, allowed))
@@ -105,7 +105,7 @@ fn end(duration: Option<Interval>, until: Option<Timestamptz>) -> Result<Micros,
             }
             Ok(at)
         }
-        (None, Some(Timestamptz(i64::MAX))) => Ok(FOREVER),
+        (None, Some(Timestamptz(i64::MAX))) => Ok(Micros::FOREVER),
         (None, Some(until)) => match clock::instant(until.0) {
             Some(at) if at > now => Ok(at),
             _ => refused("until", "in the past", "a future time, or infinity"),

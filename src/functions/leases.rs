@@ -5,7 +5,6 @@ use ratelimit_core::kinds::Lease as Given;
 use ratelimit_core::lease::{self, LeaseName};
 use ratelimit_limiter::request::Request;
 use ratelimit_limiter::single;
-use ratelimit_limiter::target::FOREVER;
 
 use super::answers::{Outcome, denied, time};
 use super::arguments::{LimitKey, LimitName};
@@ -78,7 +77,7 @@ sql_function! {
         lease: Option<GivenLease>,
         config: Option<CallConfig>,
     ) -> Option<Timestamptz> {
-        let Some(lease) = lease else { return Ok(time(FOREVER)) };
+        let Some(lease) = lease else { return Ok(time(Micros::FOREVER)) };
         let request = lease.request(&config);
         let extend = |host: &Session| single::extend(host, &request, lease.0.id);
         Ok(Session::run(Use::Takes, call.function(), extend)?.and_then(time))

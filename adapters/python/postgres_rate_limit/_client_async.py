@@ -278,9 +278,12 @@ class AsyncRateLimiter(Generic[N]):
 
         async def start() -> AsyncHold:
             held = await self._run(first, db, on_error, wait)
-            # It may hold fewer than it asked for.
-            most = count if held.held is None else min(float(count), held.held)
-            return told(AsyncHold(self, name, held, most, call, on_exception, on_error, db), throws, name)
+
+            def asked() -> float:
+                # The tokens held if fewer than it asked for.
+                return count if held.held is None else min(count, held.held)
+
+            return told(AsyncHold(self, name, held, asked, call, on_exception, on_error, db), throws, name)
 
         return Pending(start)
 
@@ -312,7 +315,7 @@ class AsyncRateLimiter(Generic[N]):
 
         async def start() -> AsyncHoldAll:
             held = await self._run(first, db, on_error, wait) if requests else HeldAll(True, [])
-            return told(AsyncHoldAll(self, None, held, requests, call, on_exception, on_error, db), throws)
+            return told(AsyncHoldAll(self, None, held, lambda: requests, call, on_exception, on_error, db), throws)
 
         return Pending(start)
 
@@ -388,7 +391,7 @@ class AsyncRateLimiter(Generic[N]):
         patience = Patience(wait)
         # Calls that wait for the same slots form a line.
         line = os.getpid(), id(asyncio.get_running_loop()), id(self._where(db)), call.sql, call.values
-        with self._lines.place(line) if call.slots and patience.left > 0 else nullcontext() as place:
+        with self._lines.place(line) if call.slots and not patience.left <= 0 else nullcontext() as place:
             if place is not None and not place.is_set():
                 await wait_for_async(place, patience.left)
             while True:

@@ -261,9 +261,12 @@ class RateLimiter(Generic[N]):
 
         def start() -> Hold:
             held = self._run(first, db, on_error, wait)
-            # It may hold fewer than it asked for.
-            most = count if held.held is None else min(float(count), held.held)
-            return told(Hold(self, name, held, most, call, on_exception, on_error, db), throws, name)
+
+            def asked() -> float:
+                # The tokens held if fewer than it asked for.
+                return count if held.held is None else min(count, held.held)
+
+            return told(Hold(self, name, held, asked, call, on_exception, on_error, db), throws, name)
 
         return start()
 
@@ -295,7 +298,7 @@ class RateLimiter(Generic[N]):
 
         def start() -> HoldAll:
             held = self._run(first, db, on_error, wait) if requests else HeldAll(True, [])
-            return told(HoldAll(self, None, held, requests, call, on_exception, on_error, db), throws)
+            return told(HoldAll(self, None, held, lambda: requests, call, on_exception, on_error, db), throws)
 
         return start()
 
@@ -371,7 +374,7 @@ class RateLimiter(Generic[N]):
         patience = Patience(wait)
         # Calls that wait for the same slots form a line.
         line = os.getpid(), id(self._where(db)), call.sql, call.values
-        with self._lines.place(line) if call.slots and patience.left > 0 else nullcontext() as place:
+        with self._lines.place(line) if call.slots and not patience.left <= 0 else nullcontext() as place:
             if place is not None and not place.is_set():
                 wait_for(place, patience.left)
             while True:

@@ -1,5 +1,5 @@
-"""Runs statements on each driver, found by the type of the connection. Imports no driver: a connection can only come
-from a driver that the application has imported."""
+"""What all databases share. Imports no driver: a connection can only come from a driver that the application has
+imported."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ class Server(NamedTuple):
 
 Address = Union[tuple[Server, ...], None]
 """The servers of a connection; None: unknown."""
+
+
+def class_of(module: str, name: str) -> Any:
+    """A class, or one without instances if it is not imported."""
+    return getattr(sys.modules.get(module), name, ())
 
 
 class Database(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from postgres_rate_limit._calls import FIND, Call, Calls
 from postgres_rate_limit._databases import (
@@ -14,12 +14,13 @@ from postgres_rate_limit._databases import (
     Deadline,
     Kinds,
     bounded,
+    class_of,
     left,
     others_async,
     percent,
     text,
 )
-from postgres_rate_limit._failing import class_of, of_libpq
+from postgres_rate_limit._failing import of_libpq
 
 T = TypeVar("T")
 
@@ -158,7 +159,8 @@ async def find_place_async(on: Database, calls: Calls, deadline: Deadline, is_sh
 async def answered_async(on: Database, call: Call[T], place: str, deadline: Deadline) -> T:
     # begin async
     if on.batch is not None:
-        return cast(T, await on.batch.limit(call, place, deadline))
+        shared: T = await on.batch.limit(call, place, deadline)
+        return shared
     # end async
     return call.read(await on.run(call.sql.replace("@", place), call.values, deadline))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from postgres_rate_limit._calls import FIND, Call, Calls
 from postgres_rate_limit._databases import (
@@ -14,12 +14,13 @@ from postgres_rate_limit._databases import (
     Deadline,
     Kinds,
     bounded,
+    class_of,
     left,
     others,
     percent,
     text,
 )
-from postgres_rate_limit._failing import class_of, of_libpq
+from postgres_rate_limit._failing import of_libpq
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar, Union
 
-from postgres_rate_limit._databases import Address, Server, left
+from postgres_rate_limit._databases import Address, Server, class_of, left
 from postgres_rate_limit._facts import FACTS
 from postgres_rate_limit._results import chain, sqlstate
 
@@ -110,11 +110,6 @@ def _raised_in(error: BaseException) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return "" if trace is None else str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]
-
-
-def class_of(module: str, name: str) -> Any:
-    """A class, or one without instances if it is not imported."""
-    return getattr(sys.modules.get(module), name, ())
 
 
 # Addresses.

@@ -148,7 +148,7 @@ class _Holding(_Taken, Generic[U, A, M]):
         limiter: Any,
         name: str | None,
         held: Any,
-        asked: M,
+        asked: Callable[[], M],
         call: Callable[..., Call[Any]],
         on_exception: OnExpiry,
         on_error: OnError | None,
@@ -238,7 +238,7 @@ class _Holding(_Taken, Generic[U, A, M]):
 
     def _extension(self, more: M | None) -> Call[Any]:
         """on_decision is called if it asks for more."""
-        call = self._call(self._asked if more is None else more, id=self.id)
+        call = self._call(self._asked() if more is None else more, id=self.id)
         return replace(call, decides=None) if more is None else call
 
 

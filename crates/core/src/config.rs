@@ -122,6 +122,12 @@ pub struct Definition {
 }
 
 impl Definition {
+    /// Whether its states have no rows, not counting those left from before: it is kept in memory and is not saved, or
+    /// would be if it had a limit.
+    pub fn has_no_rows(&self) -> bool {
+        self.store == StoreKind::Memory && self.save.is_none()
+    }
+
     /// The definition of a name without a limit.
     pub fn unlimited() -> Definition {
         Definition {

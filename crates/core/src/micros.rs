@@ -55,6 +55,12 @@ impl Micros {
         Micros(self.0.saturating_add(span.0))
     }
 
+    /// The wait from `now` until this instant and then for `rest`, which is asked for that instant; `None`: it never
+    /// ends.
+    pub fn then(self, now: Micros, rest: impl FnOnce(Micros) -> Option<Micros>) -> Option<Micros> {
+        if self == Self::FOREVER { None } else { rest(self).map(|rest| self.minus(now).plus(rest)) }
+    }
+
     /// The span since `other`, or this one shortened by it; negative if `other` is later.
     pub fn minus(self, other: Micros) -> Micros {
         Micros(self.0.saturating_sub(other.0))
@@ -70,6 +76,9 @@ impl Micros {
         let rest = self.0.rem_euclid(Self::MILLISECOND.0);
         if rest == 0 { self } else { Micros(self.0.saturating_add(Self::MILLISECOND.0 - rest)) }
     }
+
+    /// The end of what never ends, such as an indefinite block: the timestamptz infinity.
+    pub const FOREVER: Micros = Micros(i64::MAX);
 
     /// The latest time in results, which stands for all later ones and for infinity: 9999-12-30 00:00:00 UTC. Drivers
     /// have no times after the year 9999, and in a zone east of Greenwich its last day begins earlier.

@@ -13,7 +13,7 @@ use ratelimit_faults::Fault;
 use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Host, Id};
 use crate::request::{Answer, LimitedBy};
-use crate::target::{FOREVER, Target, after_block};
+use crate::target::Target;
 use held::{HeldTake, Settlement};
 
 /// The change that a call asks of one limit.
@@ -168,12 +168,18 @@ impl Ask<'_> {
         self.target.block(now).filter(|_| self.change.is_take() && !Fault::BlockOverlooked.is_on())
     }
 
+    /// A state of its limit, to decide it on.
+    #[inline(always)]
+    pub(crate) fn on<'s>(&'s self, state: &'s State) -> Shards<'s> {
+        Shards::new(self.target.limit(), from_ref(state))
+    }
+
     /// Whether even a full limit denies it at `now`, whatever tokens come back.
     pub(crate) fn never_passes(&self, now: Micros) -> bool {
         let [take] = self.change.takes() else { return false };
         let target = &self.target;
         let full = target.limit().initial_state(now, target.phase());
-        !take.decide(&Shards::new(target.limit(), from_ref(&full)), now, &mut 0.0).ok
+        !take.decide(&self.on(&full), now, &mut 0.0).ok
     }
 
     /// Decides it on a limit's state or shards, at an instant after they were read. The limit is the target's, or that
@@ -196,18 +202,6 @@ impl Ask<'_> {
         }
     }
 
-    /// As [`decide`](Ask::decide), on a state.
-    #[inline(always)]
-    pub(crate) fn decide_on(
-        &self,
-        host: &impl Host,
-        state: &State,
-        own: Option<&HoldRow>,
-        now: Micros,
-    ) -> Result<Decided> {
-        self.decide(host, &Shards::new(self.target.limit(), from_ref(state)), own, now)
-    }
-
     /// Decides that a block denies it, with the wait until the limit admits it after the block. A dry run doesn't
     /// override a block, but admits every call after it.
     #[cold]
@@ -220,14 +214,14 @@ impl Ask<'_> {
         now: Micros,
     ) -> Result<Decided> {
         // A state too far in the future now may no longer be so when the block ends.
-        let at = if until == FOREVER { now } else { until };
+        let at = if until == Micros::FOREVER { now } else { until };
         let mut decided = self.decide_unblocked(host, shards, own, at)?;
         let (target, level) = (&self.target, shards.level(now));
         for answer in decided.answers_mut() {
             let passes = answer.ok || !target.definition.enforce;
             let rest = if passes { Some(Micros(0)) } else { answer.retry_after };
             (answer.ok, answer.enforced, answer.now, answer.level) = (false, true, now, level);
-            answer.retry_after = after_block(until, now, |_| rest);
+            answer.retry_after = until.then(now, |_| rest);
             (answer.blocked, answer.limited_by) = (Some(until), Some(LimitedBy::Block));
             (answer.lease, answer.taken) = (None, 0.0);
         }

@@ -24,7 +24,7 @@ use crate::request::Answer;
 use crate::stores;
 use crate::stores::expiry;
 use crate::stores::shards::{self, Contents, Extent};
-use crate::target::{FOREVER, Store, Target};
+use crate::target::{Store, Target};
 use commit::Commit;
 use row::OneRow;
 
@@ -147,7 +147,7 @@ impl Ask<'_> {
 /// the call.
 fn is_final(ask: &Ask, decided: &Decided, now: Micros) -> bool {
     match ask.block(now) {
-        Some(FOREVER) => true,
+        Some(Micros::FOREVER) => true,
         Some(until) => {
             let wait = Some(until.minus(now));
             decided.answers().all(|answer| answer.retry_after == wait)

@@ -89,7 +89,7 @@ pub trait InlineConfig {
 
 /// A block of a key.
 pub struct Block {
-    /// The end, or [`FOREVER`](crate::target::FOREVER).
+    /// The end, or [`Micros::FOREVER`].
     pub until: Micros,
     /// The reason, in the server's encoding.
     pub reason: Option<Vec<u8>>,

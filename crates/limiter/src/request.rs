@@ -80,7 +80,7 @@ pub struct Answer {
     pub now: Micros,
     /// Whether a denial is enforced; otherwise it is a dry run, which only reports it.
     pub enforced: bool,
-    /// The end of the block that denies the call, or [`FOREVER`](crate::target::FOREVER).
+    /// The end of the block that denies the call, or [`Micros::FOREVER`].
     pub blocked: Option<Micros>,
     /// The reason for a denial, also if `ok` is true because of a dry run; never another limit alone.
     pub limited_by: Option<LimitedBy>,

@@ -13,7 +13,7 @@ use crate::error::{LimiterError, Result};
 use crate::ports::{Counted, Host, RowAccess};
 use crate::request::{Answer, Request};
 use crate::stores::{self, memory};
-use crate::target::{FOREVER, Store, Target, check_key, if_valid, of_state};
+use crate::target::{Store, Target, check_key, if_valid, of_state};
 
 /// Takes tokens, unless `allowed` refuses the target.
 pub fn limit<H: Host>(
@@ -74,7 +74,7 @@ fn take_as<H: Host>(
 /// its user may go on indefinitely.
 pub fn extend<H: Host>(host: &H, request: &Request, id: Micros) -> Result<Option<Micros>> {
     let answer = change_lease(host, request, "rl_extend", Change::Extend(id))?;
-    Ok(answer.map_or(Some(FOREVER), |answer| answer.lease.map(|lease| lease.expires_at)))
+    Ok(answer.map_or(Some(Micros::FOREVER), |answer| answer.lease.map(|lease| lease.expires_at)))
 }
 
 /// Releases a lease; false if it has expired or was released. If the key has become exempt, its slots are left to
@@ -111,7 +111,7 @@ pub(crate) fn apply<H: Host>(host: &H, ask: &Ask) -> Result<Answer> {
         Store::Nowhere => {
             let now = host.now();
             let state = target.limit().initial_state(now, now);
-            Ok(ask.decide_on(host, &state, None, now)?.answer)
+            Ok(ask.decide(host, &ask.on(&state), None, now)?.answer)
         }
         Store::Row | Store::Shards(_) => {
             host.refuse_read_only()?;
@@ -179,7 +179,7 @@ pub struct Value {
     pub state: Option<State>,
     /// The instant after the read.
     pub now: Micros,
-    /// The end of the key's block, or [`FOREVER`]; `None`: it is not blocked.
+    /// The end of the key's block, or [`Micros::FOREVER`]; `None`: it is not blocked.
     pub blocked_until: Option<Micros>,
 }
 

@@ -14,7 +14,7 @@ use crate::ports::{Block, Entries, Host, Key, KeyRows, Listing, RowAccess, Rows,
 use crate::request::LimitedBy;
 use crate::single;
 use crate::stores::{self, Keys};
-use crate::target::{Store, Target, has_no_rows};
+use crate::target::{Store, Target};
 
 /// The status of a key.
 pub struct Status<'a> {
@@ -74,7 +74,7 @@ pub fn each<H: Host>(
     others.retain(|(name, key), _| listing.has(name, key));
     if let (Some(name), Some(key)) = (name, key)
         && let Some(definition) = host.defined(name, key)?
-        && has_no_rows(&definition)
+        && definition.has_no_rows()
     {
         let target = Target::defined::<H>(name, key, definition.clone(), None);
         if !others.is_empty() || stores::stored(host, &target)?.0.is_some() {
@@ -92,7 +92,7 @@ pub fn each<H: Host>(
             }
             let definition = host.defined(&own.0, &own.1)?;
             // Rows left from before the limit was moved into memory: if listed, the key is one of the others.
-            if definition.as_ref().is_some_and(|definition| has_no_rows(definition)) {
+            if definition.as_ref().is_some_and(|definition| definition.has_no_rows()) {
                 return Ok(ControlFlow::Continue(()));
             }
             let block = others.remove(&own).and_then(|(block, _)| block);

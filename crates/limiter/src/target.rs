@@ -3,22 +3,13 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 
+use ratelimit_core::config::Definition;
 pub use ratelimit_core::config::Store;
-use ratelimit_core::config::{Definition, StoreKind};
 use ratelimit_core::{Kind, Limit, Micros, State};
 
 use crate::error::{LimiterError, Result};
 use crate::ports::{Defined, Host, RowId, Stored};
 use crate::request::Request;
-
-/// The end of an indefinite block: the timestamptz infinity.
-pub const FOREVER: Micros = Micros(i64::MAX);
-
-/// Whether a limit has no rows, not counting those left from before: it is kept in memory and is not saved, or would be
-/// if it had a limit.
-pub fn has_no_rows(definition: &Definition) -> bool {
-    definition.store == StoreKind::Memory && definition.save.is_none()
-}
 
 /// The key of a call, with its limit, its block and its store.
 #[derive(Clone)]
@@ -33,7 +24,7 @@ pub struct Target<'a> {
     pub store: Store,
     /// Whether the name is defined for the key; otherwise `definition` is just the config of the call.
     pub is_defined: bool,
-    /// The end of its block, which may be past, or [`FOREVER`]; `None`: there is no block.
+    /// The end of its block, which may be past, or [`Micros::FOREVER`]; `None`: there is no block.
     pub blocked_until: Option<Micros>,
     /// Converts name and key to UTF-8.
     utf8: fn(&[u8]) -> Cow<'_, str>,
@@ -254,14 +245,4 @@ pub(crate) fn if_valid<T>(looked_up: Result<Option<T>>) -> Result<Option<T>> {
         Err(LimiterError::StoredConfig { .. }) => Ok(None),
         looked_up => looked_up,
     }
-}
-
-/// The wait from `now` of a call that is blocked until an instant and has to wait for `rest` then; `None`: it never
-/// passes.
-pub fn after_block(
-    until: Micros,
-    now: Micros,
-    rest: impl FnOnce(Micros) -> Option<Micros>,
-) -> Option<Micros> {
-    if until == FOREVER { None } else { rest(until).map(|rest| until.minus(now).plus(rest)) }
 }

@@ -13,7 +13,7 @@ use ratelimit_limiter::ports::{
     Block, Counted, Defined, Definitions, Holds, Host, Id, Key, KeyHolds, Listing, RowAccess, Rows,
     Transaction,
 };
-use ratelimit_limiter::target::{FOREVER, Store, has_no_rows};
+use ratelimit_limiter::target::Store;
 
 use crate::postgres::{Database, Flaw, Primitive, StepReply};
 use crate::statement::{Command, KEYS, Outcome, key_number};
@@ -267,7 +267,7 @@ impl Definitions for Run<'_> {
     fn look_up(&self, _: &[u8], key: &[u8]) -> Result<Defined> {
         let (limit, blocked) = self.look_up(key);
         // Blocks have no end here.
-        let blocked_until = blocked.then_some(FOREVER);
+        let blocked_until = blocked.then_some(Micros::FOREVER);
         Ok(Defined { definition: Some(limit), blocked_until, ..Defined::default() })
     }
 
@@ -280,7 +280,7 @@ impl Definitions for Run<'_> {
     }
 
     fn may_be_in_table(&self, _: &[u8]) -> Result<bool> {
-        Ok(!self.setting.limits.iter().all(has_no_rows))
+        Ok(!self.setting.limits.iter().all(Definition::has_no_rows))
     }
 
     fn may_define(&self) -> bool {

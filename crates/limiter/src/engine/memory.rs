@@ -89,7 +89,7 @@ impl<'a> Plan<'a> {
         let now = host.now();
         let found = entry.as_ref().and_then(|(_, seen)| seen.state.clone());
         let before = memory::state(target, found, now, phase);
-        let mut decided = ask.decide_on(host, &before, None, now)?;
+        let mut decided = ask.decide(host, &ask.on(&before), None, now)?;
         let after = decided.after.take().map(|after| kept(ask, phase, after, now));
         Ok(Plan { ask, entry, phase, before, decided, after, again: None })
     }
@@ -109,7 +109,7 @@ impl<'a> Plan<'a> {
     /// The decision, with the level after the takes if they were made.
     fn decided<H: Host>(self, host: &H, ok: bool) -> Result<Decided> {
         let mut decided = match self.again {
-            Some(now) => self.ask.decide_on(host, &self.before, None, now)?,
+            Some(now) => self.ask.decide(host, &self.ask.on(&self.before), None, now)?,
             None => self.decided,
         };
         let left = self.after.filter(|_| ok).map_or(self.before, |(after, _)| after);

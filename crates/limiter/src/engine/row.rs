@@ -118,7 +118,7 @@ impl<H: Host> OneRow<'_, H> {
     fn decide(&self, row: Option<&Row>, own: Option<&HoldRow>, now: Micros) -> Result<Decided> {
         let target = &self.ask.target;
         let state = target.state(target.limit(), row.map(|row| &row.stored), now)?;
-        self.ask.decide_on(self.host, &state, own, now)
+        self.ask.decide(self.host, &self.ask.on(&state), own, now)
     }
 
     /// Decides it, and returns the row to write, too, which may differ only in the first expiry of the key's holds;

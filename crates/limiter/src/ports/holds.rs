@@ -7,7 +7,6 @@ use ratelimit_core::hold::Hold;
 
 use super::{Key, KeyRef, Listing};
 use crate::error::Result;
-use crate::target::FOREVER;
 
 /// A hold of one limit.
 #[derive(Clone, Debug)]
@@ -62,7 +61,7 @@ pub trait KeyHolds {
 
     /// Returns the first expiry from an instant on of a hold of a key that gives tokens back then.
     fn first_expiry(&self, of: KeyRef, from: Micros) -> Result<Option<Micros>> {
-        Ok(self.returning(of, from, FOREVER, 1)?.first().map(|first| first.hold.expires_at))
+        Ok(self.returning(of, from, Micros::FOREVER, 1)?.first().map(|first| first.hold.expires_at))
     }
 
     /// Writes `count`, `spent` and `returned` of holds of one key, in one statement.

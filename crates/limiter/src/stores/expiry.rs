@@ -17,7 +17,7 @@ use ratelimit_faults::Fault;
 use super::{lock_or_busy, shards};
 use crate::error::{LimiterError, Result};
 use crate::ports::{HoldRow, Host, KeyRef, Listing, Row, RowId, Rows, Stored, TRIES, Version};
-use crate::target::{FOREVER, Store, Target, after_block, if_valid};
+use crate::target::{Store, Target, if_valid};
 
 /// The contents of a limit as they were read, and when holds of its key are due.
 pub struct Found<'a> {
@@ -354,7 +354,7 @@ pub(crate) fn wait<H: Host>(
     let blocked = target.block(now);
     let full = || target.limit().initial_state(now, target.phase());
     let never = match blocked {
-        Some(until) => until == FOREVER,
+        Some(until) => until == Micros::FOREVER,
         None => denied.is_none() && !decide(&full(), now).0,
     };
     if never {
@@ -365,7 +365,7 @@ pub(crate) fn wait<H: Host>(
     if let Some(due) = found.due {
         next = host.with_key_holds(|holds| {
             let from = due.max(now.plus(Micros(1)));
-            let found = holds.returning(of, from, FOREVER, MAX_EXPIRIES as i64)?;
+            let found = holds.returning(of, from, Micros::FOREVER, MAX_EXPIRIES as i64)?;
             let mut limits = Limits::new(host, of, Some(target))?;
             let of_hold = |hold: HoldRow| Ok(limits.of_expiry(&hold)?.zip(Some(hold.hold)));
             found.into_iter().map(of_hold).collect::<Result<Vec<_>>>()
@@ -378,7 +378,7 @@ pub(crate) fn wait<H: Host>(
     let Some(until) = blocked else {
         return Ok(retry_after(state, now, holds, denied, decide));
     };
-    Ok(after_block(until, now, |then| {
+    Ok(until.then(now, |then| {
         let (after, applied) = after_expiries(state, holds, then);
         holds = &holds[applied.min(holds.len())..];
         let state = after.as_ref().unwrap_or(state);

@@ -33,7 +33,7 @@ pub(crate) fn apply<H: Host>(host: &H, ask: &Ask) -> Result<Answer> {
         let (mut locked, seen) = lock(host, entries, target, id)?;
         let now = host.now();
         let before = state(target, seen.state, now, phase);
-        let Decided { answer, after, .. } = ask.decide_on(host, &before, None, now)?;
+        let Decided { answer, after, .. } = ask.decide(host, &ask.on(&before), None, now)?;
         let is_stored = after.is_none_or(|after| {
             locked.write(id, Some(&after), retention(target, &after, now, phase))
         });

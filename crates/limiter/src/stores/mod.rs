@@ -18,7 +18,7 @@ use ratelimit_core::{Micros, Shards, State};
 
 use crate::error::Result;
 use crate::ports::{Entries, Host, Id, KeyRef, Listing, Pool, Row, RowAccess, RowId, Rows};
-use crate::target::{Store, Target, has_no_rows, if_valid, of_state};
+use crate::target::{Store, Target, if_valid, of_state};
 use expiry::Found;
 use shards::contents;
 
@@ -83,7 +83,7 @@ pub fn stored<H: Host>(host: &H, target: &Target) -> Result<(Option<State>, Micr
 /// Forgets the stored state of a name and key, under its definition or a config in a call; false if there was none.
 pub fn forget<H: Host>(host: &H, of: KeyRef, definition: Option<&Rc<Definition>>) -> Result<bool> {
     let (name, key) = of;
-    let is_in_memory = definition.is_some_and(|own| has_no_rows(own) || own.save.is_some());
+    let is_in_memory = definition.is_some_and(|own| own.has_no_rows() || own.save.is_some());
     if !is_in_memory {
         host.refuse_read_only()?;
     }
@@ -118,7 +118,7 @@ pub fn forget_in_memory<H: Host>(
         Some(definition) if definition.limit.concurrency().is_none() => 0,
         _ => MAX_SLOTS_IN_MEMORY,
     };
-    let entries = match definition.is_some_and(|definition| has_no_rows(definition)) {
+    let entries = match definition.is_some_and(|definition| definition.has_no_rows()) {
         true => Some(host.entries()?),
         false => host.entries_if_any()?,
     };
@@ -154,7 +154,7 @@ pub fn forget_name<H: Host>(
         return Ok(());
     }
     // Together only if the rows of each key are to be deleted, by the name's own definition.
-    let together = !if_valid(of_state(host, name, b""))?.is_some_and(|own| has_no_rows(&own));
+    let together = !if_valid(of_state(host, name, b""))?.is_some_and(|own| own.has_no_rows());
     host.with_rows(RowAccess::Write, |rows| {
         if together && delete::delete_name(host, rows, name, count)? {
             return Ok(());
@@ -163,7 +163,7 @@ pub fn forget_name<H: Host>(
             host.check_for_interrupts();
             match if_valid(of_state(host, id.name, id.key))? {
                 Some(own) if own.save.is_some() => drop(saved.insert(id.key.to_vec())),
-                Some(own) if has_no_rows(&own) => {}
+                Some(own) if own.has_no_rows() => {}
                 _ => return delete::delete_key(host, rows, id),
             }
             Ok(false)
