@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use ratelimit_core::ArgumentError;
-use ratelimit_limiter::forget;
+use ratelimit_limiter::stores;
 
 use super::arguments::LimitKey;
 use crate::cache::{blocks, definitions};
@@ -28,10 +28,10 @@ sql_function! {
         names.extend(catalog::with(function, TableLock::Read, definitions::names)?);
         // Fill a saved key in memory before deleting its row: until this commits, others can load the row.
         Session::run(Use::Writes, function, |host| {
-            forget::reset_in_memory(host, names.clone(), key, &mut forgotten)
+            stores::forget_key_in_memory(host, names.clone(), key, &mut forgotten)
         })?;
         writer::write_now(function)?;
-        Session::run(Use::Writes, function, |host| forget::delete_rows(host, key, &mut forgotten))?;
+        Session::run(Use::Writes, function, |host| stores::delete_rows(host, key, &mut forgotten))?;
         let mut count = forgotten.len() as i64;
         catalog::with(function, TableLock::Write, |catalog| {
             for name in definitions::overridden(catalog, key)? {

@@ -248,18 +248,17 @@ fn outcome(settled: &Settled) -> Outcome {
 
 /// PT429 with `throws` if a hold is denied.
 fn refuse(list: &[Request], held: &[Held], throws: bool) -> Result<()> {
-    let denied = || denied_of_all(list, || held.iter().map(|held| &held.outcome));
+    let denied = || denied_of_all(list, || held.iter().map(|held| &held.answer));
     if throws && let Some(denied) = denied() { Err(denied) } else { Ok(()) }
 }
 
 /// The row of a hold.
 fn held_row(held: &Held) -> HeldRow {
-    let answer = &held.outcome.answer;
     HeldRow {
-        ok: answer.ok,
+        ok: held.answer.ok,
         hold: held.id.as_deref().map(Text::new),
         held: held.count,
         expires_at: held.expires_at.and_then(time),
-        outcome: answer.into(),
+        outcome: (&held.answer).into(),
     }
 }

@@ -1,8 +1,8 @@
 //! Acquires, extends and releases leases of concurrency limits.
 
-use ratelimit_core::ArgumentError;
 use ratelimit_core::kinds::Lease as Given;
 use ratelimit_core::lease::{self, LeaseName};
+use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_limiter::request::Request;
 use ratelimit_limiter::single;
 

@@ -7,7 +7,7 @@ use ratelimit_limiter::each;
 use ratelimit_limiter::error::LimiterError;
 use ratelimit_limiter::ports::Host;
 use ratelimit_limiter::request::{Answer, Request};
-use ratelimit_limiter::several::{self, RequestOutcome};
+use ratelimit_limiter::several;
 
 use super::answers::{self, Outcome};
 use super::arguments::{length, list_json, valid_key, valid_name};
@@ -166,18 +166,18 @@ impl Texts<'_> {
 /// Makes a call, and returns its rows. 22023: an invalid list; PT429 with `throws` if it is denied.
 fn answer_all(
     call: &Call,
-    make: impl FnOnce(&[Request]) -> Result<Vec<RequestOutcome>>,
+    make: impl FnOnce(&[Request]) -> Result<Vec<Answer>>,
     given: Jsonb,
     throws: bool,
 ) -> Result<Rows<RequestRow>> {
     with_requests(given, |list| {
-        let outcomes = make(list)?;
-        if throws && let Some(denied) = denied_of_all(list, || outcomes.iter()) {
+        let answers = make(list)?;
+        if throws && let Some(denied) = denied_of_all(list, || answers.iter()) {
             return Err(denied);
         }
         let rows = call.rows()?;
-        for (n, (request, outcome)) in list.iter().zip(&outcomes).enumerate() {
-            rows.put(row(n, request, &outcome.answer));
+        for (n, (request, answer)) in list.iter().zip(&answers).enumerate() {
+            rows.put(row(n, request, answer));
         }
         Ok(rows)
     })
@@ -198,19 +198,18 @@ pub fn with_requests<T>(given: Jsonb, work: impl FnOnce(&[Request]) -> Result<T>
 
 /// Returns the error of a denied call: for a request that can never succeed, if there is one, or else for the refusing
 /// request with the longest wait.
-pub fn denied_of_all<'o, O: Iterator<Item = &'o RequestOutcome>>(
+pub fn denied_of_all<'a, A: Iterator<Item = &'a Answer>>(
     list: &[Request],
-    outcomes: impl Fn() -> O,
+    answers: impl Fn() -> A,
 ) -> Option<Error> {
-    if outcomes().all(|outcome| outcome.answer.ok) {
+    if answers().all(|answer| answer.ok) {
         return None;
     }
-    let (request, outcome) = list.iter().zip(outcomes()).max_by_key(|(_, outcome)| {
-        let refuses = outcome.answer.limited_by.is_some() && outcome.answer.enforced;
-        let wait = outcome.answer.retry_after.unwrap_or(Micros(i64::MAX));
-        (refuses, wait, outcome.never)
+    let (request, answer) = list.iter().zip(answers()).max_by_key(|(_, answer)| {
+        let refuses = answer.limited_by.is_some() && answer.enforced;
+        (refuses, answer.retry_after.unwrap_or(Micros::FOREVER), answer.never)
     })?;
-    Some(answers::denied(request, &outcome.answer, None))
+    Some(answers::denied(request, answer, None))
 }
 
 /// Returns the row of the `n`th request, from 0.

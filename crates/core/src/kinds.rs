@@ -326,6 +326,12 @@ impl Limit {
         }
     }
 
+    /// The state that was found; if there is none, or one of another kind, the [initial](Limit::initial_state).
+    pub fn state_or_initial(&self, found: Option<State>, now: Micros, phase: Micros) -> State {
+        let accepted = found.filter(|state| self.accepts(state.shape()));
+        accepted.unwrap_or_else(|| self.initial_state(now, phase))
+    }
+
     /// The state of an unused limit: full. `phase` is any boundary of the windows of a fixed window
     /// without a `start`, such as [`phase`](crate::phase()); other limits ignore it.
     pub fn initial_state(&self, now: Micros, phase: Micros) -> State {

@@ -14,7 +14,6 @@
 
 pub mod each;
 pub mod error;
-pub mod forget;
 pub mod holds;
 pub mod ports;
 pub mod prune;

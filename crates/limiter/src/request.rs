@@ -88,6 +88,8 @@ pub struct Answer {
     pub lease: Option<Lease>,
     /// Tokens taken by a take of as many as there are; 0 for any other call.
     pub taken: f64,
+    /// Whether a request of a list can never be admitted, and so never lets the whole call pass.
+    pub never: bool,
 }
 
 impl Answer {
@@ -108,6 +110,7 @@ impl Answer {
                 _ => None,
             },
             taken: 0.0,
+            never: false,
         }
     }
 

@@ -16,33 +16,25 @@ use crate::target::Target;
 /// The most requests of one call for limits in memory: their takes are written under locks that others wait for.
 pub const MAX_IN_MEMORY: usize = 1_000;
 
-/// The outcome of one request.
-pub struct RequestOutcome {
-    /// Whether it can never be admitted, and so never lets the whole call pass.
-    pub never: bool,
-    /// The answer. Its `ok` is the whole call's; its `limited_by` is about this limit alone, after the earlier requests
-    /// for it.
-    pub answer: Answer,
-}
-
-/// Takes tokens from all the limits, or from none.
+/// Takes tokens from all the limits, or from none. `ok` of the answers is the whole call's; their `limited_by` is about
+/// one limit alone, after the earlier requests for it.
 ///
 /// # Errors
 /// The errors of [`single::limit`](crate::single::limit), each with the number of its request.
-pub fn limit<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutcome>> {
-    let outcomes = run("rl_limit_all", host, requests, engine::run)?;
-    for (request, outcome) in requests.iter().zip(&outcomes) {
-        if outcome.answer.limited_by.is_none() && !outcome.answer.ok {
+pub fn limit<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<Answer>> {
+    let answers = run("rl_limit_all", host, requests, engine::run)?;
+    for (request, answer) in requests.iter().zip(&answers) {
+        if answer.limited_by.is_none() && !answer.ok {
             continue; // it took nothing, because of another
         }
         let counter = host.counter(request.name, request.key)?;
-        host.count(counter, request.counted(&outcome.answer));
+        host.count(counter, request.counted(answer));
     }
-    Ok(outcomes)
+    Ok(answers)
 }
 
 /// Answers as [`limit`] would, without locking or writing anything.
-pub fn check<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutcome>> {
+pub fn check<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<Answer>> {
     run("rl_check_all", host, requests, engine::check)
 }
 
@@ -101,7 +93,7 @@ pub(crate) fn groups<'a, H: Host>(
     Ok(groups.into_values().collect())
 }
 
-/// Makes an ask for each name and key, and all of them by `make`; returns the outcomes in the order of the requests.
+/// Makes an ask for each name and key, and all of them by `make`; returns the answers in the order of the requests.
 ///
 /// # Errors
 /// [`LimiterError::InRequest`]; 22023 for more than [`MAX_IN_MEMORY`] requests of limits in memory.
@@ -110,7 +102,7 @@ fn run<H: Host>(
     host: &H,
     requests: &[Request],
     make: impl FnOnce(&H, &[Ask]) -> Result<Outcome>,
-) -> Result<Vec<RequestOutcome>> {
+) -> Result<Vec<Answer>> {
     let wrong = |n, error| Err(LimiterError::in_request(n + 1, error));
     let mut groups = groups(function, host, requests, wrong)?;
     let in_memory = groups.iter().filter(|group| group.target.store.is_in_memory());
@@ -134,7 +126,7 @@ fn run<H: Host>(
     let asks = groups.into_iter().map(ask).collect::<Result<_>>()?;
     let (numbers, asks): (Vec<Vec<usize>>, Vec<Ask>) = asks;
     let outcome = make(host, &asks)?;
-    let answers = outcome.decided.iter().flat_map(Decided::answers).map(request_outcome(&outcome));
+    let answers = outcome.decided.iter().flat_map(Decided::answers).map(answer_of_call(&outcome));
     Ok(in_order(numbers.iter().flatten(), answers))
 }
 
@@ -148,8 +140,8 @@ pub(crate) fn in_order<'n, T>(
     all.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Makes the outcome of a request from its answer.
-pub(crate) fn request_outcome(outcome: &Outcome) -> impl Fn(&Answer) -> RequestOutcome {
+/// Makes the answer to a request in the call from that of its limit.
+pub(crate) fn answer_of_call(outcome: &Outcome) -> impl Fn(&Answer) -> Answer {
     let ok = outcome.ok;
     let is_over = !ok && outcome.decided.iter().flat_map(Decided::answers).any(Answer::is_never);
     move |answer| {
@@ -157,7 +149,6 @@ pub(crate) fn request_outcome(outcome: &Outcome) -> impl Fn(&Answer) -> RequestO
         // neither does the call.
         let waits = if ok { answer.ok } else { !answer.passes() && !is_over };
         let retry_after = answer.retry_after.filter(|_| waits);
-        let answer_of_call = Answer { ok, retry_after, ..answer.clone() };
-        RequestOutcome { never: answer.is_never(), answer: answer_of_call }
+        Answer { ok, retry_after, never: answer.is_never(), ..answer.clone() }
     }
 }

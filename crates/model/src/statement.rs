@@ -3,7 +3,7 @@
 use ratelimit_core::Micros;
 use ratelimit_limiter::error::Result;
 use ratelimit_limiter::holds::{self, Settled, Used};
-use ratelimit_limiter::several::{self, RequestOutcome};
+use ratelimit_limiter::several;
 
 use ratelimit_limiter::request::{Answer, Request};
 use ratelimit_limiter::{prune, single};
@@ -336,11 +336,10 @@ impl Command {
             Command::TakeAll(takes) => {
                 let requests: Vec<Request> =
                     takes.iter().map(|&(key, count, _)| request(key, count)).collect();
-                let outcomes = several::limit(run, &requests)?;
-                let answer = |(&(key, count, _), outcome): (&(u8, u8, u8), RequestOutcome)| {
-                    self::answer(key, count, &outcome.answer)
-                };
-                Outcome::Answered(takes.iter().zip(outcomes).map(answer).collect())
+                let answers = several::limit(run, &requests)?.into_iter();
+                let answers = takes.iter().zip(answers);
+                let answers = answers.map(|(&(key, count, _), one)| answer(key, count, &one));
+                Outcome::Answered(answers.collect())
             }
             &Command::Credit(key, count, _) => {
                 let answer = single::credit(run, &request(key, count), None)?;
@@ -430,7 +429,7 @@ fn hold(run: &Run, key: u8, count: u8, terms: Terms) -> Result<Outcome> {
     let ttl = Micros(i64::from(terms.ttl) * 1_000_000);
     let of = holds::Terms { ttl, id, charge: terms.charge };
     let held = holds::hold(run, &request(key, count), terms.at_least.map(f64::from), &of)?;
-    let holds::Held { outcome: RequestOutcome { answer, .. }, id, count: has, expires_at } = held;
+    let holds::Held { answer, id, count: has, expires_at } = held;
     let answered = self::answer(key, count, &answer);
     let held = Held { id, count: has, expires_at: expires_at.map(|Micros(at)| at) };
     Ok(Outcome::Held(vec![answered], vec![held]))
@@ -444,10 +443,10 @@ fn hold_all(run: &Run, takes: &[(u8, u8, u8)], terms: Terms) -> Result<Outcome> 
     let of = holds::Terms { ttl, id, charge: terms.charge };
     let outcomes = holds::hold_all(run, &requests, &of)?;
     let (mut answers, mut held) = (Vec::new(), Vec::new());
-    for (&(key, count, _), holds::Held { outcome, id, count: has, expires_at }) in
+    for (&(key, count, _), holds::Held { answer, id, count: has, expires_at }) in
         takes.iter().zip(outcomes)
     {
-        answers.push(self::answer(key, count, &outcome.answer));
+        answers.push(self::answer(key, count, &answer));
         held.push(Held { id, count: has, expires_at: expires_at.map(|Micros(at)| at) });
     }
     Ok(Outcome::Held(answers, held))

@@ -8,7 +8,7 @@ use super::{Part, Parts, memory};
 use crate::change::held::{Settlement, random_id};
 use crate::change::{Ask, Change, Decided};
 use crate::error::{LimiterError, Result};
-use crate::ports::{Deleted, HoldRow, Host, Rows, TRIES};
+use crate::ports::{Deleted, HoldRow, Host, Rows, tries};
 use crate::stores;
 use crate::stores::expiry;
 use crate::stores::shards::{self, Contents, Extent};
@@ -159,8 +159,7 @@ impl<'c, H: Host> Commit<'c, H> {
     fn apply_expired(&self, locked: &mut [Contents]) -> Result<Option<Micros>> {
         let &Commit { host, rows, asks, .. } = self;
         let mut has_read = false;
-        for _ in 0..TRIES {
-            host.check_for_interrupts();
+        tries(host, || {
             let now = host.now();
             // Without holds of its own kind, a limit gets nothing back: the holds wait.
             let is_due = |(ask, contents): (&Ask, &Contents)| {
@@ -168,13 +167,13 @@ impl<'c, H: Host> Commit<'c, H> {
             };
             if let Some(due) = asks.iter().zip(&*locked).position(is_due) {
                 if !locked[due].apply_expired(host, rows, &asks[due].target)? {
-                    return Ok(None);
+                    return Ok(Some(None));
                 }
                 has_read = false;
-                continue;
+                return Ok(None);
             }
             if has_read {
-                return Ok(Some(now));
+                return Ok(Some(Some(now)));
             }
             let mut waited = false;
             for (ask, contents) in asks.iter().zip(&mut *locked) {
@@ -193,15 +192,15 @@ impl<'c, H: Host> Commit<'c, H> {
                 }
             }
             if !waited && !has_read {
-                return Ok(Some(now));
+                return Ok(Some(Some(now)));
             }
             // Another session had a hold without its row. As if no other were deleted yet, what has expired meanwhile
             // comes first.
             for own in locked.iter_mut().filter(|_| waited).filter_map(|locked| locked.own.take()) {
                 host.with_holds(|holds| holds.insert(&own))?;
             }
-        }
-        Err(LimiterError::not_written())
+            Ok(None)
+        })
     }
 
     /// Deletes the hold to settle, unless another session has it; returns whether it waited for that session.

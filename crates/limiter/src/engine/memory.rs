@@ -88,7 +88,7 @@ impl<'a> Plan<'a> {
         // Read after the state: none of its takes is later.
         let now = host.now();
         let found = entry.as_ref().and_then(|(_, seen)| seen.state.clone());
-        let before = memory::state(target, found, now, phase);
+        let before = target.limit().state_or_initial(found, now, phase);
         let mut decided = ask.decide(host, &ask.on(&before), None, now)?;
         let after = decided.after.take().map(|after| kept(ask, phase, after, now));
         Ok(Plan { ask, entry, phase, before, decided, after, again: None })
@@ -97,7 +97,7 @@ impl<'a> Plan<'a> {
     /// Decides the takes again, under the locks; returns whether they pass.
     fn decide_again(&mut self, found: Option<State>, now: Micros) -> bool {
         let Plan { ask: ask @ Ask { target, change, .. }, phase, .. } = *self;
-        self.before = memory::state(target, found, now, phase);
+        self.before = target.limit().state_or_initial(found, now, phase);
         let (mut pass, takes) = (true, change.takes());
         let each = |decision: &Decision| pass &= decision.ok;
         let after = target.limit().decide_in_turn(takes, &self.before, now, each);

@@ -9,7 +9,7 @@ use ratelimit_faults::Fault;
 use super::Part;
 use crate::change::{Ask, Change, Decided, Mode};
 use crate::error::{LimiterError, Result};
-use crate::ports::{HoldRow, Host, Row, Rows, Stored, TRIES, Version};
+use crate::ports::{HoldRow, Host, Row, Rows, Stored, TRIES, Version, tries};
 use crate::stores::expiry::{self, Found};
 use crate::stores::shards::Contents;
 use crate::stores::with_locked;
@@ -27,10 +27,10 @@ impl<H: Host> OneRow<'_, H> {
     pub(super) fn apply(&self) -> Result<Option<Decided>> {
         let &OneRow { host, rows, ask: ask @ Ask { target, change, .. } } = self;
         let (id, waits) = (target.row(0), change.waits_to_write());
-        let mut tries = TRIES;
-        while tries > 0 {
+        let mut left = TRIES;
+        while left > 0 {
             host.check_for_interrupts();
-            tries -= 1;
+            left -= 1;
             let row = rows.read(id)?;
             let row = row.as_ref();
             let is_marker = row.is_some_and(|row| row.stored.is_marker());
@@ -92,7 +92,7 @@ impl<H: Host> OneRow<'_, H> {
             }
             if waits && !rows.facts().locks_first {
                 // Another call came first, after a wait or without one: this doesn't count as a try.
-                tries = TRIES;
+                left = TRIES;
                 continue;
             }
             if let Some(decided) = self.change_locked()? {
@@ -147,7 +147,8 @@ impl<H: Host> OneRow<'_, H> {
         let version = |after| Version { stored: Stored::State(after), holds_due };
         let mut after = decided.after.take().map(version);
         if let Some(hold) = decided.hold_after() {
-            after = Some(expiry::with_hold(after.unwrap_or_else(|| as_seen(row, now)), &hold));
+            let row = after.unwrap_or_else(|| as_seen(row, now));
+            after = Some(Version { holds_due: hold.first_expiry(row.holds_due), ..row });
         }
         Ok(Some((decided, after)))
     }
@@ -159,23 +160,21 @@ impl<H: Host> OneRow<'_, H> {
         let &OneRow { host, rows, ask } = self;
         let id = ask.target.row(0);
         let Some(Row { tuple: locked, .. }) = rows.lock(id, true)? else { return Ok(None) };
-        for _ in 0..TRIES {
-            host.check_for_interrupts();
+        tries(host, || {
             let (own, now) = (ask.own(host)?, host.now());
             let decided = self.decide_version(row, own.as_ref(), now)?;
             let Some((decided, after)) = decided else {
                 rows.update(id, locked, &as_seen(row, now))?;
-                return Ok(None);
+                return Ok(Some(None));
             };
             if !ask.put(host, own.as_ref(), &decided)? {
-                continue;
+                return Ok(None);
             }
             if let Some(after) = after.or_else(|| row.map(|row| row.version.clone())) {
                 rows.update(id, locked, &after)?;
             }
-            return Ok(Some(decided));
-        }
-        Err(LimiterError::not_written())
+            Ok(Some(Some(decided)))
+        })
     }
 
     /// Locks the row and decides again; releases it if nothing changes. `None`: the row must be read again.

@@ -13,14 +13,14 @@ use crate::error::{LimiterError, NoHolds, Result};
 use crate::ports::{Counted, Host};
 pub use crate::request::Terms;
 use crate::request::{Answer, Request};
-use crate::several::{RequestOutcome, in_order, request_outcome};
+use crate::several::{answer_of_call, in_order};
 use crate::stores::expiry::Limits;
 use crate::target::{Store, Target};
 
 /// The outcome of a hold of a limit.
 pub struct Held {
-    /// The outcome of the take.
-    pub outcome: RequestOutcome,
+    /// The answer to the take.
+    pub answer: Answer,
     /// The hold's id; `None`: there is no hold.
     pub id: Option<Vec<u8>>,
     /// The tokens that it holds now; if there is no hold and the call passes, the tokens that it would hold.
@@ -105,7 +105,7 @@ fn run<H: Host>(
     (order, asks): (&[usize], &[Ask]),
 ) -> Result<Vec<Held>> {
     let outcome = engine::run(host, asks)?;
-    let (ok, request_outcome) = (outcome.ok, request_outcome(&outcome));
+    let (ok, answer_of_call) = (outcome.ok, answer_of_call(&outcome));
     let mut all = Vec::with_capacity(asks.len());
     for ((&n, ask), decided) in order.iter().zip(asks).zip(&outcome.decided) {
         let (Change::Hold(asked), Some(change)) = (&ask.change, &decided.hold) else { continue };
@@ -121,7 +121,7 @@ fn run<H: Host>(
         // A denial leaves an existing hold as it is.
         let kept = if ok { change.after } else { change.before };
         all.push(Held {
-            outcome: request_outcome(answer),
+            answer: answer_of_call(answer),
             id: kept.filter(|_| ok || alone).map(|_| asked.id.to_vec()),
             count: match ok {
                 true => {

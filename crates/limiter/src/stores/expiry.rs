@@ -334,11 +334,6 @@ pub(crate) fn own_on_copy<H: Host>(
     Ok(holds.into_iter().find(|hold| hold.id == own.id).unwrap_or(own))
 }
 
-/// Returns the version of a row to be written with one more hold of its key.
-pub(crate) fn with_hold(row: Version, hold: &Hold) -> Version {
-    Version { holds_due: hold.first_expiry(row.holds_due), ..row }
-}
-
 /// How long from `now` until a call passes that is denied on these contents, or by a block. `denied`: its wait without
 /// expiries, which is the answer for several rows, too. `decide` returns whether the call passes on a state at an
 /// instant, and its wait if not. Reads no holds for a call that even a full limit denies.

@@ -32,7 +32,7 @@ pub(crate) fn apply<H: Host>(host: &H, ask: &Ask) -> Result<Answer> {
     for _ in 0..TRIES {
         let (mut locked, seen) = lock(host, entries, target, id)?;
         let now = host.now();
-        let before = state(target, seen.state, now, phase);
+        let before = target.limit().state_or_initial(seen.state, now, phase);
         let Decided { answer, after, .. } = ask.decide(host, &ask.on(&before), None, now)?;
         let is_stored = after.is_none_or(|after| {
             locked.write(id, Some(&after), retention(target, &after, now, phase))
@@ -121,13 +121,6 @@ pub fn retention(target: &Target, state: &State, now: Micros, phase: Micros) -> 
     let is_kept = target.store == Store::Saved;
     let idle_at = if is_kept { None } else { limit.idle_at(state, now, phase) };
     Retention { idle_at, half_used: limit.is_half_used(state), now, save }
-}
-
-/// Interprets the stored state of a target, of which the definition may have changed since; `phase` is the target's.
-pub fn state(target: &Target, found: Option<State>, now: Micros, phase: Micros) -> State {
-    found
-        .filter(|state| target.limit().accepts(state.shape()))
-        .unwrap_or_else(|| target.limit().initial_state(now, phase))
 }
 
 /// Removes an entry that is not saved; false if there was none. Its limit may have had `slots`.

@@ -19,11 +19,11 @@ use ratelimit_core::{Micros, Shards, State};
 use crate::error::Result;
 use crate::ports::{Entries, Host, Id, KeyRef, Listing, Pool, Row, RowAccess, RowId, Rows};
 use crate::target::{Store, Target, if_valid, of_state};
+use delete::lock_or_busy;
 use expiry::Found;
 use shards::contents;
 
-use delete::lock_or_busy;
-pub(crate) use delete::{Keys, forget_keys, holders};
+pub(crate) use delete::{Keys, holders};
 pub use delete::{delete_key, prune_key, reset_key};
 pub use expiry::give_back_to_saved;
 pub use memory::save;
@@ -49,7 +49,7 @@ pub fn peek<'t, H: Host>(
         Some(id) => (memory::touch(host, target, id)?.state, host.now()),
         None => stored(host, target)?,
     };
-    let state = memory::state(target, found, now, target.phase());
+    let state = target.limit().state_or_initial(found, now, target.phase());
     Ok((Shards::new(target.limit(), vec![state]).into(), now))
 }
 
@@ -182,6 +182,42 @@ pub fn forget_name<H: Host>(
     Ok(())
 }
 
+/// Forgets the state in memory of a key, of these names and of the names for which it is saved; adds to `forgotten` the
+/// names that had a state of it. Locks no row: all rows of the key are locked later, in one order. As with a reset, a
+/// rollback doesn't undo it.
+///
+/// # Errors
+/// 53100 or 53200: a name's limit is in memory, and there is no memory.
+pub fn forget_key_in_memory<H: Host>(
+    host: &H,
+    mut names: BTreeSet<Vec<u8>>,
+    key: &[u8],
+    forgotten: &mut BTreeSet<Vec<u8>>,
+) -> Result<()> {
+    if let Some(entries) = host.entries_if_any()? {
+        let saved = entries.saved_keys(None).into_iter().filter(|(_, saved)| saved == key);
+        names.extend(saved.map(|(name, _)| name));
+    }
+    for name in names {
+        host.check_for_interrupts();
+        let definition = if_valid(of_state(host, &name, key))?;
+        if forget_in_memory(host, (&name, key), definition.as_ref())? {
+            forgotten.insert(name);
+        }
+    }
+    Ok(())
+}
+
+/// Deletes the rows of a key, in the order in which every call locks rows; adds to `forgotten` the names that had a
+/// state of it there.
+pub fn delete_rows<H: Host>(host: &H, key: &[u8], forgotten: &mut BTreeSet<Vec<u8>>) -> Result<()> {
+    host.with_rows(RowAccess::Write, |rows| {
+        let listing = Listing { key: Some(key), ..Listing::default() };
+        let delete = |id: RowId| delete_key(host, rows, id);
+        delete::forget_keys(host, rows, listing, delete, |name| forgotten.extend([name]))
+    })
+}
+
 /// Locks a row and runs `work` on it, in a subtransaction, so that `None` releases the row. If rows are locked before
 /// each write, does so only after a wait, since many subtransactions are slow. `None` also if the row is gone.
 pub(crate) fn with_locked<T>(
@@ -195,8 +231,5 @@ pub(crate) fn with_locked<T>(
     {
         return work(row);
     }
-    host.attempt(|| match rows.lock(id, true)? {
-        Some(row) => work(row),
-        None => Ok(None),
-    })
+    host.attempt(|| rows.lock(id, true)?.map_or(Ok(None), work))
 }

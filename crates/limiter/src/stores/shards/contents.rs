@@ -1,5 +1,7 @@
 //! The rows of a key: their shard numbers, their contents, and resharding.
 
+use std::mem::take;
+
 use ratelimit_core::kinds::Shape;
 use ratelimit_core::{Limit, Micros, Shards, State};
 use ratelimit_faults::Fault;
@@ -8,7 +10,7 @@ use super::super::delete::{lock_key, lock_or_busy};
 use super::super::expiry::{self, Found};
 use super::locked::Contents;
 use crate::error::{LimiterError, Result};
-use crate::ports::{Host, Row, RowId, Rows, ShardRow, Stored, TRIES};
+use crate::ports::{Host, Row, RowId, Rows, ShardRow, Stored, tries};
 use crate::target::Target;
 
 /// Returns the number in the `shard` column for a shard, counted from 0, of a limit with this number of shards.
@@ -107,12 +109,11 @@ pub(crate) fn peek_found<'a>(
         let Found { shards, due } = interpret(target, found, now)?;
         Ok((Found { shards, due: due.filter(|&due| due > now) }, now))
     };
-    for _ in 0..TRIES {
+    tries(host, || {
         let is_due = |row: &Row| target.limit().shards() == 1 && expiry::is_due(target, row, now);
         let Some((_, row)) = found.first().filter(|(_, row)| is_due(row)) else {
-            return contents(found, now);
+            return contents(take(&mut found), now).map(Some);
         };
-        host.check_for_interrupts();
         let mut one = row.clone();
         if row.stored.is_marker() {
             // As if the rows of a limit that had shards were one again.
@@ -124,11 +125,11 @@ pub(crate) fn peek_found<'a>(
         // The holds were read after the rows.
         let again = rows.read_key(target.name, target.key, None)?;
         if again == found {
-            return contents(vec![(0, one)], now);
+            return contents(vec![(0, one)], now).map(Some);
         }
         (found, now) = (again, host.now());
-    }
-    Err(LimiterError::not_written())
+        Ok(None)
+    })
 }
 
 /// The stored state in a target's rows, which have just been read, with shards their total, and the instant after the

@@ -67,10 +67,8 @@ pub(crate) fn apply_to_one_shard<H: Host>(
     if let Some(decided) = change_row(&seen, now, false)? {
         return Ok(Some(decided));
     }
-    let mut change_locked = || match rows.lock(id, false)? {
-        Some(locked) => change_row(&locked, host.now(), true),
-        None => Ok(None),
-    };
+    let mut change_locked =
+        || rows.lock(id, false)?.map_or(Ok(None), |row| change_row(&row, host.now(), true));
     // Another call may change the row before it is locked here: the lock is then released, unless it was held before.
     if own.is_some() { change_locked() } else { host.attempt(change_locked) }
 }
