@@ -13,7 +13,8 @@ use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::values::text_datum;
 
-/// Reads whether any key of a name is or was blocked, and the end of the key's block, past or future, or [`Micros::FOREVER`].
+/// Reads whether any key of a name is or was blocked, and the end of the key's block, past or future, or
+/// [`Micros::FOREVER`].
 pub fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<(bool, Option<Micros>)> {
     const UNTIL: Statement = Statement::reads(
         "SELECT until FROM ONLY @schema@.rl_blocks WHERE name @=@ $1 AND key @=@ $2",
@@ -36,7 +37,8 @@ pub fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<(bool, Option<
     })
 }
 
-/// Blocks a name and key until an instant or [`Micros::FOREVER`], and replaces an earlier block. The reason is optional.
+/// Blocks a name and key until an instant or [`Micros::FOREVER`], and replaces an earlier block. The reason is
+/// optional.
 ///
 /// # Errors
 /// 55000: the row could not be written.

@@ -91,7 +91,8 @@ fn check_limit(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<()> {
     }
 }
 
-/// Returns the end of a block, or [`Micros::FOREVER`]. Refuses both arguments, neither, and a time that is not in the future.
+/// Returns the end of a block, or [`Micros::FOREVER`]. Refuses both arguments, neither, and a time that is not in the
+/// future.
 fn end(duration: Option<Interval>, until: Option<Timestamptz>) -> Result<Micros, ArgumentError> {
     let refused = |argument, value: &str, allowed: &str| {
         Err(ArgumentError::invalid(argument, value, allowed))
