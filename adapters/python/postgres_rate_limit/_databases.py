@@ -1,5 +1,5 @@
-"""What all databases share. Imports no driver: a connection can only come from a driver that the application has
-imported."""
+"""The parts that all databases share. Imports no driver: a connection can only come from a driver that the application
+has imported."""
 
 from __future__ import annotations
 

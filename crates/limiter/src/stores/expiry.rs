@@ -3,8 +3,8 @@
 //!
 //! A row names the first expiry of a hold of its key, so that a call without holds compares one number. Expired holds
 //! are applied under the lock of the row; calls that only look compute that on a copy. While the limit is undefined,
-//! exempt, or of a kind or store without holds, expired holds wait. Those of keys without calls, and of limits that
-//! have got shards since, come back when they are pruned.
+//! exempt, or of a kind or store without holds, expired holds wait. Holds of keys without calls, and of limits
+//! that have got shards since, give back when they are pruned.
 
 use std::ops::ControlFlow;
 use std::rc::Rc;
