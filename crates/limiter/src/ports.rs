@@ -23,6 +23,7 @@ use crate::error::{LimiterError, Result};
 pub const TRIES: u32 = 1000;
 
 /// Tries `work` until it returns something.
+#[inline(always)]
 pub(crate) fn tries<T>(
     host: &impl Transaction,
     mut work: impl FnMut() -> Result<Option<T>>,
