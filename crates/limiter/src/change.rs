@@ -286,24 +286,23 @@ impl Ask<'_> {
         shards: &Shards,
         now: Micros,
     ) -> Decided {
-        let (target, before) = (&self.target, shards.total(now));
-        let mut answers = Vec::with_capacity(takes.len());
+        let (target, limit, before) = (&self.target, self.target.limit(), shards.total(now));
+        let (mut first, mut later) = (None, Vec::new());
         let answer = |decision: &Decision| Answer::new(&target.definition, decision, now);
-        let limit = target.limit();
-        let after =
-            limit.decide_in_turn(takes, &before, now, |decision| answers.push(answer(decision)));
-        if mode == Mode::Together && answers.iter().any(|answer| !answer.ok) {
-            let check = || host.check_for_interrupts();
-            let phase = || target.phase();
+        let after = limit.decide_in_turn(takes, &before, now, |decision| match first {
+            None => first = Some(answer(decision)),
+            Some(_) => later.push(answer(decision)),
+        });
+        let nothing = || answer(&Decision::unchanged(limit.level(&before, now)));
+        let mut decided = Decided { later, ..Decided::of(first.unwrap_or_else(nothing), after) };
+        if mode == Mode::Together && decided.answers().any(|answer| !answer.ok) {
+            let (check, phase) = (|| host.check_for_interrupts(), || target.phase());
             let retry_after = shards.retry_after_in_turn(takes, phase, now, check);
-            for answer in answers.iter_mut().filter(|answer| !answer.ok) {
+            for answer in decided.answers_mut().filter(|answer| !answer.ok) {
                 answer.retry_after = retry_after;
             }
         }
-        let mut later = answers.into_iter();
-        let nothing = || answer(&Decision::unchanged(limit.level(&before, now)));
-        let first = later.next().unwrap_or_else(nothing);
-        Decided { later: later.collect(), ..Decided::of(first, after) }
+        decided
     }
 }
 

@@ -47,14 +47,10 @@ type Parts<'a> = Vec<Part<'a>>;
 
 impl<'a> Part<'a> {
     /// Decides an ask at an instant after the contents were read.
-    fn decide(
-        host: &impl Host,
-        ask: &'a Ask<'a>,
-        contents: Contents<'a>,
-        now: Micros,
-    ) -> Result<Part<'a>> {
-        let decided = ask.decide(host, &contents.found.shards, contents.own.as_ref(), now)?;
-        Ok(Part { ask, contents, decided })
+    #[inline(always)]
+    fn decide(host: &impl Host, ask: &'a Ask<'a>, seen: Contents<'a>, now: Micros) -> Result<Self> {
+        let decided = ask.decide(host, &seen.found.shards, seen.own.as_ref(), now)?;
+        Ok(Part { ask, contents: seen, decided })
     }
 
     /// Whether it is denied while holds of its key will give back.
@@ -304,11 +300,12 @@ fn read<'a>(host: &impl Host, rows: Option<&dyn Rows>, asks: &'a [Ask<'a>]) -> R
         if seen.iter().any(|(ask, seen)| seen.is_over(&ask.target, now)) {
             return Ok(None);
         }
-        let decide = |(ask, seen)| {
+        let mut parts = Vec::with_capacity(asks.len());
+        for (ask, seen) in seen {
             host.check_for_interrupts();
-            Part::decide(host, ask, seen, now)
-        };
-        seen.into_iter().map(decide).collect::<Result<_>>().map(Some)
+            parts.push(Part::decide(host, ask, seen, now)?);
+        }
+        Ok(Some(parts))
     })
 }
 

@@ -86,17 +86,18 @@ impl<'c, H: Host> Commit<'c, H> {
 
     /// Locks the rows to change, limit by limit. `None`: they must be read again.
     fn lock(&self, seen: Parts<'c>) -> Result<Option<Vec<Contents<'c>>>> {
-        let mut seen = seen.into_iter();
-        let lock = |ask: &'c Ask<'c>| {
+        let (mut seen, mut locked) = (seen.into_iter(), Vec::with_capacity(self.asks.len()));
+        for ask in self.asks {
             self.host.check_for_interrupts();
-            let locked = match (&ask.change, seen.next()) {
+            let one = match (&ask.change, seen.next()) {
                 (Change::Settle(settlement), _) => self.lock_to_settle(ask, settlement),
                 (_, Some(part)) => self.lock_seen(part),
                 (_, None) => Ok(None),
             };
-            locked.transpose()
-        };
-        self.asks.iter().map(lock).collect::<Option<Result<_>>>().transpose()
+            let Some(one) = one? else { return Ok(None) };
+            locked.push(one);
+        }
+        Ok(Some(locked))
     }
 
     /// Whether to wait for locked rows of a key: not if the transaction has locked one, under any number of shards.
