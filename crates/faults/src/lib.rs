@@ -19,7 +19,7 @@ pub enum Fault {
     ReshardWithoutLocks,
     /// A marker counts as a row without a state.
     MarkerOverlooked,
-    /// The rows of a key are read where they should be locked, as for a reset of shards.
+    /// A reset of shards locks none of them.
     ResetWithoutLocks,
     /// A reset does not look again for rows that came while it locked.
     RowsListedOnce,

@@ -60,8 +60,7 @@ impl<'a> Part<'a> {
 
     /// Sets the level of its answers to that of the contents.
     fn set_level(&mut self) {
-        let Part { contents, decided, .. } = self;
-        decided.set_level(contents.found.shards.level(decided.answer.now));
+        self.decided.set_level(self.contents.found.shards.level(self.decided.answer.now));
     }
 
     /// Has a denial's wait count the holds that will expire: the time until the call passes, if no other call takes,

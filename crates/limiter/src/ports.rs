@@ -50,7 +50,7 @@ pub struct Listing<'a> {
     pub name: Option<&'a [u8]>,
     /// Only this key.
     pub key: Option<&'a [u8]>,
-    /// Only keys after this name and key, where they are listed in order.
+    /// Only keys with rows after this name and key; blocks, exempt keys and holds are listed without it.
     pub after: Option<KeyRef<'a>>,
 }
 

@@ -92,8 +92,8 @@ impl<'a> Shards<'a> {
         self.tokens(shard, now).1
     }
 
-    /// The tokens by which a shard, counted from 0, can change in the direction of `amount` at `now`: those available, or
-    /// the room up to its capacity.
+    /// The tokens by which a shard, counted from 0, can change in the direction of `amount` at `now`: those available,
+    /// or the room up to its capacity.
     ///
     /// # Panics
     /// If there is no such shard.

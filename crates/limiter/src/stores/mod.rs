@@ -1,8 +1,8 @@
 //! Stores of states, and the operations on them.
 //!
 //! [`peek`] reads; a change of shards or of an entry in memory is locked, decided and written here, and repeated if the
-//! contents have changed meanwhile. Only this module knows of reset rows, of the row that marks other rows, of the
-//! numbers of shards and slots, and of whom to wait for.
+//! contents have changed meanwhile. Only this module knows of reset rows, of the row that marks other rows, and of
+//! the numbers of shards and slots.
 
 mod delete;
 

@@ -198,13 +198,13 @@ fn reshard(
     host: &impl Host,
     rows: &dyn Rows,
     target: &Target,
-    locked: Vec<ShardRow>,
+    mut locked: Vec<ShardRow>,
     shards: &Shards,
     now: Micros,
 ) -> Result<()> {
     let shard_count = target.limit().shards();
-    let mut locked = locked.into_iter();
-    let Some((0, root)) = locked.next() else { return Err(LimiterError::not_written()) };
+    let root = locked.iter().position(|&(number, _)| number == 0);
+    let (_, root) = locked.remove(root.ok_or_else(LimiterError::not_written)?);
     for (number, found) in locked {
         rows.delete(target.row(number), found.tuple)?;
     }
