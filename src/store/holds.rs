@@ -86,6 +86,10 @@ const ROW: [pg_sys::BuiltinOid; 11] = {
 const WRITTEN: [pg_sys::BuiltinOid; 8] =
     [FLOAT8OID, FLOAT8OID, FLOAT8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, BOOLOID, INT8OID, BOOLOID];
 
+/// Locks a hold of a limit.
+const LOCK: Statement =
+    Statement::locks(select!(by_id!(), " FOR UPDATE"), &[TEXTOID, TEXTOID, TEXTOID], &ROW);
+
 /// Runs `work` on the rows of rl_holds through SQL.
 pub fn by_sql<T>(
     catalog: &Catalog,
@@ -157,14 +161,14 @@ impl Holds for Connection<'_> {
         Ok(written)
     }
 
+    fn lock(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<()> {
+        self.execute(&LOCK, &[text(id), text(name), text(key)])?;
+        Ok(())
+    }
+
     fn delete(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Deleted> {
-        const LOCK_UNLOCKED: Statement = Statement::locks(
-            select!(by_id!(), " FOR UPDATE SKIP LOCKED"),
-            &[TEXTOID, TEXTOID, TEXTOID],
-            &ROW,
-        );
-        const LOCK: Statement =
-            Statement { sql: select!(by_id!(), " FOR UPDATE"), ..LOCK_UNLOCKED };
+        const LOCK_UNLOCKED: Statement =
+            Statement { sql: select!(by_id!(), " FOR UPDATE SKIP LOCKED"), ..LOCK };
         const DELETE: Statement = Statement::writes(
             concat!("DELETE FROM ONLY @schema@.rl_holds WHERE ", by_id!(), " RETURNING ", row!()),
             &[TEXTOID, TEXTOID, TEXTOID],

@@ -106,6 +106,13 @@ impl Holds for Run<'_> {
         Ok(hold.is_some_and(|hold| self.update_hold(&hold, row)))
     }
 
+    fn lock(&self, id: &[u8], _: &[u8], key: &[u8]) -> Result<()> {
+        if let Some(hold) = self.hold(place(id, key)) {
+            self.lock_hold(&hold);
+        }
+        Ok(())
+    }
+
     fn delete(&self, id: &[u8], _: &[u8], key: &[u8]) -> Result<Deleted> {
         let Some(hold) = self.hold(place(id, key)) else { return Ok(Deleted::Gone) };
         let reply = self.step(Primitive::TryLock(hold.tid));

@@ -130,6 +130,14 @@ impl Holds for HeldHeap<'_> {
         by_sql(self.catalog, self.lock, |sql| sql.update(row))
     }
 
+    fn lock(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<()> {
+        if let Some(mut found) = self.scan([id, name, key]).pop() {
+            // SAFETY: the row was found in this table in this statement; its snapshot keeps the version.
+            unsafe { guarded(|| lock_as_found(&self.heap, &mut found.tid)) };
+        }
+        Ok(())
+    }
+
     /// A row that another transaction has is locked instead.
     fn delete(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Deleted> {
         let Some(found) = self.scan([id, name, key]).pop() else { return Ok(Deleted::Gone) };
@@ -138,20 +146,11 @@ impl Holds for HeldHeap<'_> {
         // SAFETY: the row was found in this table in this statement; its snapshot keeps the version.
         let result = unsafe {
             guarded(|| {
-                let (table, slot) = (heap.table, heap.fetched);
-                let mut result = raw::table_tuple_delete(table, tid, false);
+                let mut result = raw::table_tuple_delete(heap.table, tid, false);
                 // It is locked, maybe by this transaction.
-                if result == pg_sys::TM_Result::TM_BeingModified {
-                    let skip = pg_sys::LockWaitPolicy::LockWaitSkip;
-                    let (own, _) = raw::table_tuple_lock(table, tid, slot, skip, 0);
-                    if own == pg_sys::TM_Result::TM_Ok {
-                        result = raw::table_tuple_delete(table, tid, true);
-                    } else {
-                        let wait = pg_sys::LockWaitPolicy::LockWaitBlock;
-                        let last = pg_sys::TUPLE_LOCK_FLAG_FIND_LAST_VERSION;
-                        raw::table_tuple_lock(table, tid, slot, wait, last);
-                    }
-                    raw::clear(slot);
+                let is_locked = result == pg_sys::TM_Result::TM_BeingModified;
+                if is_locked && lock_as_found(heap, tid) {
+                    result = raw::table_tuple_delete(heap.table, tid, true);
                 }
                 raw::CommandCounterIncrement();
                 result
@@ -161,5 +160,26 @@ impl Holds for HeldHeap<'_> {
             true => Deleted::Row(found.decode()?),
             false => Deleted::Waited, // replaced, if it wasn't locked
         })
+    }
+}
+
+/// Locks a row, unless another transaction has locked or replaced it; then it waits for the last version, and locks that
+/// one. Returns whether it is locked as it was found.
+///
+/// # Safety
+/// Inside a guard; a version of a row of the open table, which the snapshot in force keeps.
+unsafe fn lock_as_found(heap: &Heap, tid: &mut pg_sys::ItemPointerData) -> bool {
+    let skip = pg_sys::LockWaitPolicy::LockWaitSkip;
+    let wait = pg_sys::LockWaitPolicy::LockWaitBlock;
+    let last = pg_sys::TUPLE_LOCK_FLAG_FIND_LAST_VERSION;
+    // SAFETY: as the caller says.
+    unsafe {
+        let (result, _) = raw::table_tuple_lock(heap.table, tid, heap.fetched, skip, 0);
+        let is_as_found = result == pg_sys::TM_Result::TM_Ok;
+        if !is_as_found {
+            raw::table_tuple_lock(heap.table, tid, heap.fetched, wait, last);
+        }
+        raw::clear(heap.fetched);
+        is_as_found
     }
 }

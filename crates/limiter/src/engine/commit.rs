@@ -95,6 +95,10 @@ impl<'c, H: Host> Commit<'c, H> {
                 (_, None) => Ok(None),
             };
             let Some(one) = one? else { return Ok(None) };
+            // None is deleted before all are locked: what expires while it waits for one comes first.
+            if let (Change::Settle(Settlement { row, .. }), [_, _, ..]) = (&ask.change, self.asks) {
+                self.host.with_holds(|holds| holds.lock(&row.id, &row.name, &row.key))?;
+            }
             locked.push(one);
         }
         Ok(Some(locked))
@@ -179,9 +183,7 @@ impl<'c, H: Host> Commit<'c, H> {
             let mut waited = false;
             for (ask, contents) in asks.iter().zip(&mut *locked) {
                 match &ask.change {
-                    Change::Settle(one) => {
-                        waited |= contents.own.is_none() && self.delete(one, contents)?;
-                    }
+                    Change::Settle(one) => waited = self.delete(one, contents)?,
                     Change::Hold(_) => {
                         contents.own = match contents.locked.is_empty() {
                             true => ask.own_of_state(host, rows)?,
@@ -192,15 +194,7 @@ impl<'c, H: Host> Commit<'c, H> {
                     _ => {}
                 }
             }
-            if !waited && !has_read {
-                return Ok(Some(Some(now)));
-            }
-            // Another session had a hold without its row. As if no other were deleted yet, what has expired meanwhile
-            // comes first.
-            for own in locked.iter_mut().filter(|_| waited).filter_map(|locked| locked.own.take()) {
-                host.with_holds(|holds| holds.insert(&own))?;
-            }
-            Ok(None)
+            Ok((!waited && !has_read).then_some(Some(now)))
         })
     }
 
@@ -208,7 +202,8 @@ impl<'c, H: Host> Commit<'c, H> {
     fn delete(&self, settlement: &Settlement, contents: &mut Contents) -> Result<bool> {
         let &HoldRow { ref id, ref name, ref key, hold, .. } = settlement.row;
         contents.own = match self.host.with_holds(|holds| holds.delete(id, name, key))? {
-            Deleted::Waited => return Ok(true),
+            // In a list it has come after the locks, and so after the settlement.
+            Deleted::Waited => return Ok(self.asks.len() == 1),
             Deleted::Row(row) if Fault::HoldReadFirst.is_on() => Some(HoldRow { hold, ..row }),
             Deleted::Row(row) => Some(row),
             Deleted::Gone => Fault::GoneHoldSettled.is_on().then(|| settlement.row.clone()),

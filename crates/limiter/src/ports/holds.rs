@@ -48,6 +48,9 @@ pub trait Holds {
     /// Updates a hold of a limit; false if it is gone.
     fn update(&self, row: &HoldRow) -> Result<bool>;
 
+    /// Locks a hold of a limit, if it is there.
+    fn lock(&self, id: &[u8], name: &[u8], key: &[u8]) -> Result<()>;
+
     /// Deletes and returns a hold of a limit, unless it waits for another transaction first.
     fn delete(&self, id: &[u8], name: &[u8], key: &[u8]) -> Result<Deleted>;
 }
