@@ -45,10 +45,7 @@ END
 $$;
 
 DO LANGUAGE plpgsql $do$
-DECLARE
-    path text := pg_catalog.current_setting('search_path');
 BEGIN
-    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 @results@
     -- A parsed config. Periods and times are in microseconds, since 1970.
     PERFORM ratelimit._make_type('_limit', 'kind text, rate double precision, period bigint,
@@ -97,6 +94,5 @@ BEGIN
         decisions ratelimit._decision[], -- of several takes
         changed boolean, allows boolean,
         error jsonb'); -- it stops no other ask
-    PERFORM set_config('search_path', path, true);
 END
 $do$;

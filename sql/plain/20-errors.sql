@@ -182,8 +182,7 @@ BEGIN
             format('{"code":"PT429","details":%s,"hint":%s,"message":%s}', to_json(detail), to_json(hint),
                    to_json(coalesce(said, message))),
             format('{"headers":{%s},"status":429}',
-                   format('"Retry-After":"%s"', ratelimit._ceil(d.wait, 1000000) / 1000000)
-                   || CASE WHEN d.wait IS NOT NULL THEN '' END));
+                   '"Retry-After":"' || ratelimit._ceil(d.wait, 1000000) / 1000000 || '"'));
     END IF;
     -- Here, so that the log has fewer lines of CONTEXT.
     RAISE EXCEPTION USING ERRCODE = 'PT429', MESSAGE = message, DETAIL = detail, HINT = hint;

@@ -71,41 +71,6 @@ BEGIN
 END
 $$;
 
--- Reads a period or ttl; NULL if it is none.
-CREATE OR REPLACE FUNCTION ratelimit._period(given jsonb) RETURNS bigint IMMUTABLE LANGUAGE plpgsql AS $$
-DECLARE
-    millis numeric;
-    span record;
-BEGIN
-    IF jsonb_typeof(given) = 'number' THEN
-        millis := given::numeric;
-    ELSIF jsonb_typeof(given) = 'string' THEN
-        span := ratelimit._duration(given #>> '{}');
-        IF span.months = 0 THEN millis := (span.days * 86400000000 + span.micros) / 1000; END IF;
-    END IF;
-    RETURN CASE WHEN millis BETWEEN 1 AND 1e15 THEN round(millis * 1000) END;
-END
-$$;
-
--- Reads a calendar's period into a limit; "every" stays NULL if it is none.
-CREATE OR REPLACE FUNCTION ratelimit._dates(l ratelimit._limit, given jsonb) RETURNS ratelimit._limit
-IMMUTABLE LANGUAGE plpgsql AS $$
-DECLARE
-    span record;
-BEGIN
-    IF jsonb_typeof(given) = 'string' THEN
-        span := ratelimit._duration(given #>> '{}');
-        IF span.micros = 0 AND (span.months = 0 AND span.days BETWEEN 1 AND 36525
-                                OR span.days = 0 AND span.months BETWEEN 1 AND 1200) THEN
-            l.months := span.months > 0;
-            l.every := greatest(span.months, span.days);
-            l.first_date := coalesce(l.first_date, CASE WHEN l.months THEN date '1970-01-01' ELSE '1970-01-05' END);
-        END IF;
-    END IF;
-    RETURN l;
-END
-$$;
-
 -- Reads a start; NULL if it is none.
 CREATE OR REPLACE FUNCTION ratelimit._start(given jsonb) RETURNS bigint IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -187,6 +152,7 @@ DECLARE
     given jsonb;
     number numeric;
     float double precision;
+    span record;
     good boolean;
 BEGIN
     IF length > 10000 THEN
@@ -198,25 +164,35 @@ BEGIN
     SELECT k.kind, k.letter, k.fields INTO l.kind, l.letter, fields
     FROM ratelimit._all_kinds() k WHERE to_jsonb(k.kind) = config -> 'kind';
     PERFORM ratelimit._check_fields(config, l.kind, fields);
-    l.enforce := true; l.keyed := NULL; l.overage := false; l.first_request := false;
-    IF is_calendar THEN l.first_date := ratelimit._first_date(config -> 'start'); END IF;
-    FOREACH field IN ARRAY fields || '{"",store,save,applyUpdates,enforce,keyed}'::text[] LOOP
-        IF field = '' AND l.overage AND config ? 'maxReserved' THEN
-            PERFORM ratelimit._bad_config('"maxReserved" is ' || (config ->> 'maxReserved'),
-                'none if "overage" is true: no call has to wait', l.kind, is_calendar);
-        END IF;
+    l.enforce := config -> 'enforce' IS DISTINCT FROM 'false';
+    l.keyed := config -> 'keyed' = 'true';
+    l.overage := config -> 'overage' IS NOT DISTINCT FROM 'true';
+    l.first_request := false;
+    FOREACH field IN ARRAY fields || '{store,save,applyUpdates,enforce,keyed}'::text[] LOOP
         given := config -> field;
-        CONTINUE WHEN field = '' OR given IS NULL AND field NOT IN ('rate', 'period', 'slots', 'ttl');
+        CONTINUE WHEN given IS NULL AND field NOT IN ('rate', 'period', 'slots', 'ttl');
         number := CASE WHEN jsonb_typeof(given) = 'number' THEN given::numeric END;
         -- A number that no field allows may have too many digits for a float.
         float := CASE WHEN abs(number) <= 1e300 THEN ratelimit._float(number) END;
         CASE field
-            WHEN 'rate' THEN
+            WHEN 'rate', 'slots' THEN
                 good := CASE l.kind WHEN 'sliding log' THEN number BETWEEN 1 AND 10000 AND number = trunc(number)
+                        WHEN 'concurrency' THEN number BETWEEN 1 AND 1000 AND number = trunc(number)
                         ELSE float > 0 AND float <= 1e15 END;
                 IF good THEN l.rate := float; l.capacity := float; END IF;
             WHEN 'period', 'ttl' THEN
-                IF is_calendar THEN l := ratelimit._dates(l, given); ELSE l.period := ratelimit._period(given); END IF;
+                IF jsonb_typeof(given) = 'string' THEN
+                    span := ratelimit._duration(given #>> '{}');
+                    IF NOT is_calendar THEN
+                        IF span.months = 0 THEN number := (span.days * 86400000000 + span.micros) / 1000; END IF;
+                    ELSIF span.micros = 0 AND (span.months = 0 AND span.days BETWEEN 1 AND 36525
+                                               OR span.days = 0 AND span.months BETWEEN 1 AND 1200) THEN
+                        l.months := span.months > 0;
+                        l.every := greatest(span.months, span.days);
+                        l.first_date := CASE WHEN l.months THEN date '1970-01-01' ELSE '1970-01-05' END;
+                    END IF;
+                END IF;
+                IF NOT is_calendar AND number BETWEEN 1 AND 1e15 THEN l.period := round(number * 1000); END IF;
                 good := coalesce(l.period, l.every) IS NOT NULL;
             WHEN 'capacity', 'maxReserved' THEN
                 good := float BETWEEN 0 AND 1e15;
@@ -224,32 +200,31 @@ BEGIN
             WHEN 'shards' THEN
                 good := number BETWEEN 1 AND 1024 AND number = trunc(number);
             WHEN 'start' THEN
-                l.first_request := NOT is_calendar AND given = '"first request"';
-                IF NOT is_calendar THEN l.start := ratelimit._start(given); END IF;
-                good := l.first_request OR l.start IS NOT NULL
-                    OR is_calendar AND ratelimit._first_date(given) IS NOT NULL;
-                -- Null, as the Convex rate limiter allows it.
-                IF l.kind = 'token bucket' THEN good := jsonb_typeof(given) = 'null'; END IF;
+                IF l.kind = 'token bucket' THEN
+                    good := jsonb_typeof(given) = 'null'; -- as the Convex rate limiter allows it
+                ELSIF is_calendar THEN
+                    l.first_date := ratelimit._first_date(given);
+                    good := l.first_date IS NOT NULL;
+                ELSE
+                    l.first_request := given = '"first request"';
+                    l.start := ratelimit._start(given);
+                    good := l.first_request OR l.start IS NOT NULL;
+                END IF;
             WHEN 'timezone' THEN
                 l.zone := CASE WHEN jsonb_typeof(given) = 'string' THEN given #>> '{}' END;
                 good := l.zone = ANY (ratelimit._zones());
-            WHEN 'slots' THEN
-                good := number BETWEEN 1 AND 1000 AND number = trunc(number);
-                IF good THEN l.rate := number; l.capacity := number; END IF;
             WHEN 'store' THEN good := given IN ('"table"', '"memory"');
             WHEN 'save' THEN good := true; -- refused below
             WHEN 'applyUpdates' THEN good := given IN ('"transactionally"', '"asynchronously"');
-            ELSE
-                good := jsonb_typeof(given) = 'boolean';
-                IF NOT good THEN NULL;
-                ELSIF field = 'overage' THEN l.overage := given::boolean;
-                ELSIF field = 'enforce' THEN l.enforce := given::boolean;
-                ELSE l.keyed := given::boolean; END IF;
+            ELSE good := jsonb_typeof(given) = 'boolean';
         END CASE;
         IF good IS NOT TRUE THEN
             PERFORM ratelimit._bad_config(
                 format('"%s" is %s', field, coalesce(ratelimit._short(given::text), 'missing')),
                 ratelimit._allowed(field, l.kind, is_calendar), l.kind, is_calendar);
+        ELSIF field = 'overage' AND l.overage AND config ? 'maxReserved' THEN
+            PERFORM ratelimit._bad_config('"maxReserved" is ' || (config ->> 'maxReserved'),
+                'none if "overage" is true: no call has to wait', l.kind, is_calendar);
         END IF;
     END LOOP;
     IF config ? 'save' OR config @> '{"store": "memory"}' OR config ->> 'applyUpdates' <> 'transactionally' THEN
@@ -358,14 +333,11 @@ BEGIN
                 CASE WHEN micros <> 0 OR months = 0 AND days = 0 THEN trim_scale(micros / 1000000) || ' s' END)) END,
         'capacity', ratelimit._number(capacity), 'maxReserved', ratelimit._number(max_reserved), 'shards', shards,
         'start', CASE WHEN first_request THEN to_jsonb('first request'::text)
-            WHEN zone IS NULL THEN to_jsonb(trim_scale(ratelimit._us(start)::numeric / 1000)) END,
+            WHEN start IS NULL OR zone <> ALL (ratelimit._zones()) THEN NULL
+            WHEN start < '10000-01-02' AND timezone(zone, start) < '10000-01-01' AND start > '0001-01-02'
+                THEN to_jsonb(to_char(timezone(zone, start), 'YYYY-MM-DD'))
+            ELSE to_jsonb(ratelimit._millis(ratelimit._us(start))) END,
         'timezone', zone, 'overage', overage, 'keyed', keyed, 'store', store, 'save', save::text, 'enforce', enforce));
-    IF start IS NOT NULL AND zone = ANY (ratelimit._zones()) THEN
-        config := config || jsonb_build_object('start',
-            CASE WHEN start < '10000-01-02' AND timezone(zone, start) < '10000-01-01' AND start > '0001-01-02'
-                 THEN to_jsonb(to_char(timezone(zone, start), 'YYYY-MM-DD'))
-                 ELSE to_jsonb(trim_scale(ratelimit._us(start)::numeric / 1000)) END);
-    END IF;
     PERFORM ratelimit._parse(config);
     RETURN config;
 END

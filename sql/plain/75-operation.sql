@@ -1,28 +1,23 @@
 -- rl_status, rl_forget, rl_prune and rl_version.
 
--- The first keys from a name and key on, or after them unless is_first, that have a row, are blocked or exempt:
--- `page` of them, or all where it is NULL.
-CREATE OR REPLACE FUNCTION ratelimit._listed(of_name text, of_key text, from_name text, from_key text,
-    is_first boolean, page int, now bigint) RETURNS TABLE (name text, key text) STABLE LANGUAGE sql AS $$
+-- The first keys from a name and key on that have a row, are blocked or exempt: `page` of them, or all if it is NULL.
+CREATE OR REPLACE FUNCTION ratelimit._listed(of_name text, of_key text, from_name text, from_key text, page int,
+    now bigint) RETURNS TABLE (name text, key text) STABLE LANGUAGE sql AS $$
     SELECT u.* FROM (
-        (SELECT x.name, x.key FROM ONLY ratelimit.rateLimits x
-         WHERE (x.name, x.key) >= ($3, $4) AND ($5 OR (x.name, x.key) <> ($3, $4))
-         AND (x.name = $1 OR $1 IS NULL) AND (x.key = $2 OR $2 IS NULL) ORDER BY x.name, x.key LIMIT $6)
+        (SELECT x.name, x.key FROM ONLY ratelimit.rateLimits x WHERE (x.name, x.key) >= ($3, $4)
+         AND (x.name = $1 OR $1 IS NULL) AND (x.key = $2 OR $2 IS NULL) ORDER BY x.name, x.key LIMIT $5)
         UNION
-        (SELECT x.name, x.key FROM ONLY ratelimit.rl_blocks x
-         WHERE (x.name, x.key) >= ($3, $4) AND ($5 OR (x.name, x.key) <> ($3, $4))
-         AND (x.name = $1 OR $1 IS NULL) AND (x.key = $2 OR $2 IS NULL) AND x.until > ratelimit._instant($7)
-         ORDER BY x.name, x.key LIMIT $6)
+        (SELECT x.name, x.key FROM ONLY ratelimit.rl_blocks x WHERE (x.name, x.key) >= ($3, $4)
+         AND (x.name = $1 OR $1 IS NULL) AND (x.key = $2 OR $2 IS NULL) AND x.until > ratelimit._instant($6)
+         ORDER BY x.name, x.key LIMIT $5)
         UNION
-        (SELECT x.name, x.key FROM ONLY ratelimit.rl_config x
-         WHERE (x.name, x.key) >= ($3, $4) AND ($5 OR (x.name, x.key) <> ($3, $4)) AND x.key > ''
+        (SELECT x.name, x.key FROM ONLY ratelimit.rl_config x WHERE (x.name, x.key) >= ($3, $4) AND x.key > ''
          AND ratelimit._meaning(x.parsed, x.config) LIKE '(unlimited,%'
-         AND (x.name = $1 OR $1 IS NULL) AND (x.key = $2 OR $2 IS NULL) ORDER BY x.name, x.key LIMIT $6)
+         AND (x.name = $1 OR $1 IS NULL) AND (x.key = $2 OR $2 IS NULL) ORDER BY x.name, x.key LIMIT $5)
         UNION
         SELECT $1, $2 WHERE $1 IS NOT NULL AND $2 IS NOT NULL
-        AND ($1 COLLATE "C", $2 COLLATE "C") >= ($3, $4) AND ($5 OR ($1, $2) <> ($3, $4))
-        AND (ratelimit._defined($1, $2)).kind = 'unlimited'
-    ) u ORDER BY u.name COLLATE "C", u.key COLLATE "C" LIMIT $6
+        AND ($1 COLLATE "C", $2 COLLATE "C") >= ($3, $4) AND (ratelimit._defined($1, $2)).kind = 'unlimited'
+    ) u ORDER BY u.name COLLATE "C", u.key COLLATE "C" LIMIT $5
 $$;
 
 -- The keys are read by pages of the primary key where max_rows bounds the rows, and all at once where it is NULL.
@@ -31,16 +26,15 @@ CREATE OR REPLACE FUNCTION ratelimit._standing(of_name text, of_key text, only_l
 DECLARE
     shown ratelimit.rl_status_result;
     page CONSTANT int := CASE WHEN max_rows IS NOT NULL THEN greatest(max_rows, 100) END;
-    last_name text := after_name;
-    last_key text := after_key;
-    is_first boolean := false; -- whether last_name and last_key are of no row that was listed before
+    next CONSTANT text := chr(1); -- after a key, the next of all texts
+    from_name text := after_name;
+    from_key text := after_key || next;
     on_page int;
     listed bigint := 0;
     seen record;
     l ratelimit._limit;
     s ratelimit._state;
     a ratelimit._ask;
-    d ratelimit._decision;
     now bigint := ratelimit._now();
     retry bigint;
     parsed text;
@@ -54,7 +48,7 @@ BEGIN
         PERFORM ratelimit._null(CASE WHEN after_name IS NULL THEN 'after_name' ELSE 'after_key' END);
     END IF;
     IF after_name IS NULL OR after_name < of_name COLLATE "C" THEN
-        last_name := coalesce(of_name, ''); last_key := ''; is_first := true;
+        from_name := coalesce(of_name, ''); from_key := '';
     END IF;
     LOOP
         on_page := 0;
@@ -64,7 +58,7 @@ BEGIN
                    EXISTS (SELECT FROM ONLY ratelimit.rl_holds h
                            WHERE h.name = k.name AND h.key = k.key AND h.count > h.spent) AS has_holds,
                    coalesce(ratelimit._meaning(own.parsed, own.config), whole.parsed) AS parsed
-            FROM ratelimit._listed(of_name, of_key, last_name, last_key, is_first, page, now) k
+            FROM ratelimit._listed(of_name, of_key, from_name, from_key, page, now) k
             LEFT JOIN ONLY ratelimit.rateLimits r ON r.name = k.name AND r.key = k.key
             LEFT JOIN ONLY ratelimit.rl_blocks b
                 ON b.name = k.name AND b.key = k.key AND b.until > ratelimit._instant(now)
@@ -73,7 +67,7 @@ BEGIN
             ORDER BY k.name COLLATE "C", k.key COLLATE "C"
         LOOP
             on_page := on_page + 1;
-            last_name := seen.name; last_key := seen.key;
+            from_name := seen.name; from_key := seen.key || next;
             shown := NULL;
             shown.name := seen.name; shown.key := seen.key; shown.shards := 1;
             now := ratelimit._now();
@@ -83,23 +77,19 @@ BEGIN
                 parsed := seen.parsed;
                 l := parsed::ratelimit._limit;
             END IF;
-            IF ratelimit._is_due(l, seen.r, now) THEN seen.r := (ratelimit._lapse(l, seen.r, now)).r; END IF;
-            shown.held := CASE WHEN l.kind IS NOT NULL THEN 0 END;
-            IF seen.has_holds AND l.kind IS NOT NULL THEN shown.held := ratelimit._held(l, seen.r, now); END IF;
-            s := NULL;
+            shown.as_of := ratelimit._shown(now);
             IF l.kind IS NOT NULL THEN
+                IF ratelimit._is_due(l, seen.r, now) THEN seen.r := (ratelimit._lapse(l, seen.r, now)).r; END IF;
+                shown.held := 0;
+                IF seen.has_holds THEN shown.held := ratelimit._held(l, seen.r, now); END IF;
                 s := ratelimit._state_of(l, seen.r, now);
                 a := ratelimit._ask('rl_status', 'status', seen.name, seen.key, 1);
                 a.l := l; a.r := seen.r; a.until := seen.until; a.ids := '{}';
                 a := ratelimit._decided(a, now);
                 IF (a.r).holds_due IS NOT NULL AND NOT (a.d).ok THEN a := ratelimit._denied_until(a); END IF;
-                d := a.d;
-            END IF;
-            shown.as_of := ratelimit._shown(now);
-            IF l.kind IS NOT NULL THEN
-                shown.limited := NOT d.ok;
-                shown.limited_by := d.limited_by;
-                retry := ratelimit._plus(now, d.wait);
+                shown.limited := NOT (a.d).ok;
+                shown.limited_by := (a.d).limited_by;
+                retry := ratelimit._plus(now, (a.d).wait);
                 shown.kind := l.kind;
                 shown.remaining := (ratelimit._level(l, s, now)).remaining;
                 shown.capacity := l.capacity;
@@ -118,7 +108,6 @@ BEGIN
             IF listed = max_rows THEN RETURN; END IF;
         END LOOP;
         EXIT WHEN page IS NULL OR on_page < page;
-        is_first := false;
     END LOOP;
 END
 $$;
@@ -185,23 +174,30 @@ EXCEPTION WHEN object_not_in_prerequisite_state THEN
 END
 $$;
 
--- Deletes a row that was found idle, unless it has changed since, or is locked. Returns whether it did.
-CREATE OR REPLACE FUNCTION ratelimit._delete_idle(name text, key text, span bigint) RETURNS boolean
-LANGUAGE plpgsql AS $$
+-- Deletes rows that were found idle, but those that have changed since, or are locked; at most max_rows. Returns how
+-- many.
+CREATE OR REPLACE FUNCTION ratelimit._delete_idle(names text[], keys text[], max_rows bigint, span bigint)
+RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     seen ratelimit.rateLimits;
+    deleted bigint := 0;
 BEGIN
-    SELECT r.* INTO seen FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2;
-    IF NOT FOUND OR NOT ratelimit._prunable(seen, span) THEN RETURN false; END IF;
-    DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = seen.name AND r.key = seen.key
-        AND r.ctid = (SELECT x.ctid FROM ONLY ratelimit.rateLimits x
-        WHERE x.name = seen.name AND x.key = seen.key AND x *= seen FOR UPDATE SKIP LOCKED);
-    IF NOT FOUND THEN RETURN false; END IF;
-    -- The holds of a limit are deleted a day after they expire.
-    IF seen.holds_due IS NOT NULL AND coalesce((ratelimit._defined($1, $2)).kind = 'unlimited', true) THEN
-        PERFORM ratelimit._drop_holds(name, key);
-    END IF;
-    RETURN true;
+    FOR i IN 1..cardinality(keys) LOOP
+        EXIT WHEN deleted >= max_rows;
+        SELECT r.* INTO seen FROM ONLY ratelimit.rateLimits r WHERE r.name = names[i] AND r.key = keys[i];
+        CONTINUE WHEN NOT FOUND OR NOT ratelimit._prunable(seen, span);
+        DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = seen.name AND r.key = seen.key
+            AND r.ctid = (SELECT x.ctid FROM ONLY ratelimit.rateLimits x
+            WHERE x.name = seen.name AND x.key = seen.key AND x *= seen FOR UPDATE SKIP LOCKED);
+        CONTINUE WHEN NOT FOUND;
+        deleted := deleted + 1;
+        -- The holds of a limit are deleted a day after they expire.
+        IF seen.holds_due IS NOT NULL AND coalesce((ratelimit._defined(seen.name, seen.key)).kind = 'unlimited', true)
+        THEN
+            PERFORM ratelimit._drop_holds(seen.name, seen.key);
+        END IF;
+    END LOOP;
+    RETURN deleted;
 END
 $$;
 
@@ -236,11 +232,7 @@ BEGIN
         LIMIT max_rows - pruned FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS more = ROW_COUNT;
     pruned := pruned + more;
-    FOR i IN 1..cardinality(keys) LOOP
-        EXIT WHEN pruned >= max_rows;
-        IF ratelimit._delete_idle(names[i], keys[i], span) THEN pruned := pruned + 1; END IF;
-    END LOOP;
-    RETURN pruned;
+    RETURN pruned + ratelimit._delete_idle(names, keys, max_rows - pruned, span);
 END
 $$;
 
@@ -282,10 +274,7 @@ BEGIN
             AND b.ctid = ANY (ARRAY(SELECT x.ctid FROM ONLY ratelimit.rl_blocks x
             WHERE x.until <= ratelimit._instant(ratelimit._now()) LIMIT max_rows FOR UPDATE SKIP LOCKED));
         GET DIAGNOSTICS deleted = ROW_COUNT;
-        FOR i IN 1..cardinality(keys) LOOP
-            EXIT WHEN deleted >= max_rows;
-            IF ratelimit._delete_idle(names[i], keys[i], span) THEN deleted := deleted + 1; END IF;
-        END LOOP;
+        deleted := deleted + ratelimit._delete_idle(names, keys, max_rows - deleted, span);
         IF deleted < max_rows THEN deleted := deleted + ratelimit._prune_holds(max_rows - deleted, span); END IF;
         -- 0 means that no row is idle. If all that were found have changed since, others may be idle.
         EXIT WHEN deleted > 0 OR cardinality(keys) < max_rows;

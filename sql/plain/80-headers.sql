@@ -66,7 +66,8 @@ BEGIN
 END
 $$;
 
--- Reads a row by the names of its columns. Their types must be those of a result; the first column of a name counts.
+-- Reads a row by the names of its columns, and checks it. Their types must be those of a result; the first column of a
+-- name counts.
 CREATE OR REPLACE FUNCTION ratelimit._result_of(result record) RETURNS ratelimit.rl_result STABLE LANGUAGE plpgsql
 SET extra_float_digits = 1 AS $$
 DECLARE
@@ -77,6 +78,7 @@ DECLARE
     types jsonb := jsonb '{}';
     wanted record;
     r ratelimit.rl_result;
+    wrong text[]; -- field, value, what is allowed
 BEGIN
     FOR field IN
         SELECT e.key, e.value, e.n FROM json_each_text(row_to_json(result)) WITH ORDINALITY AS e (key, value, n)
@@ -99,31 +101,24 @@ BEGIN
     r.remaining := (fields ->> 'remaining')::double precision;
     r.capacity := (fields ->> 'capacity')::double precision;
     r.reset_at := (fields ->> 'reset_at')::timestamptz;
-    RETURN r;
-END
-$$;
-
-CREATE OR REPLACE FUNCTION ratelimit._check_result(result ratelimit.rl_result) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    wrong text[]; -- field, value, what is allowed
-BEGIN
     wrong := CASE
-        WHEN result.ok IS NULL THEN ARRAY['ok']
-        WHEN result.retry_after NOT BETWEEN 0 AND 1e13 THEN
-            ARRAY['retry_after', ratelimit._digits(result.retry_after), 'a number of seconds from 0 to 1e13, or NULL']
-        WHEN NOT isfinite(result.retry_at) THEN ARRAY['retry_at', 'infinite', 'a finite time']
-        WHEN result.remaining NOT BETWEEN -1.7976931348623157e308 AND 1.7976931348623157e308 THEN
-            ARRAY['remaining', ratelimit._digits(result.remaining), 'a finite number']
-        WHEN result.remaining IS NULL AND result.capacity IS NOT NULL THEN ARRAY['remaining']
-        WHEN result.capacity NOT BETWEEN 0 AND 1e15 THEN
-            ARRAY['capacity', ratelimit._digits(result.capacity), 'a number from 0 to 1e15']
-        WHEN result.capacity IS NULL AND result.remaining IS NOT NULL THEN ARRAY['capacity']
-        WHEN NOT isfinite(result.reset_at) THEN ARRAY['reset_at', 'infinite', 'a finite time'] END;
+        WHEN r.ok IS NULL THEN ARRAY['ok']
+        WHEN r.retry_after NOT BETWEEN 0 AND 1e13 THEN
+            ARRAY['retry_after', ratelimit._digits(r.retry_after), 'a number of seconds from 0 to 1e13, or NULL']
+        WHEN NOT isfinite(r.retry_at) THEN ARRAY['retry_at', 'infinite', 'a finite time']
+        WHEN r.remaining NOT BETWEEN -1.7976931348623157e308 AND 1.7976931348623157e308 THEN
+            ARRAY['remaining', ratelimit._digits(r.remaining), 'a finite number']
+        WHEN r.remaining IS NULL AND r.capacity IS NOT NULL THEN ARRAY['remaining']
+        WHEN r.capacity NOT BETWEEN 0 AND 1e15 THEN
+            ARRAY['capacity', ratelimit._digits(r.capacity), 'a number from 0 to 1e15']
+        WHEN r.capacity IS NULL AND r.remaining IS NOT NULL THEN ARRAY['capacity']
+        WHEN NOT isfinite(r.reset_at) THEN ARRAY['reset_at', 'infinite', 'a finite time'] END;
     IF cardinality(wrong) = 1 THEN
         PERFORM ratelimit._null('result.' || wrong[1]);
     ELSIF wrong IS NOT NULL THEN
         PERFORM ratelimit._bad('result.' || wrong[1], wrong[2], wrong[3]);
     END IF;
+    RETURN r;
 END
 $$;
 
@@ -215,7 +210,6 @@ BEGIN
     IF result IS NOT DISTINCT FROM NULL THEN PERFORM ratelimit._null('result'); END IF;
     PERFORM ratelimit._check(name, key), ratelimit._check_style(style);
     r := ratelimit._result_of(result);
-    PERFORM ratelimit._check_result(r);
     l := ratelimit._limit_of_result(name, key, config);
     IF style = 'github' THEN
         RETURN ratelimit._github(name, r, ratelimit._wait(r));

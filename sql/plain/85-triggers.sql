@@ -117,7 +117,9 @@ BEGIN
 END
 $$;
 
-@rl_trigger@ LANGUAGE plpgsql AS $$
+-- With settings on which the text of a key can depend.
+@rl_trigger@ LANGUAGE plpgsql SET datestyle = 'ISO, MDY' SET intervalstyle = postgres SET timezone = 'GMT'
+SET bytea_output = hex SET extra_float_digits = 1 SET lc_monetary = 'C' SET quote_all_identifiers = off AS $$
 DECLARE
     statement CONSTANT boolean := TG_LEVEL = 'STATEMENT';
     -- OLD has generated columns, as a statement's rows have.

@@ -10,7 +10,7 @@ DECLARE
 ', E'\n    ', '');
     -- Used by errors, definitions and log lines only, where a search_path of their own costs no call anything.
     seldom CONSTANT text := '^_(allowed|bad|bad_config|bad_hold|bad_row|bad_state|build|called|check_fields|'
-        'dates|denied|duration|example|first_date|keyed|literal|log|not_written|null|period|raise|'
+        'denied|duration|example|first_date|keyed|literal|log|not_written|null|raise|'
         'set_clock|short|start|type_of|unsupported|wrong_kind|zones)$';
     f record;
     taken text[] := '{}';
@@ -39,12 +39,6 @@ BEGIN
         END IF;
         IF f.short ~ seldom THEN
             EXECUTE format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp', f.function);
-        END IF;
-        IF f.short = 'rl_trigger' THEN
-            -- Settings on which the text of a key can depend.
-            EXECUTE format('ALTER FUNCTION %s SET datestyle = ''ISO, MDY'' SET intervalstyle = postgres '
-                'SET timezone = ''GMT'' SET bytea_output = hex SET extra_float_digits = 1 SET lc_monetary = ''C'' '
-                'SET quote_all_identifiers = off', f.function);
         END IF;
     END LOOP;
     PERFORM ratelimit._say_taken(taken);
