@@ -163,8 +163,8 @@ impl Holds for HeldHeap<'_> {
     }
 }
 
-/// Locks a row, unless another transaction has locked or replaced it; then it waits for the last version, and locks that
-/// one. Returns whether it is locked as it was found.
+/// Locks a row. If another transaction has locked or replaced it, waits for the last version, and locks that one.
+/// Returns whether it is locked as it was found.
 ///
 /// # Safety
 /// Inside a guard; a version of a row of the open table, which the snapshot in force keeps.
