@@ -39,7 +39,8 @@ BEGIN
     END IF;
     IF EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'ratelimit'
                AND e.extnamespace = to_regnamespace('"ratelimit"')) THEN
-        RAISE EXCEPTION 'the extension ratelimit is installed in schema "ratelimit"'
+        RAISE EXCEPTION 'the extension ratelimit is installed in schema "%"',
+            (SELECT nspname FROM pg_namespace WHERE oid = to_regnamespace('"ratelimit"'))
             USING HINT = 'This file is for databases without it.';
     END IF;
     IF to_regnamespace('"ratelimit"') IS NULL THEN

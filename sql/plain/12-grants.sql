@@ -160,7 +160,8 @@ BEGIN
     END LOOP;
     IF EXISTS (SELECT FROM pg_namespace n, aclexplode(n.nspacl) a WHERE n.oid = to_regnamespace('"ratelimit"')
                AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner) THEN
-        RAISE EXCEPTION 'other roles can create objects in schema "ratelimit"'
+        RAISE EXCEPTION 'other roles can create objects in schema "%"',
+            (SELECT nspname FROM pg_namespace WHERE oid = to_regnamespace('"ratelimit"'))
             USING HINT = 'Revoke that, or install into another schema.';
     END IF;
     PERFORM set_config('search_path', path, true);
