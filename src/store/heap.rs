@@ -1,6 +1,6 @@
 //! Accesses the rows directly in the heap, without the executor: finds a row by its last tuple id or by the primary
 //! key's index, under the latest state, and updates it in one step. Only for an unaltered table; see `unaltered_table`.
-//! A hold and its settlement find, insert and delete the rows of `rl_holds` in the same ways (`held`).
+//! A hold and its settlement find, insert, lock and delete the rows of `rl_holds` in the same ways (`held`).
 //!
 //! # The executor's steps, and where they are here
 //!
