@@ -106,16 +106,14 @@ DECLARE
                               2870177450012600261}'::numeric[];
     bytes bytea := convert_to(name, 'UTF8') || decode('00', 'hex') || convert_to(key, 'UTF8');
     n int := octet_length(bytes);
-    i int := 0;
+    i int;
     v numeric[] := ARRAY[(p[1] + p[2]) % m, p[2], 0, m - p[1]];
     h numeric := p[5];
 BEGIN
     IF n >= 32 THEN
-        WHILE i + 32 <= n LOOP
-            FOR j IN 1..4 LOOP
-                v[j] := ratelimit._rotate((v[j] + ratelimit._word(bytes, i + j * 8 - 8, 8) * p[2]) % m, 31) * p[1] % m;
-            END LOOP;
-            i := i + 32;
+        FOR at IN 0..n / 32 * 4 - 1 LOOP
+            i := at % 4 + 1;
+            v[i] := ratelimit._rotate((v[i] + ratelimit._word(bytes, at * 8, 8) * p[2]) % m, 31) * p[1] % m;
         END LOOP;
         h := (ratelimit._rotate(v[1], 1) + ratelimit._rotate(v[2], 7) + ratelimit._rotate(v[3], 12)
               + ratelimit._rotate(v[4], 18)) % m;
@@ -124,18 +122,16 @@ BEGIN
         END LOOP;
     END IF;
     h := (h + n) % m;
-    WHILE i + 8 <= n LOOP
-        h := ratelimit._xor(h, ratelimit._rotate(ratelimit._word(bytes, i, 8) * p[2] % m, 31) * p[1] % m);
+    FOR at IN n / 32 * 4..n / 8 - 1 LOOP
+        h := ratelimit._xor(h, ratelimit._rotate(ratelimit._word(bytes, at * 8, 8) * p[2] % m, 31) * p[1] % m);
         h := (ratelimit._rotate(h, 27) * p[1] + p[4]) % m;
-        i := i + 8;
     END LOOP;
-    IF i + 4 <= n THEN
-        h := (ratelimit._rotate(ratelimit._xor(h, ratelimit._word(bytes, i, 4) * p[1] % m), 23) * p[2] + p[3]) % m;
-        i := i + 4;
+    IF n % 8 >= 4 THEN
+        h := ratelimit._xor(h, ratelimit._word(bytes, n / 8 * 8, 4) * p[1] % m);
+        h := (ratelimit._rotate(h, 23) * p[2] + p[3]) % m;
     END IF;
-    WHILE i < n LOOP
-        h := ratelimit._rotate(ratelimit._xor(h, get_byte(bytes, i) * p[5] % m), 11) * p[1] % m;
-        i := i + 1;
+    FOR at IN n / 4 * 4..n - 1 LOOP
+        h := ratelimit._rotate(ratelimit._xor(h, get_byte(bytes, at) * p[5] % m), 11) * p[1] % m;
     END LOOP;
     h := ratelimit._xor(h, div(h, 2^33::numeric)) * p[2] % m;
     h := ratelimit._xor(h, div(h, 2^29::numeric)) * p[3] % m;

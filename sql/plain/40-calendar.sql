@@ -137,15 +137,10 @@ CREATE OR REPLACE FUNCTION ratelimit._after(l ratelimit._limit, ts bigint, windo
 STABLE LANGUAGE plpgsql AS $$
 BEGIN
     IF l.zone IS NULL THEN
-        IF windows * l.period < 4.6e18 AND ts::float8 + windows * l.period < 9.2e18 THEN
-            RETURN ts + windows::bigint * l.period;
-        END IF;
-        RETURN NULL;
-    ELSIF windows < 1 THEN
-        RETURN ts;
-    ELSIF windows > 1e7 THEN
-        RETURN NULL;
+        RETURN CASE WHEN windows * l.period < 4.6e18 AND ts::float8 + windows * l.period < 9.2e18
+                    THEN ts + windows::bigint * l.period END;
     END IF;
-    RETURN ratelimit._boundary(l, ratelimit._next(l, ts) + windows::bigint - 1);
+    RETURN CASE WHEN windows < 1 THEN ts
+                WHEN windows <= 1e7 THEN ratelimit._boundary(l, ratelimit._next(l, ts) + windows::bigint - 1) END;
 END
 $$;

@@ -1,9 +1,9 @@
 -- Rules that all kinds have in common. The extension's core has the same algorithms, with the source of each formula.
 -- Time and state are arguments: l is the limit, s the state, now the instant of the decision.
 
--- The state of an unused limit.
-CREATE OR REPLACE FUNCTION ratelimit._initial(l ratelimit._limit, now bigint, phase bigint) RETURNS ratelimit._state
-STABLE LANGUAGE plpgsql AS $$
+-- The state of an unused limit. phase: a start of windows, for a limit without one; otherwise that of the name and key.
+CREATE OR REPLACE FUNCTION ratelimit._initial(l ratelimit._limit, now bigint, phase bigint DEFAULT NULL,
+    name text DEFAULT NULL, key text DEFAULT NULL) RETURNS ratelimit._state STABLE LANGUAGE plpgsql AS $$
 DECLARE
     s ratelimit._state;
 BEGIN
@@ -16,7 +16,8 @@ BEGIN
         IF l.zone IS NOT NULL THEN
             s.ts := coalesce(ratelimit._boundary(l, ratelimit._window(l, now)), now);
         ELSIF NOT l.first_request THEN
-            s.ts := now - ((now::numeric - coalesce(l.start, phase)) % l.period + l.period) % l.period;
+            phase := coalesce(l.start, phase, ratelimit._phase(name, key));
+            s.ts := now - ((now::numeric - phase) % l.period + l.period) % l.period;
         END IF;
     WHEN 'sliding window' THEN s.value := 0; s.prior := 0; s.ts := ratelimit._floor(now, l.period);
     WHEN 'sliding log' THEN s.value := 0; s.log := '{}';
@@ -28,13 +29,6 @@ BEGIN
 END
 $$;
 
--- The same, of a name and key.
-CREATE OR REPLACE FUNCTION ratelimit._fresh(l ratelimit._limit, name text, key text, now bigint)
-RETURNS ratelimit._state STABLE LANGUAGE sql AS $$
-    SELECT ratelimit._initial(l, now, CASE WHEN l.kind = 'fixed window' AND l.start IS NULL AND l.zone IS NULL
-        AND NOT l.first_request THEN ratelimit._phase(name, key) END)
-$$;
-
 -- The state in a row; that of an unused limit if there is no row, or it was reset or is of another kind. Without a
 -- limit it only checks the row.
 CREATE OR REPLACE FUNCTION ratelimit._state_of(l ratelimit._limit, r ratelimit._row, now bigint)
@@ -43,7 +37,7 @@ DECLARE
     log timestamptz[];
     leases bigint[];
 BEGIN
-    IF r.shard IS NULL OR l.kind = 'unlimited' THEN RETURN ratelimit._fresh(l, r.name, r.key, now); END IF;
+    IF r.shard IS NULL OR l.kind = 'unlimited' THEN RETURN ratelimit._initial(l, now, NULL, r.name, r.key); END IF;
     -- The owner may have written a log in another order, or with NULLs.
     IF r.kind = 'l' THEN
         log := ARRAY(SELECT e FROM unnest(r.log) e WHERE e IS NOT NULL ORDER BY e);
@@ -62,7 +56,7 @@ BEGIN
         RETURN ROW(r.value, ratelimit._us(r.ts), CASE r.kind WHEN 's' THEN r.prior END, log,
                    CASE r.kind WHEN 't' THEN r.added END, leases)::ratelimit._state;
     END IF;
-    RETURN CASE WHEN l.kind IS NOT NULL THEN ratelimit._fresh(l, r.name, r.key, now) END;
+    RETURN CASE WHEN l.kind IS NOT NULL THEN ratelimit._initial(l, now, NULL, r.name, r.key) END;
 END
 $$;
 
@@ -77,9 +71,9 @@ CREATE OR REPLACE FUNCTION ratelimit._left(d ratelimit._decision) RETURNS rateli
 $$;
 
 -- The row with the state that a decision leaves.
-CREATE OR REPLACE FUNCTION ratelimit._row_with(r ratelimit._row, l ratelimit._limit, s ratelimit._state)
+CREATE OR REPLACE FUNCTION ratelimit._row_with(r ratelimit._row, l ratelimit._limit, d ratelimit._decision)
 RETURNS ratelimit._row STABLE LANGUAGE sql AS $$
-    SELECT ROW(r.name, r.key, r.shard, l.letter, s.value, ratelimit._nearest(s.ts), s.added, s.prior, s.log, s.leases,
+    SELECT ROW(r.name, r.key, r.shard, l.letter, d.value, ratelimit._nearest(d.ts), d.added, d.prior, d.log, d.leases,
                r.holds_due)::ratelimit._row
 $$;
 
@@ -118,26 +112,29 @@ RETURNS ratelimit._state
 STABLE LANGUAGE plpgsql AS $$
 DECLARE
     reported ratelimit._state := s;
-    more double precision;
 BEGIN
     reported.added := NULL;
     IF l.kind <> 'fixed window' OR s.added IS NULL OR (ratelimit._refilled(l, s, now)).ts > s.ts THEN
         RETURN reported;
     END IF;
-    more := l.adds - s.added;
-    reported.value := CASE WHEN more >= -greatest(s.value, 0) THEN s.value + more ELSE least(s.value, 0) END;
+    reported.value := ratelimit._value_of(l, s);
     -- Whichever of the two rolls over, the next window is full.
     RETURN CASE WHEN reported.value = s.value OR (ratelimit._rolls_over(l, s) + l.rate >= l.capacity
         AND ratelimit._rolls_over(l, reported) + l.rate >= l.capacity) THEN reported ELSE s END;
 END
 $$;
 
+-- A decision on a take, without the limit's level and the state after it.
+CREATE OR REPLACE FUNCTION ratelimit._verdict(l ratelimit._limit, now bigint, ok boolean, changed boolean,
+    lacks text DEFAULT 'tokens') RETURNS ratelimit._decision IMMUTABLE LANGUAGE sql AS $$
+    SELECT ROW(ok, NULL, NULL, l.capacity, NULL, now, ok AND changed, l.enforce, CASE WHEN NOT ok THEN lacks END, NULL,
+               NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ratelimit._decision
+$$;
+
 -- Decides a take of any kind.
 CREATE OR REPLACE FUNCTION ratelimit._decide(l ratelimit._limit, s ratelimit._state, now bigint,
     count double precision, reserve boolean, id bigint DEFAULT NULL) RETURNS ratelimit._decision STABLE
 LANGUAGE plpgsql AS $$
-DECLARE
-    d ratelimit._decision;
 BEGIN
     IF s.ts > now OR l.kind = 'sliding log' THEN s := ratelimit._current(l, s, now); END IF;
     CASE l.kind
@@ -145,9 +142,7 @@ BEGIN
     WHEN 'sliding window' THEN RETURN ratelimit._take_window(l, s, now, count);
     WHEN 'sliding log' THEN RETURN ratelimit._take_log(l, s, now, count);
     WHEN 'concurrency' THEN RETURN ratelimit._acquire(l, s, now, count, coalesce(id, now));
-    WHEN 'unlimited' THEN
-        d.ok := true; d.at := now; d.enforced := l.enforce; d.changed := false;
-        RETURN d;
+    WHEN 'unlimited' THEN RETURN ratelimit._verdict(l, now, true, false);
     ELSE PERFORM ratelimit._updated();
     END CASE;
     RETURN NULL;
@@ -188,7 +183,7 @@ BEGIN
 END
 $$;
 
--- The level: what a take of 0 tokens leaves, also while in debt.
+-- The answer to a call that takes nothing, also while in debt: the limit's level.
 CREATE OR REPLACE FUNCTION ratelimit._level(l ratelimit._limit, s ratelimit._state, now bigint)
 RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -200,8 +195,10 @@ BEGIN
     END IF;
     IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;
     r := ratelimit._refilled(l, s, now);
+    d := ratelimit._verdict(l, now, true, false);
     d.remaining := ratelimit._rounded(r.tokens, l.capacity, l.tolerance);
     d.reset_at := ratelimit._reset_at(l, r.ts, r.tokens, now);
+    d.taken := 0;
     RETURN d;
 END
 $$;
@@ -209,17 +206,10 @@ $$;
 -- When a call is decided: now, or the state's time if that is later.
 CREATE OR REPLACE FUNCTION ratelimit._present(l ratelimit._limit, s ratelimit._state, now bigint) RETURNS bigint
 STABLE LANGUAGE plpgsql AS $$
-DECLARE
-    newest timestamptz;
 BEGIN
     IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;
-    CASE l.kind
-    WHEN 'sliding log' THEN
-        newest := s.log[cardinality(s.log)];
-        RETURN greatest(now, ratelimit._us(newest));
-    WHEN 'concurrency', 'unlimited' THEN RETURN now;
-    ELSE RETURN greatest(now, s.ts);
-    END CASE;
+    RETURN greatest(now, CASE WHEN l.kind = 'sliding log' THEN ratelimit._us(s.log[cardinality(s.log)])
+                              WHEN l.kind NOT IN ('concurrency', 'unlimited') THEN s.ts END);
 END
 $$;
 
@@ -228,19 +218,14 @@ CREATE OR REPLACE FUNCTION ratelimit._idle(l ratelimit._limit, s ratelimit._stat
 RETURNS boolean STABLE LANGUAGE plpgsql AS $$
 DECLARE
     r record;
-    fresh ratelimit._state;
 BEGIN
     IF s.ts > now THEN RETURN false; END IF;
     CASE l.kind
-    WHEN 'token bucket' THEN RETURN (ratelimit._refilled(l, s, now)).tokens >= l.capacity;
-    WHEN 'fixed window' THEN
+    WHEN 'token bucket', 'fixed window' THEN
         r := ratelimit._refilled(l, s, now);
         -- Full, and no more used in its window than that adds.
-        IF r.tokens < l.capacity OR r.ts = s.ts AND s.added - greatest(s.value, 0) > l.adds THEN
-            RETURN false;
-        END IF;
-        fresh := ratelimit._fresh(l, name, key, now);
-        RETURN ratelimit._awaits(l, r.tokens) OR r.ts = fresh.ts;
+        RETURN r.tokens >= l.capacity AND (l.kind = 'token bucket' OR ratelimit._overused(l, s, r.ts) = 0
+            AND (ratelimit._awaits(l, r.tokens) OR r.ts = (ratelimit._initial(l, now, NULL, name, key)).ts));
     WHEN 'sliding window' THEN
         r := ratelimit._counters(l, s, now);
         RETURN r.value = 0 AND r.prior = 0;

@@ -20,19 +20,25 @@ BEGIN
 END
 $$;
 
+-- The value of a state, with the tokens that this config's window adds beyond those of the state's.
+CREATE OR REPLACE FUNCTION ratelimit._value_of(l ratelimit._limit, s ratelimit._state) RETURNS double precision
+IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN l.adds IS NULL OR s.added IS NULL THEN s.value
+                WHEN l.adds - s.added >= -greatest(s.value, 0) THEN s.value + (l.adds - s.added)
+                ELSE least(s.value, 0) END
+$$;
+
 -- The tokens of a state at its own time.
 CREATE OR REPLACE FUNCTION ratelimit._stored(l ratelimit._limit, s ratelimit._state) RETURNS double precision
-STABLE LANGUAGE plpgsql AS $$
-DECLARE
-    more double precision;
-BEGIN
-    IF l.kind = 'fixed window' AND s.added IS NOT NULL THEN
-        -- The tokens that this config's window adds beyond those of the state's.
-        more := l.adds - s.added;
-        s.value := CASE WHEN more >= -greatest(s.value, 0) THEN s.value + more ELSE least(s.value, 0) END;
-    END IF;
-    RETURN ratelimit._bounded(l, s.value, s.ts);
-END
+STABLE LANGUAGE sql AS $$
+    SELECT ratelimit._bounded(l, ratelimit._value_of(l, s), s.ts)
+$$;
+
+-- Tokens used in a window, if it is still the same one, beyond what this config adds: only the state's added records
+-- them, and they come back first.
+CREATE OR REPLACE FUNCTION ratelimit._overused(l ratelimit._limit, s ratelimit._state, ts bigint)
+RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN ts = s.ts THEN greatest(s.added - greatest(s.value, 0) - l.adds, 0) ELSE 0 END
 $$;
 
 -- The tokens left when a window ends; a changed config counts from the next window.
@@ -81,22 +87,13 @@ BEGIN
     ELSE
         ts := ratelimit._counted_at(l, s.ts, now);
     END IF;
-    IF s.value >= 0 AND (l.kind = 'token bucket' OR s.added = l.adds) THEN
-        tokens := s.value;
-    ELSIF l.kind = 'fixed window' AND (windows > 0 OR windows IS NULL AND ts > s.ts) THEN
-        tokens := ratelimit._rolls_over(l, s);
-    ELSE
-        tokens := ratelimit._stored(l, s);
-    END IF;
-    IF l.zone IS NOT NULL THEN
-        tokens := least(tokens + windows * l.rate, l.capacity);
-        RETURN;
-    ELSIF l.kind = 'token bucket' AND l.rate < 1e-270 THEN
-        -- A refill can be too little for a float.
-        tokens := least(tokens, l.capacity);
-        RETURN;
-    END IF;
-    tokens := ratelimit._tokens_at(l, tokens, s.ts, now);
+    tokens := CASE WHEN s.value >= 0 AND (l.kind = 'token bucket' OR s.added = l.adds) THEN s.value
+        WHEN l.kind = 'fixed window' AND ts > s.ts THEN ratelimit._rolls_over(l, s)
+        ELSE ratelimit._stored(l, s) END;
+    -- Of a tiny rate, a refill can be too little for a float.
+    tokens := CASE WHEN l.zone IS NOT NULL THEN least(tokens + windows * l.rate, l.capacity)
+        WHEN l.kind = 'token bucket' AND l.rate < 1e-270 THEN least(tokens, l.capacity)
+        ELSE ratelimit._tokens_at(l, tokens, s.ts, now) END;
 END
 $$;
 
@@ -130,10 +127,8 @@ BEGIN
         -- Full now, also if the clock is behind the state.
         IF l.capacity - tokens <= l.tolerance THEN RETURN now; END IF;
         RETURN ratelimit._due(l, ts, l.capacity - tokens);
-    ELSIF l.first_request AND ratelimit._awaits(l, tokens) THEN
-        RETURN now;
     END IF;
-    RETURN ratelimit._after(l, ts, 1);
+    RETURN CASE WHEN ratelimit._awaits(l, tokens) THEN now ELSE ratelimit._after(l, ts, 1) END;
 END
 $$;
 
@@ -156,7 +151,8 @@ CREATE OR REPLACE FUNCTION ratelimit._retry(l ratelimit._limit, s ratelimit._sta
 LANGUAGE plpgsql AS $$
 DECLARE
     most CONSTANT double precision := CASE WHEN reserve THEN coalesce(l.max_reserved, 'Infinity') ELSE 0 END;
-    at bigint := now;
+    at bigint;
+    paid bigint;
     r record;
 BEGIN
     IF count > l.capacity + most + l.tolerance THEN RETURN NULL; END IF;
@@ -174,9 +170,8 @@ BEGIN
     IF reserve AND at IS NOT NULL THEN
         -- The reserved tokens must refill within ten years of that time.
         r := ratelimit._refilled(l, s, at);
-        at := ratelimit._due(l, r.ts, count - r.tokens) - 315576000000000;
-        at := CASE WHEN at IS NOT NULL THEN greatest(at, now,
-            CASE WHEN count - available > most THEN ratelimit._due(l, ts, count - available - most) END) END;
+        paid := ratelimit._due(l, r.ts, count - r.tokens);
+        at := CASE WHEN paid IS NOT NULL THEN greatest(at, paid - 315576000000000) END;
     END IF;
     IF at IS NULL THEN RETURN NULL; END IF;
     RETURN ratelimit._confirmed(l, s, now, greatest(at - now, 0), count, reserve);
@@ -210,7 +205,7 @@ BEGIN
         IF wait <= 0 THEN wait := NULL; END IF;
     END IF;
     reset := ratelimit._reset_at(l, ts, value, now);
-    IF l.kind = 'fixed window' THEN added := ratelimit._added(l, s, ts, value); END IF;
+    added := ratelimit._added(l, s, ts, value);
     RETURN ROW(true, wait, ratelimit._rounded(value, l.capacity, l.tolerance), l.capacity, reset, now, count > 0,
                l.enforce, NULL, NULL, value, ts, NULL, NULL, added, NULL, NULL, NULL, NULL)::ratelimit._decision;
 END
@@ -220,33 +215,25 @@ $$;
 -- used, even if that is more than this config adds.
 CREATE OR REPLACE FUNCTION ratelimit._added(l ratelimit._limit, s ratelimit._state, ts bigint,
     value double precision) RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
-    SELECT CASE WHEN value <= 0 AND ts = s.ts THEN greatest(l.adds, s.added - greatest(s.value, 0)) ELSE l.adds END
+    SELECT CASE WHEN value <= 0 AND ts = s.ts AND s.added - greatest(s.value, 0) > l.adds
+                THEN s.added - greatest(s.value, 0) ELSE l.adds END
 $$;
 
--- Gives back what there is room for: of a window only while it lasts. The tokens that came back are in taken.
+-- Gives back what there is room for: of a window only while it lasts. The tokens that came back are in taken; NULLs if
+-- that is none.
 CREATE OR REPLACE FUNCTION ratelimit._refund(l ratelimit._limit, s ratelimit._state, now bigint,
     count double precision, taken_at timestamptz) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
     d ratelimit._decision;
     r record;
-    room double precision := 0;
+    back double precision;
 BEGIN
-    IF ratelimit._returns(l) THEN
-        IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;
-        r := ratelimit._refilled(l, s, now);
-        IF l.kind = 'token bucket' OR ratelimit._us(taken_at) >= r.ts THEN
-            room := l.capacity - r.tokens;
-            IF l.kind = 'fixed window' AND r.ts = s.ts THEN
-                room := room + greatest(coalesce(s.added - greatest(s.value, 0), 0) - l.adds, 0);
-            END IF;
-        END IF;
-    END IF;
-    IF room > 0 AND count > 0 THEN
-        d := ratelimit._credit(l, s, now, least(count, room), taken_at);
-        d.taken := least(count, room);
-    ELSE
-        d.changed := false;
-        d.taken := 0;
+    IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;
+    r := ratelimit._refilled(l, s, now);
+    back := least(count, l.capacity - r.tokens + ratelimit._overused(l, s, r.ts));
+    IF back > 0 AND (l.kind = 'token bucket' OR ratelimit._us(taken_at) >= r.ts) THEN
+        d := ratelimit._credit(l, s, now, back, taken_at);
+        d.taken := back;
     END IF;
     RETURN d;
 END
@@ -256,16 +243,11 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._credit(l ratelimit._limit, s ratelimit._state, now bigint,
     count double precision, taken_at timestamptz) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
-    d ratelimit._decision;
+    d ratelimit._decision := ratelimit._verdict(l, now, true, false);
     r record;
     over double precision;
-    paid double precision;
+    paid double precision := 0; -- of it
 BEGIN
-    d.ok := true;
-    d.at := now;
-    d.capacity := l.capacity;
-    d.enforced := l.enforce;
-    d.changed := false;
     IF l.kind = 'unlimited' THEN RETURN d; END IF;
     IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;
     r := ratelimit._refilled(l, s, now);
@@ -275,24 +257,13 @@ BEGIN
         IF ratelimit._awaits(l, r.tokens) THEN d.ts := greatest(r.ts, now); END IF;
         d.value := ratelimit._bounded(l, ratelimit._subtract(r.tokens, -count), d.ts);
     ELSIF l.kind = 'token bucket' OR taken_at IS NULL OR ratelimit._us(taken_at) >= r.ts THEN
-        d.value := r.tokens + count;
-        -- First goes what was used beyond what this config adds, which only this column records.
-        IF l.kind = 'fixed window' AND d.ts = s.ts AND d.value > 0 THEN
-            over := greatest(s.added - greatest(s.value, 0) - l.adds, 0);
-        END IF;
-        IF over > 0 THEN
-            paid := least(over, d.value);
-            d.value := d.value - paid;
-            d.added := l.adds + (over - paid);
-            d.changed := true;
-        END IF;
-        d.value := least(d.value, l.capacity);
+        over := ratelimit._overused(l, s, d.ts);
+        paid := least(over, greatest(r.tokens + count, 0));
+        d.value := least(r.tokens + count - paid, l.capacity);
     END IF;
     IF d.value < -l.tolerance AND NOT l.overage THEN d.wait := ratelimit._due(l, d.ts, -d.value) - now; END IF;
-    d.changed := d.changed OR d.value <> r.tokens;
-    IF l.kind = 'fixed window' AND (over > 0) IS NOT TRUE THEN
-        d.added := ratelimit._added(l, s, d.ts, d.value);
-    END IF;
+    d.changed := paid > 0 OR d.value <> r.tokens;
+    d.added := CASE WHEN paid > 0 THEN l.adds + (over - paid) ELSE ratelimit._added(l, s, d.ts, d.value) END;
     d.remaining := ratelimit._rounded(d.value, l.capacity, l.tolerance);
     d.reset_at := ratelimit._reset_at(l, d.ts, d.value, now);
     RETURN d;

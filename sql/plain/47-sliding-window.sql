@@ -28,17 +28,11 @@ CREATE OR REPLACE FUNCTION ratelimit._take_window(l ratelimit._limit, s ratelimi
     count double precision) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
     c record := ratelimit._counters(l, s, now);
-    d ratelimit._decision;
+    d ratelimit._decision := ratelimit._verdict(l, now, count = 0 OR c.used + count <= l.rate + l.tolerance, count > 0);
     fading double precision := c.value;
     fixed double precision := 0;
     at bigint := ratelimit._plus(c.ts, l.period);
 BEGIN
-    d.at := now;
-    d.capacity := l.capacity;
-    d.enforced := l.enforce;
-    d.ok := count = 0 OR c.used + count <= l.rate + l.tolerance;
-    d.limited_by := CASE WHEN NOT d.ok THEN 'tokens' END;
-    d.changed := d.ok AND count > 0;
     d.reset_at := at;
     IF d.changed THEN
         d.ts := c.ts;

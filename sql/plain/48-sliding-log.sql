@@ -17,18 +17,12 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._take_log(l ratelimit._limit, s ratelimit._state, now bigint,
     count double precision) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
-    d ratelimit._decision;
     gone int := ratelimit._gone(l, s.log, now);
     live int := cardinality(s.log) - gone;
     newest timestamptz := CASE WHEN live > 0 THEN s.log[cardinality(s.log)] END;
     nth timestamptz;
+    d ratelimit._decision := ratelimit._verdict(l, now, count = 0 OR live + count <= l.rate, count > 0);
 BEGIN
-    d.at := now;
-    d.capacity := l.capacity;
-    d.enforced := l.enforce;
-    d.ok := count = 0 OR live + count <= l.rate;
-    d.limited_by := CASE WHEN NOT d.ok THEN 'tokens' END;
-    d.changed := d.ok AND count > 0;
     IF d.changed THEN
         d.ts := greatest(ratelimit._us(newest), now);
         newest := ratelimit._nearest(d.ts);

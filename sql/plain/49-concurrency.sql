@@ -50,12 +50,8 @@ BEGIN
         END LOOP;
         more := greatest(count - had, 0);
     END IF;
-    d.at := now;
-    d.capacity := l.capacity;
-    d.enforced := l.enforce;
-    d.ok := more = 0 OR cardinality(live) / 2 + more <= l.capacity;
-    d.limited_by := CASE WHEN NOT d.ok THEN 'slots' END;
-    d.changed := d.ok AND (more > 0 OR had > 0);
+    d := ratelimit._verdict(l, now, more = 0 OR cardinality(live) / 2 + more <= l.capacity, more > 0 OR had > 0,
+                            'slots');
     IF d.changed THEN
         IF ends IS NULL THEN
             WHILE EXISTS (SELECT FROM generate_series(1, cardinality(s.leases), 2) i WHERE s.leases[i] = id) LOOP

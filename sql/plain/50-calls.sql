@@ -413,7 +413,7 @@ BEGIN
     END IF;
     IF (a.d).changed OR a.ids IS NOT NULL OR NOT anew AND due IS DISTINCT FROM (a.r).holds_due THEN
         a.r.holds_due := due;
-        PERFORM ratelimit._write_row(CASE WHEN (a.d).changed THEN ratelimit._row_with(a.r, a.l, ratelimit._left(a.d))
+        PERFORM ratelimit._write_row(CASE WHEN (a.d).changed THEN ratelimit._row_with(a.r, a.l, a.d)
                                           ELSE a.r END);
     END IF;
     IF a.changed AND a.verb = 'hold' THEN

@@ -56,7 +56,7 @@ $$;
 -- Whether a limit in full denies an ask, too.
 CREATE OR REPLACE FUNCTION ratelimit._never(a ratelimit._ask, now bigint) RETURNS boolean STABLE LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN NOT (ratelimit._take(a.l, ratelimit._fresh(a.l, a.name, a.key, now), now, coalesce(a.more, a.count),
+    RETURN NOT (ratelimit._take(a.l, ratelimit._initial(a.l, now, NULL, a.name, a.key), now, coalesce(a.more, a.count),
                                 coalesce(a.fewest, a.at_least), a.reserve)).ok;
 END
 $$;
@@ -127,7 +127,7 @@ BEGIN
         ELSIF tokens IS NULL THEN
             d := ratelimit._refund(l, ratelimit._state_of(l, r, at), at, h.held, h.taken_at);
             back := d.taken;
-            IF d.changed THEN r := ratelimit._row_with(r, l, ratelimit._left(d)); END IF;
+            IF d.changed THEN r := ratelimit._row_with(r, l, d); END IF;
         ELSE
             back := least(h.held, l.capacity - tokens);
             IF back > 0 AND least(tokens + back, l.capacity) <> tokens THEN
@@ -249,8 +249,8 @@ BEGIN
         EXIT WHEN passes <= at OR passes <= opens;
         l := ratelimit._limit_of_expiry(defined, h.config, a.l);
         d := ratelimit._refund(l, ratelimit._state_of(l, later.r, at), at, h.held, h.taken_at);
-        CONTINUE WHEN NOT d.changed;
-        later.r := ratelimit._row_with(later.r, l, ratelimit._left(d));
+        CONTINUE WHEN d.changed IS NOT TRUE;
+        later.r := ratelimit._row_with(later.r, l, d);
         at := greatest(at, opens);
         later.s := ratelimit._state_of(a.l, later.r, at);
         later := ratelimit._decide_ask(later, at);
@@ -318,11 +318,8 @@ BEGIN
     s := ratelimit._state_of(l, of_key, now);
     IF ratelimit._ignores(l, s, now) THEN RETURN 0; END IF;
     r := ratelimit._refilled(l, s, now);
-    room := l.capacity - r.tokens;
-    IF l.kind = 'fixed window' THEN
-        since := ratelimit._nearest(r.ts);
-        IF r.ts = s.ts THEN room := room + greatest(coalesce(s.added - greatest(s.value, 0), 0) - l.adds, 0); END IF;
-    END IF;
+    room := l.capacity - r.tokens + ratelimit._overused(l, s, r.ts);
+    IF l.kind = 'fixed window' THEN since := ratelimit._nearest(r.ts); END IF;
     -- A charged hold counts for the day in which it can be settled.
     RETURN least(coalesce((
         SELECT sum(ratelimit._returnable(h.name, h.count, h.spent, h.returned, h.taken_at, h.expires_at))

@@ -56,18 +56,6 @@ BEGIN
 END
 $$;
 
--- The answer to a call that takes nothing.
-CREATE OR REPLACE FUNCTION ratelimit._untouched(l ratelimit._limit, s ratelimit._state, now bigint)
-RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
-DECLARE
-    d ratelimit._decision := ratelimit._level(l, s, now);
-BEGIN
-    d.ok := true; d.wait := NULL; d.at := now; d.capacity := l.capacity; d.enforced := l.enforce; d.changed := false;
-    d.taken := 0;
-    RETURN d;
-END
-$$;
-
 -- Decides a hold: takes what it lacks of the tokens or slots that are asked for, or if that is nothing, keeps the start
 -- of a reservation.
 CREATE OR REPLACE FUNCTION ratelimit._decide_hold(a ratelimit._ask, now bigint) RETURNS ratelimit._ask STABLE
@@ -97,7 +85,7 @@ BEGIN
         a.more := greatest(a.count - coalesce((a.h).count, 0), 0);
         a.fewest := CASE WHEN a.at_least IS NOT NULL THEN greatest(a.at_least - coalesce((a.h).count, 0), 0) END;
         IF (a.h).id IS NOT NULL AND a.more = 0 THEN
-            a.d := ratelimit._untouched(a.l, a.s, now);
+            a.d := ratelimit._level(a.l, a.s, now);
             IF ratelimit._us((a.h).taken_at) > ratelimit._present(a.l, a.s, now) THEN
                 a.d.wait := ratelimit._us((a.h).taken_at) - now;
             END IF;
@@ -264,7 +252,7 @@ BEGIN
         RETURN d;
     END IF;
     SELECT f.r, ratelimit._now() AS now INTO stored FROM ratelimit._look_up($3, $4) f;
-    RETURN ratelimit._untouched(a.l, ratelimit._state_of(a.l, stored.r, stored.now), stored.now);
+    RETURN ratelimit._level(a.l, ratelimit._state_of(a.l, stored.r, stored.now), stored.now);
 END
 $$;
 

@@ -6,7 +6,6 @@ DECLARE
     meaning text;
     is_same boolean;
     written boolean;
-    other record;
     l ratelimit._limit;
 BEGIN
     PERFORM ratelimit._writable('rl_define'), ratelimit._check(name, '');
@@ -37,12 +36,11 @@ BEGIN
     END IF;
     -- After the row is written, as a block is: the definition of the name, the key or its plan may take no key.
     IF key <> '' THEN
-        FOR other IN SELECT c.parsed FROM ONLY ratelimit.rl_config c
-                     WHERE c.name = $1 AND c.key IN ('', $3) OR c.name = plan AND c.key = ''
-                     ORDER BY c.name = $1 DESC, c.key LOOP
-            l := other.parsed::ratelimit._limit;
-            IF NOT l.keyed THEN PERFORM ratelimit._keyed(name, l.kind, false); END IF;
-        END LOOP;
+        l := (SELECT d.l FROM (
+                  SELECT c.name, c.key, c.parsed::ratelimit._limit AS l FROM ONLY ratelimit.rl_config c
+                  WHERE c.name = $1 AND c.key IN ('', $3) OR c.name = plan AND c.key = '') d
+              WHERE NOT (d.l).keyed ORDER BY d.name = $1 DESC, d.key LIMIT 1);
+        IF l.kind IS NOT NULL THEN PERFORM ratelimit._keyed(name, l.kind, false); END IF;
     END IF;
     RETURN coalesce(written, false);
 END
@@ -106,11 +104,8 @@ BEGIN
     RETURNING b.until INTO ends;
     IF NOT FOUND THEN PERFORM ratelimit._not_written('rl_blocks'); END IF;
     l := ratelimit._defined(name, key);
-    IF l.kind IS NULL THEN
-        -- If a key's plan is not defined, every call of the key fails.
-        IF EXISTS (SELECT FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2) THEN
-            RETURN ratelimit._shown(ratelimit._us(ends));
-        END IF;
+    -- If a key's plan is not defined, every call of the key fails.
+    IF l.kind IS NULL AND NOT EXISTS (SELECT FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2) THEN
         RAISE NOTICE 'rate limit "%" is not defined: the block applies to calls that pass a config, and to all calls '
             'once it is defined', name;
     ELSIF l.keyed = (key = '') THEN

@@ -199,7 +199,8 @@ BEGIN
     a.decisions := r.decisions;
     IF NOT r.passes THEN
         -- Takes that together exceed a full limit never pass.
-        IF (ratelimit._run_takes(a.l, ratelimit._fresh(a.l, a.name, a.key, now), now, a.counts, a.reserves)).passes THEN
+        IF (ratelimit._run_takes(a.l, ratelimit._initial(a.l, now, NULL, a.name, a.key), now, a.counts,
+                                 a.reserves)).passes THEN
             SELECT CASE WHEN bool_and(x.wait IS NOT NULL) THEN max(x.wait) END INTO wait
             FROM unnest(a.decisions) x WHERE NOT x.ok;
             -- The first take of a window would meet a change of its rate, which a denial doesn't.

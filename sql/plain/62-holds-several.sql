@@ -41,9 +41,9 @@ BEGIN
     FOR i IN 1..cardinality(live) BY 2 LOOP
         IF live[i] <> lease THEN rest := rest || live[i:i + 1]; END IF;
     END LOOP;
-    IF rest = live THEN RETURN ratelimit._untouched(l, s, now); END IF;
+    IF rest = live THEN RETURN ratelimit._level(l, s, now); END IF;
     s.leases := rest;
-    d := ratelimit._untouched(l, s, now);
+    d := ratelimit._level(l, s, now);
     d.changed := true; d.value := cardinality(rest) / 2; d.ts := greatest(s.ts, now); d.leases := rest;
     RETURN d;
 END

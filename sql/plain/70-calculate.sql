@@ -4,17 +4,16 @@ CREATE OR REPLACE FUNCTION ratelimit._millis(us bigint) RETURNS numeric IMMUTABL
     SELECT trim_scale(us::numeric / 1000)
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._state_json(s ratelimit._state, kind text) RETURNS jsonb STABLE LANGUAGE sql AS $$
-    SELECT jsonb_build_object('ts', ratelimit._millis(s.ts),
-               'value', ratelimit._number(coalesce(cardinality(s.log), cardinality(s.leases) / 2, s.value)))
-        || CASE WHEN s.added IS NOT NULL THEN jsonb_build_object('added', ratelimit._number(s.added))
-           WHEN s.leases IS NOT NULL THEN jsonb_build_object('leases', coalesce((
-               SELECT jsonb_agg(jsonb_build_array(ratelimit._millis(s.leases[i]), ratelimit._millis(s.leases[i + 1]))
-                                ORDER BY i) FROM generate_series(1, cardinality(s.leases), 2) i), '[]'))
-           WHEN s.log IS NOT NULL THEN jsonb_build_object('log', coalesce((
-               SELECT jsonb_agg(ratelimit._millis(ratelimit._us(e)) ORDER BY n)
-               FROM unnest(s.log) WITH ORDINALITY u(e, n)), '[]'))
-           WHEN kind = 'sliding window' THEN jsonb_build_object('prior', ratelimit._number(s.prior)) ELSE '{}' END
+CREATE OR REPLACE FUNCTION ratelimit._state_json(s ratelimit._state) RETURNS jsonb STABLE LANGUAGE sql AS $$
+    SELECT jsonb_strip_nulls(jsonb_build_object('ts', ratelimit._millis(s.ts), 'added', ratelimit._number(s.added),
+        'value', ratelimit._number(coalesce(cardinality(s.log), cardinality(s.leases) / 2, s.value)),
+        'prior', ratelimit._number(s.prior),
+        'leases', CASE WHEN s.leases IS NOT NULL THEN coalesce((
+            SELECT jsonb_agg(jsonb_build_array(ratelimit._millis(s.leases[i]), ratelimit._millis(s.leases[i + 1]))
+                             ORDER BY i) FROM generate_series(1, cardinality(s.leases), 2) i), '[]') END,
+        'log', CASE WHEN s.log IS NOT NULL THEN coalesce((
+            SELECT jsonb_agg(ratelimit._millis(ratelimit._us(e)) ORDER BY n)
+            FROM unnest(s.log) WITH ORDINALITY u(e, n)), '[]') END))
 $$;
 
 -- Reads times in epoch milliseconds, as microseconds; NULL if one of them is none.
@@ -103,8 +102,7 @@ BEGIN
     IF config IS NULL THEN PERFORM ratelimit._null('config'); END IF;
     IF at IS NULL THEN PERFORM ratelimit._null('at'); END IF;
     IF at IN ('infinity', '-infinity') THEN PERFORM ratelimit._bad('at', 'infinite', 'a finite time'); END IF;
-    IF count IS NULL THEN PERFORM ratelimit._null('count'); END IF;
-    IF reserve IS NULL THEN PERFORM ratelimit._null('reserve'); END IF;
+    PERFORM ratelimit._check('-', '', count, reserve);
     l := ratelimit._parse(config);
     PERFORM ratelimit._check_count(l.kind, count);
     r.state := nullif(state, 'null');
@@ -118,7 +116,7 @@ BEGIN
     r.retry_at := ratelimit._shown(ratelimit._plus(now, d.wait));
     IF r.retry_at IS NOT NULL THEN r.retry_after := d.wait::float8 / 1e6; END IF;
     d.added := NULL;
-    IF d.changed THEN r.state := ratelimit._state_json(ratelimit._left(d), l.kind); END IF;
+    IF d.changed THEN r.state := ratelimit._state_json(ratelimit._left(d)); END IF;
     RETURN r;
 END
 $$;
@@ -160,7 +158,7 @@ BEGIN
         -- A state fixes the phase of its windows.
         'config', ratelimit._resolved(l, CASE WHEN l.kind = 'fixed window' AND l.start IS NULL AND l.zone IS NULL
             AND NOT l.first_request THEN coalesce(s.ts, ratelimit._phase(name, key)) END),
-        'state', CASE WHEN stored.has_state THEN ratelimit._state_json(s, l.kind) END,
+        'state', CASE WHEN stored.has_state THEN ratelimit._state_json(s) END,
         'now', ratelimit._millis(stored.now),
         'blockedUntil', CASE WHEN ratelimit._us(stored.until) > stored.now
             THEN ratelimit._millis(ratelimit._us(ratelimit._rounded_up(ratelimit._us(stored.until)))) END);
