@@ -65,10 +65,9 @@ BEGIN
     PERFORM ratelimit._make_type('_decision', 'ok boolean, wait bigint, remaining double precision,
         capacity double precision, reset_at bigint, at bigint, changed boolean, enforced boolean,
         limited_by text, -- also where ok is true because it is a dry run
-        forever boolean, value double precision, ts bigint, prior double precision, log timestamptz[],
-        added double precision,
+        forever boolean,
+        state ratelimit._state, -- after it, if that is changed
         taken double precision, -- of a take of as many tokens as there are; of a refund, what came back
-        leases bigint[],
         lease bigint, ends bigint -- that it grants: its id, and when it expires
     ');
     -- A row of rl_holds.

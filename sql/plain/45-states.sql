@@ -65,15 +65,10 @@ CREATE OR REPLACE FUNCTION ratelimit._has_state(kind "char") RETURNS boolean IMM
     SELECT coalesce(kind IN ('t', 's', 'l', 'c'), false)
 $$;
 
--- The state that a decision leaves.
-CREATE OR REPLACE FUNCTION ratelimit._left(d ratelimit._decision) RETURNS ratelimit._state IMMUTABLE LANGUAGE sql AS $$
-    SELECT ROW(d.value, d.ts, d.prior, d.log, d.added, d.leases)::ratelimit._state
-$$;
-
--- The row with the state that a decision leaves.
-CREATE OR REPLACE FUNCTION ratelimit._row_with(r ratelimit._row, l ratelimit._limit, d ratelimit._decision)
+-- The row with another state.
+CREATE OR REPLACE FUNCTION ratelimit._row_with(r ratelimit._row, l ratelimit._limit, s ratelimit._state)
 RETURNS ratelimit._row STABLE LANGUAGE sql AS $$
-    SELECT ROW(r.name, r.key, r.shard, l.letter, d.value, ratelimit._nearest(d.ts), d.added, d.prior, d.log, d.leases,
+    SELECT ROW(r.name, r.key, r.shard, l.letter, s.value, ratelimit._nearest(s.ts), s.added, s.prior, s.log, s.leases,
                r.holds_due)::ratelimit._row
 $$;
 
@@ -128,7 +123,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._verdict(l ratelimit._limit, now bigint, ok boolean, changed boolean,
     lacks text DEFAULT 'tokens') RETURNS ratelimit._decision IMMUTABLE LANGUAGE sql AS $$
     SELECT ROW(ok, NULL, NULL, l.capacity, NULL, now, ok AND changed, l.enforce, CASE WHEN NOT ok THEN lacks END, NULL,
-               NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ratelimit._decision
+               NULL, NULL, NULL, NULL)::ratelimit._decision
 $$;
 
 -- Decides a take of any kind.

@@ -199,15 +199,14 @@ BEGIN
             reset := ratelimit._reset_at(l, r.ts, r.tokens, now);
             wait := ratelimit._retry(l, s, now, count, reserve, r.ts, r.tokens);
             RETURN ROW(false, wait, ratelimit._rounded(r.tokens, l.capacity, l.tolerance), l.capacity, reset, now,
-                false, l.enforce, 'tokens', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                NULL)::ratelimit._decision;
+                false, l.enforce, 'tokens', NULL, NULL, NULL, NULL, NULL)::ratelimit._decision;
         END IF;
         IF wait <= 0 THEN wait := NULL; END IF;
     END IF;
     reset := ratelimit._reset_at(l, ts, value, now);
     added := ratelimit._added(l, s, ts, value);
     RETURN ROW(true, wait, ratelimit._rounded(value, l.capacity, l.tolerance), l.capacity, reset, now, count > 0,
-               l.enforce, NULL, NULL, value, ts, NULL, NULL, added, NULL, NULL, NULL, NULL)::ratelimit._decision;
+               l.enforce, NULL, NULL, ROW(value, ts, NULL, NULL, added, NULL), NULL, NULL, NULL)::ratelimit._decision;
 END
 $$;
 
@@ -247,25 +246,28 @@ DECLARE
     r record;
     over double precision;
     paid double precision := 0; -- of it
+    ts bigint;
+    value double precision;
 BEGIN
     IF l.kind = 'unlimited' THEN RETURN d; END IF;
     IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;
     r := ratelimit._refilled(l, s, now);
-    d.ts := r.ts;
-    d.value := r.tokens;
+    ts := r.ts;
+    value := r.tokens;
     IF count < 0 THEN
-        IF ratelimit._awaits(l, r.tokens) THEN d.ts := greatest(r.ts, now); END IF;
-        d.value := ratelimit._bounded(l, ratelimit._subtract(r.tokens, -count), d.ts);
+        IF ratelimit._awaits(l, r.tokens) THEN ts := greatest(r.ts, now); END IF;
+        value := ratelimit._bounded(l, ratelimit._subtract(r.tokens, -count), ts);
     ELSIF l.kind = 'token bucket' OR taken_at IS NULL OR ratelimit._us(taken_at) >= r.ts THEN
-        over := ratelimit._overused(l, s, d.ts);
+        over := ratelimit._overused(l, s, ts);
         paid := least(over, greatest(r.tokens + count, 0));
-        d.value := least(r.tokens + count - paid, l.capacity);
+        value := least(r.tokens + count - paid, l.capacity);
     END IF;
-    IF d.value < -l.tolerance AND NOT l.overage THEN d.wait := ratelimit._due(l, d.ts, -d.value) - now; END IF;
-    d.changed := paid > 0 OR d.value <> r.tokens;
-    d.added := CASE WHEN paid > 0 THEN l.adds + (over - paid) ELSE ratelimit._added(l, s, d.ts, d.value) END;
-    d.remaining := ratelimit._rounded(d.value, l.capacity, l.tolerance);
-    d.reset_at := ratelimit._reset_at(l, d.ts, d.value, now);
+    IF value < -l.tolerance AND NOT l.overage THEN d.wait := ratelimit._due(l, ts, -value) - now; END IF;
+    d.changed := paid > 0 OR value <> r.tokens;
+    d.state := ROW(value, ts, NULL, NULL, CASE WHEN paid > 0 THEN l.adds + (over - paid)
+        ELSE ratelimit._added(l, s, ts, value) END, NULL)::ratelimit._state;
+    d.remaining := ratelimit._rounded(value, l.capacity, l.tolerance);
+    d.reset_at := ratelimit._reset_at(l, ts, value, now);
     RETURN d;
 END
 $$;

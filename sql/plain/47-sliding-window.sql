@@ -35,10 +35,9 @@ DECLARE
 BEGIN
     d.reset_at := at;
     IF d.changed THEN
-        d.ts := c.ts;
-        d.prior := c.prior;
-        d.value := -ratelimit._subtract(-c.value, count);
-        c.used := ratelimit._fading(c.prior, now - c.ts, l.period) + d.value;
+        c.value := -ratelimit._subtract(-c.value, count);
+        c.used := ratelimit._fading(c.prior, now - c.ts, l.period) + c.value;
+        d.state := ROW(c.value, c.ts, c.prior, NULL, NULL, NULL)::ratelimit._state;
     END IF;
     d.remaining := ratelimit._rounded(greatest(l.rate - c.used, 0), l.rate, l.tolerance);
     IF NOT d.ok AND count <= l.rate + l.tolerance THEN

@@ -24,11 +24,11 @@ DECLARE
     d ratelimit._decision := ratelimit._verdict(l, now, count = 0 OR live + count <= l.rate, count > 0);
 BEGIN
     IF d.changed THEN
-        d.ts := greatest(ratelimit._us(newest), now);
-        newest := ratelimit._nearest(d.ts);
-        d.log := s.log[gone + 1:] || array_fill(newest, ARRAY[count::int]);
+        s.ts := greatest(ratelimit._us(newest), now);
+        newest := ratelimit._nearest(s.ts);
         live := live + count::int;
-        d.value := live;
+        d.state := ROW(live, s.ts, NULL, s.log[gone + 1:] || array_fill(newest, ARRAY[count::int]), NULL,
+                       NULL)::ratelimit._state;
     ELSIF NOT d.ok AND count <= l.rate THEN
         -- This number of the oldest entries must leave.
         nth := s.log[gone + (live + count - l.rate)::int];

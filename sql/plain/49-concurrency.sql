@@ -67,9 +67,7 @@ BEGIN
         d.taken := greatest(count, had);
         d.lease := id;
         d.ends := ends;
-        d.value := cardinality(live) / 2;
-        d.ts := greatest(s.ts, now);
-        d.leases := live;
+        d.state := ROW(cardinality(live) / 2, greatest(s.ts, now), NULL, NULL, NULL, live)::ratelimit._state;
     ELSIF NOT d.ok AND more <= l.capacity THEN
         d.wait := live[2 * greatest(cardinality(live) / 2 + more - l.capacity, 1)::int] - now;
     ELSIF d.ok THEN

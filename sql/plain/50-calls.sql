@@ -178,10 +178,12 @@ $$;
 
 -- Inserts the row of an ask as it was decided, unless there is one. Returns whether it did, and didn't have to wait.
 CREATE OR REPLACE FUNCTION ratelimit._inserted(a ratelimit._ask) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    s CONSTANT ratelimit._state := (a.d).state;
 BEGIN
     INSERT INTO ratelimit.rateLimits (name, key, kind, value, ts, added, prior, log, leases)
-    VALUES (a.name, a.key, (a.l).letter, (a.d).value, ratelimit._nearest((a.d).ts), (a.d).added, (a.d).prior, (a.d).log,
-            (a.d).leases) ON CONFLICT DO NOTHING;
+    VALUES (a.name, a.key, (a.l).letter, s.value, ratelimit._nearest(s.ts), s.added, s.prior, s.log, s.leases)
+    ON CONFLICT DO NOTHING;
     IF FOUND AND ratelimit._now() - (a.d).at < 1000 THEN RETURN true; END IF;
     -- If it waited for an insert that was rolled back, the row is this transaction's own now, and counts as none.
     IF FOUND THEN UPDATE ONLY ratelimit.rateLimits r SET kind = '-' WHERE r.name = a.name AND r.key = a.key; END IF;
@@ -413,7 +415,7 @@ BEGIN
     END IF;
     IF (a.d).changed OR a.ids IS NOT NULL OR NOT anew AND due IS DISTINCT FROM (a.r).holds_due THEN
         a.r.holds_due := due;
-        PERFORM ratelimit._write_row(CASE WHEN (a.d).changed THEN ratelimit._row_with(a.r, a.l, a.d)
+        PERFORM ratelimit._write_row(CASE WHEN (a.d).changed THEN ratelimit._row_with(a.r, a.l, (a.d).state)
                                           ELSE a.r END);
     END IF;
     IF a.changed AND a.verb = 'hold' THEN

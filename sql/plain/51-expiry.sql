@@ -127,7 +127,7 @@ BEGIN
         ELSIF tokens IS NULL THEN
             d := ratelimit._refund(l, ratelimit._state_of(l, r, at), at, h.held, h.taken_at);
             back := d.taken;
-            IF d.changed THEN r := ratelimit._row_with(r, l, d); END IF;
+            IF d.changed THEN r := ratelimit._row_with(r, l, d.state); END IF;
         ELSE
             back := least(h.held, l.capacity - tokens);
             IF back > 0 AND least(tokens + back, l.capacity) <> tokens THEN
@@ -250,7 +250,7 @@ BEGIN
         l := ratelimit._limit_of_expiry(defined, h.config, a.l);
         d := ratelimit._refund(l, ratelimit._state_of(l, later.r, at), at, h.held, h.taken_at);
         CONTINUE WHEN d.changed IS NOT TRUE;
-        later.r := ratelimit._row_with(later.r, l, d);
+        later.r := ratelimit._row_with(later.r, l, d.state);
         at := greatest(at, opens);
         later.s := ratelimit._state_of(a.l, later.r, at);
         later := ratelimit._decide_ask(later, at);

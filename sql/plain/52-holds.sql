@@ -125,7 +125,7 @@ BEGIN
     ELSIF l.kind = 'concurrency' THEN
         IF d.taken <= 0 THEN h.count := greatest(h.count, h.spent); END IF; -- slots that have expired stay in it
     ELSE
-        after := CASE WHEN d.changed THEN ratelimit._left(d) ELSE ratelimit._current(l, a.s, now) END;
+        after := CASE WHEN d.changed THEN d.state ELSE ratelimit._current(l, a.s, now) END;
     END IF;
     had := coalesce(h.count, 0);
     present := greatest(now, after.ts); -- the clock may be behind the state

@@ -153,7 +153,7 @@ BEGIN
         d := ratelimit._decide(l, s, now, counts[i], reserves[i]);
         IF d.changed THEN
             last := d;
-            s := ratelimit._left(d);
+            s := d.state;
         END IF;
         passes := passes AND d.ok;
         decisions := decisions || d;
@@ -261,7 +261,7 @@ BEGIN
         d := coalesce(a.decisions[1], a.d);
         level := d;
         IF NOT taken OR a.counts IS NOT NULL OR d.limited_by = 'block' THEN
-            level := ratelimit._level(a.l, CASE WHEN taken AND (a.d).changed THEN ratelimit._left(a.d) ELSE a.s END,
+            level := ratelimit._level(a.l, CASE WHEN taken AND (a.d).changed THEN (a.d).state ELSE a.s END,
                                       d.at);
         END IF;
         FOR i IN 1..cardinality(a.ns) LOOP

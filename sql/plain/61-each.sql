@@ -60,7 +60,7 @@ BEGIN
         IF x.changed AND a.locked IS DISTINCT FROM false THEN
             EXIT WHEN a.locked IS NULL AND (a.r).shard IS NOT NULL;
             IF (x.r).holds_due IS NOT NULL AND ratelimit._is_anew(x.l, x.r, now) THEN x.r.holds_due := NULL; END IF;
-            x.r := ratelimit._row_with(x.r, x.l, x.d);
+            x.r := ratelimit._row_with(x.r, x.l, (x.d).state);
             x.r.shard := 0; -- as of a row that is there
         END IF;
     END LOOP;

@@ -44,7 +44,8 @@ BEGIN
     IF rest = live THEN RETURN ratelimit._level(l, s, now); END IF;
     s.leases := rest;
     d := ratelimit._level(l, s, now);
-    d.changed := true; d.value := cardinality(rest) / 2; d.ts := greatest(s.ts, now); d.leases := rest;
+    d.changed := true;
+    d.state := ROW(cardinality(rest) / 2, greatest(s.ts, now), NULL, NULL, NULL, rest)::ratelimit._state;
     RETURN d;
 END
 $$;

@@ -115,8 +115,8 @@ BEGIN
     r.reset_at := ratelimit._shown(d.reset_at);
     r.retry_at := ratelimit._shown(ratelimit._plus(now, d.wait));
     IF r.retry_at IS NOT NULL THEN r.retry_after := d.wait::float8 / 1e6; END IF;
-    d.added := NULL;
-    IF d.changed THEN r.state := ratelimit._state_json(ratelimit._left(d)); END IF;
+    d.state.added := NULL;
+    IF d.changed THEN r.state := ratelimit._state_json(d.state); END IF;
     RETURN r;
 END
 $$;
