@@ -282,7 +282,7 @@ IMMUTABLE LANGUAGE sql AS $$
 $$;
 
 -- Writes a float as JSON with every digit, under any setting.
-CREATE OR REPLACE FUNCTION ratelimit._number(number double precision) RETURNS jsonb IMMUTABLE STRICT LANGUAGE sql
+CREATE OR REPLACE FUNCTION ratelimit._number(number double precision) RETURNS jsonb IMMUTABLE LANGUAGE sql
 SET extra_float_digits = 1 AS $$
     SELECT to_jsonb(number::text::numeric)
 $$;

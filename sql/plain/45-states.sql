@@ -60,11 +60,6 @@ BEGIN
 END
 $$;
 
--- Whether a row has a state, of whatever kind.
-CREATE OR REPLACE FUNCTION ratelimit._has_state(kind "char") RETURNS boolean IMMUTABLE LANGUAGE sql AS $$
-    SELECT coalesce(kind IN ('t', 's', 'l', 'c'), false)
-$$;
-
 -- The row with another state.
 CREATE OR REPLACE FUNCTION ratelimit._row_with(r ratelimit._row, l ratelimit._limit, s ratelimit._state)
 RETURNS ratelimit._row STABLE LANGUAGE sql AS $$
@@ -77,25 +72,22 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._current(l ratelimit._limit, s ratelimit._state, now bigint)
 RETURNS ratelimit._state STABLE LANGUAGE plpgsql AS $$
 DECLARE
-    soon CONSTANT bigint := ratelimit._plus(now, 3600000000);
-    stored double precision;
-    horizon bigint := soon;
+    missing double precision;
+    horizon bigint;
     seen bigint := s.ts;
 BEGIN
     CASE l.kind
-    WHEN 'token bucket' THEN
-        horizon := ratelimit._due(l, now, greatest(l.capacity - ratelimit._stored(l, s), l.capacity));
-    WHEN 'fixed window' THEN
-        stored := least(ratelimit._stored(l, s), ratelimit._rolls_over(l, s));
-        IF l.overage THEN stored := greatest(stored, 0); END IF;
-        horizon := ratelimit._due(l, now, greatest(l.capacity - stored, l.capacity, l.rate));
+    WHEN 'token bucket', 'fixed window' THEN
+        missing := l.capacity - CASE WHEN l.overage THEN 0
+            ELSE least(ratelimit._stored(l, s), ratelimit._rolls_over(l, s), 0) END;
+        horizon := ratelimit._due(l, now, greatest(missing, CASE l.kind WHEN 'fixed window' THEN l.rate END));
     WHEN 'sliding window' THEN horizon := ratelimit._plus(now, 2 * l.period);
     WHEN 'sliding log' THEN
         horizon := ratelimit._plus(now, l.period);
-        seen := CASE WHEN cardinality(s.log) > 0 THEN ratelimit._us(s.log[cardinality(s.log)]) ELSE now END;
+        seen := coalesce(ratelimit._us(s.log[cardinality(s.log)]), now);
     ELSE RETURN s;
     END CASE;
-    IF horizon IS NULL OR seen <= greatest(horizon, soon) THEN RETURN s; END IF;
+    IF horizon IS NULL OR seen <= greatest(horizon, ratelimit._plus(now, 3600000000)) THEN RETURN s; END IF;
     RETURN ratelimit._initial(l, now, s.ts);
 END
 $$;
@@ -126,11 +118,12 @@ CREATE OR REPLACE FUNCTION ratelimit._verdict(l ratelimit._limit, now bigint, ok
                NULL, NULL, NULL, NULL)::ratelimit._decision
 $$;
 
--- Decides a take of any kind.
+-- Decides a take of any kind; with at_least one of as many tokens as there are, up to count.
 CREATE OR REPLACE FUNCTION ratelimit._decide(l ratelimit._limit, s ratelimit._state, now bigint,
-    count double precision, reserve boolean, id bigint DEFAULT NULL) RETURNS ratelimit._decision STABLE
-LANGUAGE plpgsql AS $$
+    count double precision, reserve boolean, id bigint DEFAULT NULL, at_least double precision DEFAULT NULL)
+RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 BEGIN
+    IF at_least IS NOT NULL THEN RETURN ratelimit._decide_as_many(l, s, now, count, at_least, reserve); END IF;
     IF s.ts > now OR l.kind = 'sliding log' THEN s := ratelimit._current(l, s, now); END IF;
     CASE l.kind
     WHEN 'token bucket', 'fixed window' THEN RETURN ratelimit._take_tokens(l, s, now, count, reserve);
@@ -144,10 +137,10 @@ BEGIN
 END
 $$;
 
--- Decides a take of as many tokens as there are: all of count, or else the whole ones, if these are at least
+-- Decides such a take: all of count, or else the whole ones, if these are at least
 -- at_least. A denial is that of the fewest tokens with which it passes.
 CREATE OR REPLACE FUNCTION ratelimit._decide_as_many(l ratelimit._limit, s ratelimit._state, now bigint,
-    count double precision, at_least double precision, reserve boolean DEFAULT false)
+    count double precision, at_least double precision, reserve boolean)
 RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
     fewest CONSTANT double precision := least(ceil(at_least), count);

@@ -222,14 +222,6 @@ CREATE OR REPLACE FUNCTION ratelimit._ask(function text, verb text, name text, k
                NULL, NULL, NULL, NULL)::ratelimit._ask
 $$;
 
--- Decides a take, or with at_least one of as many tokens as there are, up to count.
-CREATE OR REPLACE FUNCTION ratelimit._take(l ratelimit._limit, s ratelimit._state, now bigint, count double precision,
-    at_least double precision, reserve boolean, id bigint DEFAULT NULL) RETURNS ratelimit._decision STABLE
-LANGUAGE sql AS $$
-    SELECT CASE WHEN at_least IS NULL THEN ratelimit._decide(l, s, now, count, reserve, id)
-                ELSE ratelimit._decide_as_many(l, s, now, count, at_least, reserve) END
-$$;
-
 -- Decides an ask on its row and hold at an instant, ignoring blocks. changed: whether there is anything to write.
 CREATE OR REPLACE FUNCTION ratelimit._decide_ask(a ratelimit._ask, now bigint) RETURNS ratelimit._ask STABLE
 LANGUAGE plpgsql AS $$
@@ -239,7 +231,7 @@ BEGIN
     IF a.counts IS NOT NULL THEN
         RETURN ratelimit._decide_takes(a, now);
     ELSIF a.verb IN ('take', 'check', 'status') THEN
-        a.d := ratelimit._take(a.l, a.s, now, a.count, a.at_least, a.reserve, a.lease);
+        a.d := ratelimit._decide(a.l, a.s, now, a.count, a.reserve, a.lease, a.at_least);
     ELSIF a.verb = 'hold' THEN
         RETURN ratelimit._decide_hold(a, now);
     ELSIF a.verb = 'settle' THEN
@@ -288,7 +280,7 @@ BEGIN
     a.s := ratelimit._state_of(a.l, a.r, now);
     -- The usual case, without another call of a function.
     IF a.until IS NULL AND a.counts IS NULL AND a.verb IN ('take', 'check', 'status') THEN
-        a.d := ratelimit._take(a.l, a.s, now, a.count, a.at_least, a.reserve, a.lease);
+        a.d := ratelimit._decide(a.l, a.s, now, a.count, a.reserve, a.lease, a.at_least);
         a.changed := (a.d).changed;
     ELSIF a.until IS NOT NULL AND ratelimit._us(a.until) > now THEN
         ends := ratelimit._us(a.until);

@@ -56,8 +56,8 @@ $$;
 -- Whether a limit in full denies an ask, too.
 CREATE OR REPLACE FUNCTION ratelimit._never(a ratelimit._ask, now bigint) RETURNS boolean STABLE LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN NOT (ratelimit._take(a.l, ratelimit._initial(a.l, now, NULL, a.name, a.key), now, coalesce(a.more, a.count),
-                                coalesce(a.fewest, a.at_least), a.reserve)).ok;
+    RETURN NOT (ratelimit._decide(a.l, ratelimit._initial(a.l, now, NULL, a.name, a.key), now,
+                                  coalesce(a.more, a.count), a.reserve, NULL, coalesce(a.fewest, a.at_least))).ok;
 END
 $$;
 
@@ -209,7 +209,7 @@ $$;
 -- Whether a write begins a key's state again, since the row's is of another kind, or ignored.
 CREATE OR REPLACE FUNCTION ratelimit._is_anew(l ratelimit._limit, r ratelimit._row, now bigint) RETURNS boolean STABLE
 LANGUAGE sql AS $$
-    SELECT ratelimit._has_state(r.kind) AND (r.kind <> l.letter OR r.ts > ratelimit._instant(now)
+    SELECT coalesce(r.kind IN ('t', 's', 'l', 'c'), false) AND (r.kind <> l.letter OR r.ts > ratelimit._instant(now)
         AND ratelimit._ignores(l, ratelimit._state_of(l, r, now), now))
 $$;
 

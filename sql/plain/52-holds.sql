@@ -64,10 +64,7 @@ DECLARE
     live bigint[];
 BEGIN
     -- Tokens of a state of another kind, or of an ignored one, are gone.
-    IF (a.l).kind = 'unlimited' OR ratelimit._has_state((a.r).kind)
-        AND ((a.r).kind <> (a.l).letter OR ratelimit._ignores(a.l, a.s, now)) THEN
-        a.h := NULL;
-    END IF;
+    IF (a.l).kind = 'unlimited' OR ratelimit._is_anew(a.l, a.r, now) THEN a.h := NULL; END IF;
     -- One of tokens means nothing to slots, nor one of slots to tokens, but a denial shows its end.
     a.ends := NULL;
     IF ((a.l).kind = 'concurrency') <> ((a.h).lease IS NOT NULL) THEN
@@ -90,7 +87,7 @@ BEGIN
                 a.d.wait := ratelimit._us((a.h).taken_at) - now;
             END IF;
         ELSE
-            a.d := ratelimit._take(a.l, a.s, now, a.more, a.fewest, a.reserve);
+            a.d := ratelimit._decide(a.l, a.s, now, a.more, a.reserve, NULL, a.fewest);
             IF a.fewest IS NULL THEN a.d.taken := CASE WHEN (a.d).ok THEN a.more ELSE 0 END; END IF;
         END IF;
     END IF;

@@ -77,7 +77,7 @@ $$;
 
 @rl_block@ LANGUAGE plpgsql AS $$
 DECLARE
-    now CONSTANT bigint := ratelimit._now();
+    now CONSTANT bigint := ratelimit._now(); -- a variable lets _nearest be inlined
     at CONSTANT timestamptz := ratelimit._nearest(now);
     ends timestamptz := until;
     l ratelimit._limit;
@@ -104,12 +104,12 @@ BEGIN
     RETURNING b.until INTO ends;
     IF NOT FOUND THEN PERFORM ratelimit._not_written('rl_blocks'); END IF;
     l := ratelimit._defined(name, key);
-    -- If a key's plan is not defined, every call of the key fails.
-    IF l.kind IS NULL AND NOT EXISTS (SELECT FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2) THEN
+    IF l.kind IS NOT NULL THEN
+        IF l.keyed = (key = '') THEN PERFORM ratelimit._keyed(name, l.kind, l.keyed); END IF;
+    -- If it's a key's plan that is not defined, every call of the key fails.
+    ELSIF NOT EXISTS (SELECT FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2) THEN
         RAISE NOTICE 'rate limit "%" is not defined: the block applies to calls that pass a config, and to all calls '
             'once it is defined', name;
-    ELSIF l.keyed = (key = '') THEN
-        PERFORM ratelimit._keyed(name, l.kind, l.keyed);
     END IF;
     RETURN ratelimit._shown(ratelimit._us(ends));
 END

@@ -5,15 +5,16 @@ CREATE OR REPLACE FUNCTION ratelimit._millis(us bigint) RETURNS numeric IMMUTABL
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit._state_json(s ratelimit._state) RETURNS jsonb STABLE LANGUAGE sql AS $$
-    SELECT jsonb_strip_nulls(jsonb_build_object('ts', ratelimit._millis(s.ts), 'added', ratelimit._number(s.added),
-        'value', ratelimit._number(coalesce(cardinality(s.log), cardinality(s.leases) / 2, s.value)),
-        'prior', ratelimit._number(s.prior),
-        'leases', CASE WHEN s.leases IS NOT NULL THEN coalesce((
-            SELECT jsonb_agg(jsonb_build_array(ratelimit._millis(s.leases[i]), ratelimit._millis(s.leases[i + 1]))
-                             ORDER BY i) FROM generate_series(1, cardinality(s.leases), 2) i), '[]') END,
-        'log', CASE WHEN s.log IS NOT NULL THEN coalesce((
-            SELECT jsonb_agg(ratelimit._millis(ratelimit._us(e)) ORDER BY n)
-            FROM unnest(s.log) WITH ORDINALITY u(e, n)), '[]') END))
+    SELECT jsonb_build_object('ts', ratelimit._millis(s.ts),
+               'value', ratelimit._number(coalesce(cardinality(s.log), cardinality(s.leases) / 2, s.value)))
+        || CASE WHEN s.added IS NOT NULL THEN jsonb_build_object('added', ratelimit._number(s.added))
+           WHEN s.leases IS NOT NULL THEN jsonb_build_object('leases', coalesce((
+               SELECT jsonb_agg(jsonb_build_array(ratelimit._millis(s.leases[i]), ratelimit._millis(s.leases[i + 1]))
+                                ORDER BY i) FROM generate_series(1, cardinality(s.leases), 2) i), '[]'))
+           WHEN s.log IS NOT NULL THEN jsonb_build_object('log', coalesce((
+               SELECT jsonb_agg(ratelimit._millis(ratelimit._us(e)) ORDER BY n)
+               FROM unnest(s.log) WITH ORDINALITY u(e, n)), '[]'))
+           WHEN s.prior IS NOT NULL THEN jsonb_build_object('prior', ratelimit._number(s.prior)) ELSE '{}' END
 $$;
 
 -- Reads times in epoch milliseconds, as microseconds; NULL if one of them is none.
