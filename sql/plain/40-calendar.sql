@@ -45,14 +45,13 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._date(l ratelimit._limit, w bigint) RETURNS date IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
     far CONSTANT numeric := w::numeric * l.every;
-    day date;
 BEGIN
-    IF l.months AND ratelimit._month(l.first_date) + far BETWEEN -56400 AND 119999 THEN
-        day := l.first_date + make_interval(months => far::int);
+    IF l.months AND ratelimit._month(l.first_date) + far BETWEEN -56400 AND ratelimit._month('9999-12-31') THEN
+        RETURN l.first_date + make_interval(months => far::int);
     ELSIF NOT l.months AND far BETWEEN date '4713-01-01 BC' - l.first_date AND date '9999-12-31' - l.first_date THEN
-        day := l.first_date + far::int;
+        RETURN l.first_date + far::int;
     END IF;
-    RETURN CASE WHEN day <= '9999-12-31' THEN day END;
+    RETURN NULL;
 END
 $$;
 
