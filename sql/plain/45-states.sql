@@ -33,28 +33,26 @@ $$;
 -- limit it only checks the row.
 CREATE OR REPLACE FUNCTION ratelimit._state_of(l ratelimit._limit, r ratelimit._row, now bigint)
 RETURNS ratelimit._state STABLE LANGUAGE plpgsql AS $$
-DECLARE
-    log timestamptz[];
-    leases bigint[];
 BEGIN
     IF r.shard IS NULL OR l.kind = 'unlimited' THEN RETURN ratelimit._initial(l, now, NULL, r.name, r.key); END IF;
     -- The owner may have written a log in another order, or with NULLs.
-    IF r.kind = 'l' THEN
-        log := ARRAY(SELECT e FROM unnest(r.log) e WHERE e IS NOT NULL ORDER BY e);
+    IF r.kind = 'l' AND r.log IS NOT NULL THEN
+        r.log := ARRAY(SELECT e FROM unnest(r.log) e WHERE e IS NOT NULL ORDER BY e);
     ELSIF r.kind = 'c' THEN
-        leases := ratelimit._in_order(r.leases);
+        r.leases := ratelimit._in_order(r.leases);
     END IF;
     IF (r.value > '-Infinity' AND r.value < 'Infinity' AND r.ts > '-infinity' AND r.ts < 'infinity' AND CASE r.kind
         WHEN 't' THEN r.added IS NULL OR r.added > '-Infinity' AND r.added < 'Infinity'
         WHEN 's' THEN r.prior > '-Infinity' AND r.prior < 'Infinity'
-        WHEN 'l' THEN r.log IS NOT NULL AND (log = '{}' OR log[1] > '-infinity' AND log[cardinality(log)] < 'infinity')
-        WHEN 'c' THEN cardinality(leases) % 2 = 0
+        WHEN 'l' THEN r.log = '{}' OR r.log[1] > '-infinity' AND r.log[cardinality(r.log)] < 'infinity'
+        WHEN 'c' THEN cardinality(r.leases) % 2 = 0
         ELSE r.kind IN ('-', '#', '=') END) IS NOT TRUE THEN
         PERFORM ratelimit._bad_row(r);
     END IF;
     IF r.kind = l.letter THEN
-        RETURN ROW(r.value, ratelimit._us(r.ts), CASE r.kind WHEN 's' THEN r.prior END, log,
-                   CASE r.kind WHEN 't' THEN r.added END, leases)::ratelimit._state;
+        RETURN ROW(r.value, ratelimit._us(r.ts), CASE r.kind WHEN 's' THEN r.prior END,
+                   CASE r.kind WHEN 'l' THEN r.log END, CASE r.kind WHEN 't' THEN r.added END,
+                   CASE r.kind WHEN 'c' THEN r.leases END)::ratelimit._state;
     END IF;
     RETURN CASE WHEN l.kind IS NOT NULL THEN ratelimit._initial(l, now, NULL, r.name, r.key) END;
 END
