@@ -34,7 +34,8 @@ pub struct Limited {
 /// The end of a transaction, or the rollback to a savepoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
-    /// The time of the client's request.
+    /// The time of the client's request, or another before which the calls were surely not ended. It may be earlier
+    /// than the answer to the last of them, where something else ended the session.
     pub invoked: i64,
     /// The time of the answer; `i64::MAX`: never.
     pub answered: i64,

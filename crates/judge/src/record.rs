@@ -286,9 +286,10 @@ impl Recording<'_> {
         result
     }
 
-    /// An end without an answer: the session may have ended at any time since the last answer.
+    /// An end without an answer: the session may have ended at any time since its last call that was answered was
+    /// made. The server may have sent the answer and ended it before the client looked.
     fn unknown(&self, kept: Option<bool>, invoked: i64) -> End {
-        let invoked = self.open.last().map_or(invoked, |call| call.answered);
+        let invoked = self.open.last().map_or(invoked, |call| call.invoked);
         End { invoked, answered: i64::MAX, kept }
     }
 

@@ -186,18 +186,21 @@ fn of_transaction(
     Ok(())
 }
 
-/// A tenure with its end.
+/// A tenure with its end, which is not before its last call was made, wherever the history has the end begin.
 fn closed(history: &History, steps: Vec<Step>, end: End) -> Item {
-    let first = steps.iter().find_map(|step| match step {
+    let call = |step: &Step| match step {
         Step::Call(n) => Some(&history.calls[*n as usize]),
         Step::Undo => None,
-    });
+    };
+    let first = steps.iter().find_map(call);
+    let last = steps.iter().rev().find_map(call);
     let begun = first.map_or(end.invoked, |call| call.answered);
+    let earliest = last.map_or(end.invoked, |call| call.invoked.max(end.invoked));
     Item {
         steps,
         writes: Writes::Yes,
-        earliest: end.invoked,
-        earliest_end: end.invoked,
+        earliest,
+        earliest_end: earliest,
         latest: end.answered,
         begun,
         seen: first.map_or(begun, |call| read_by(history, call)),

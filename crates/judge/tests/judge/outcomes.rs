@@ -83,6 +83,41 @@ fn a_prepared_transaction_has_the_outcome_that_it_was_given() {
 }
 
 #[test]
+fn a_session_may_end_before_its_client_looks_at_an_answer_but_not_before_the_call() {
+    let accepts = |others_first: bool| {
+        let recorder = Recorder::new();
+        recorder.key("two", "", TWO, Storage::Row);
+        let (mut recording, mut other) = (recorder.session(), recorder.session());
+        let mut others = || {
+            take(&mut other, 1.0);
+            thread::sleep(Duration::from_micros(2));
+        };
+        let reply = Reply { ok: true, remaining: Some(1.0), retry_at: None };
+        let told = |(): &()| vec![(0, TAKE, None, reply)];
+        if others_first {
+            others();
+        }
+        recording.begin();
+        let call = || {
+            if !others_first {
+                others();
+            }
+            Ok::<(), ()>(())
+        };
+        recording.call(call, told).unwrap();
+        recording.lost();
+        drop((recording, other));
+        // As where any end may be earlier than it was told.
+        let mut history = recorder.history();
+        let accepts = judge(&history).is_ok();
+        history.ends[0].invoked = 0;
+        [accepts, judge(&history).is_ok()]
+    };
+    assert_eq!(accepts(false), [true, true]);
+    assert_eq!(accepts(true), [false, false]);
+}
+
+#[test]
 fn a_take_told_to_be_a_denial_is_refused() {
     let recorder = Recorder::new();
     recorder.key("two", "", TWO, Storage::Row);
