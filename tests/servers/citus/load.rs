@@ -70,7 +70,8 @@ impl Done {
 
 /// A history of nodes that crashed, or whose sessions for other nodes were ended. What was committed may be seen on a
 /// node only later, once it has recovered and has committed what was prepared there. And what was not committed may
-/// have been rolled back there right after the call, long before the client heard of it.
+/// have been rolled back there as soon as the call was decided, before the client looked at its answer: the node's
+/// session may have been ended by then, and the client learns of it later.
 pub fn disturbed(mut history: History) -> History {
     let History { ends, calls, .. } = &mut history;
     for call in calls {
@@ -80,7 +81,7 @@ pub fn disturbed(mut history: History) -> History {
                 call.end = Some(ends.len() as u32 - 1);
             }
             Some(end) if end.kept == Some(true) => end.answered = i64::MAX,
-            Some(end) => end.invoked = end.invoked.min(call.answered),
+            Some(end) => end.invoked = end.invoked.min(call.invoked),
         }
     }
     history
