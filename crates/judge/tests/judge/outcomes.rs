@@ -107,7 +107,7 @@ fn a_session_may_end_before_its_client_looks_at_an_answer_but_not_before_the_cal
         recording.call(call, told).unwrap();
         recording.lost();
         drop((recording, other));
-        // As where any end may be earlier than it was told.
+        // As where any end may have been earlier than it is recorded.
         let mut history = recorder.history();
         let accepts = judge(&history).is_ok();
         history.ends[0].invoked = 0;
