@@ -259,7 +259,8 @@ BEGIN
 END
 $$;
 
--- Decides an ask at an instant. A block, and a denial that no expiry can change, read no holds.
+-- Decides an ask at an instant. A block, and a denial that no expiry can change, read no holds; others wait no longer
+-- than until enough have expired.
 CREATE OR REPLACE FUNCTION ratelimit._decided(a ratelimit._ask, now bigint) RETURNS ratelimit._ask STABLE
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -294,6 +295,9 @@ BEGIN
         a := ratelimit._decide_ask(a, now);
     END IF;
     a.allows := (a.d).ok OR (a.d).enforced IS NOT TRUE;
+    IF (a.r).holds_due IS NOT NULL AND NOT (a.d).ok AND (a.verb = 'status' OR NOT a.allows) THEN
+        RETURN ratelimit._denied_until(a);
+    END IF;
     RETURN a;
 END
 $$;
@@ -339,9 +343,7 @@ BEGIN
         a.h := ratelimit._hold_of(a.id, a.name, a.key);
         a.given := CASE WHEN (stored.defined).kind IS NULL THEN a.config END;
     END IF;
-    a := ratelimit._decided(a, now);
-    IF NOT a.allows AND (a.r).holds_due IS NOT NULL THEN a := ratelimit._denied_until(a); END IF;
-    RETURN a;
+    RETURN ratelimit._decided(a, now);
 END
 $$;
 
@@ -372,7 +374,6 @@ BEGIN
     FOR i IN 1..cardinality(asks) LOOP
         a := ratelimit._decided(asks[i], now);
         passes := passes AND a.allows AND (a.locked OR NOT a.changed);
-        IF NOT a.allows AND (a.r).holds_due IS NOT NULL THEN a := ratelimit._denied_until(a); END IF;
         asks[i] := a;
     END LOOP;
     FOR i IN 1..cardinality(asks) LOOP

@@ -32,12 +32,9 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._limit_of_expiry(defined ratelimit._limit, config jsonb, called ratelimit._limit)
 RETURNS ratelimit._limit STABLE LANGUAGE plpgsql AS $$
 DECLARE
-    l ratelimit._limit := ratelimit._limit_of(defined, config);
+    l CONSTANT ratelimit._limit := ratelimit._limit_of(defined, config);
 BEGIN
-    IF ratelimit._returns(l) THEN RETURN l; END IF;
-    IF ratelimit._returns(called) THEN RETURN called; END IF;
-    l.kind := NULL;
-    RETURN l;
+    RETURN CASE WHEN ratelimit._returns(l) THEN l WHEN ratelimit._returns(called) THEN called END;
 END
 $$;
 

@@ -53,7 +53,6 @@ BEGIN
         x.count := a.counts[i];
         x.reserve := a.reserves[i];
         x := ratelimit._decided(x, now);
-        IF NOT x.allows AND (x.r).holds_due IS NOT NULL THEN x := ratelimit._denied_until(x); END IF;
         decisions[i] := x.d;
         IF NOT a.changed THEN a.r := x.r; a.ids := x.ids; a.came := x.came; END IF;
         IF x.changed THEN a.d := x.d; a.changed := true; END IF;

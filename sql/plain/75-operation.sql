@@ -86,7 +86,6 @@ BEGIN
                 a := ratelimit._ask('rl_status', 'status', seen.name, seen.key, 1);
                 a.l := l; a.r := seen.r; a.until := seen.until; a.ids := '{}';
                 a := ratelimit._decided(a, now);
-                IF (a.r).holds_due IS NOT NULL AND NOT (a.d).ok THEN a := ratelimit._denied_until(a); END IF;
                 shown.limited := NOT (a.d).ok;
                 shown.limited_by := (a.d).limited_by;
                 retry := ratelimit._plus(now, (a.d).wait);
