@@ -141,8 +141,8 @@ impl<'c, H: Host> Commit<'c, H> {
         }
     }
 
-    /// Locks the rows to which something may come back; none of a limit with shards if this transaction already holds
-    /// one of its rows and another session holds another.
+    /// Locks the rows to which something may come back, or else row 0; none of a limit with shards if this transaction
+    /// already holds one of its rows and another session holds another.
     fn lock_to_settle(&self, ask: &'c Ask, one: &Settlement) -> Result<Option<Contents<'c>>> {
         let (&Commit { host, rows, .. }, target) = (self, &ask.target);
         let are_others = one.counts(target);
@@ -151,8 +151,8 @@ impl<'c, H: Host> Commit<'c, H> {
                 Err(LimiterError::Busy) if target.store != Store::Row => {}
                 locked => return locked,
             }
-        } else if one.row.hold.returns() {
-            // So that no other session gives back its expired tokens.
+        } else {
+            // So that no other session gives back its expired tokens, or waits for the hold while it has the row.
             rows.lock(target.row(0), true)?;
         }
         let (found, _) = stores::peek(host, Some(rows), target, None)?;
