@@ -135,11 +135,11 @@ BEGIN
 END
 $$;
 
--- Decides such a take: all of count, or else the whole ones, if these are at least
--- at_least. A denial is that of the fewest tokens with which it passes.
+-- Decides such a take: all of count, or else the whole ones, if these are at least at_least. A denial is that of the
+-- fewest tokens with which it passes.
 CREATE OR REPLACE FUNCTION ratelimit._decide_as_many(l ratelimit._limit, s ratelimit._state, now bigint,
-    count double precision, at_least double precision, reserve boolean)
-RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
+    count double precision, at_least double precision, reserve boolean) RETURNS ratelimit._decision STABLE
+LANGUAGE plpgsql AS $$
 DECLARE
     fewest CONSTANT double precision := least(ceil(at_least), count);
     tokens double precision := count;
