@@ -90,7 +90,7 @@ BEGIN
     tokens := CASE WHEN s.value >= 0 AND (l.kind = 'token bucket' OR s.added = l.adds) THEN s.value
         WHEN l.kind = 'fixed window' AND ts > s.ts THEN ratelimit._rolls_over(l, s)
         ELSE ratelimit._stored(l, s) END;
-    -- Of a tiny rate, a refill can be too little for a float.
+    -- A tiny rate refills less than a float can show.
     tokens := CASE WHEN l.zone IS NOT NULL THEN least(tokens + windows * l.rate, l.capacity)
         WHEN l.kind = 'token bucket' AND l.rate < 1e-270 THEN least(tokens, l.capacity)
         ELSE ratelimit._tokens_at(l, tokens, s.ts, now) END;
