@@ -292,8 +292,8 @@ async def test_a_limit_that_is_not_defined_is_explained(name):
 @each_pool
 async def test_a_busy_key_holds_up_no_other(made, name, late):
     """Neither one that is in the statement under way, nor one in a shared one."""
-    late(0.02, 4)
     async with warm(made, name) as (limiter, seen):
+        late(0.02, 4)
         with psycopg.connect(user="postgres") as other:
             config = json.dumps(as_text(MANY))
             other.execute(f"SELECT {SCHEMA}.rl_limit(%s, 'busy', config => %s::jsonb)", [name, config])
