@@ -110,7 +110,7 @@ END
 $$;
 
 -- A decision on a take, without the limit's level and the state after it.
-CREATE OR REPLACE FUNCTION ratelimit._verdict(l ratelimit._limit, now bigint, ok boolean, changed boolean,
+CREATE OR REPLACE FUNCTION ratelimit._new_decision(l ratelimit._limit, now bigint, ok boolean, changed boolean,
     lacks text DEFAULT 'tokens') RETURNS ratelimit._decision IMMUTABLE LANGUAGE sql AS $$
     SELECT ROW(ok, NULL, NULL, l.capacity, NULL, now, ok AND changed, l.enforce, CASE WHEN NOT ok THEN lacks END, NULL,
                NULL, NULL, NULL, NULL)::ratelimit._decision
@@ -128,7 +128,7 @@ BEGIN
     WHEN 'sliding window' THEN RETURN ratelimit._take_window(l, s, now, count);
     WHEN 'sliding log' THEN RETURN ratelimit._take_log(l, s, now, count);
     WHEN 'concurrency' THEN RETURN ratelimit._acquire(l, s, now, count, coalesce(id, now));
-    WHEN 'unlimited' THEN RETURN ratelimit._verdict(l, now, true, false);
+    WHEN 'unlimited' THEN RETURN ratelimit._new_decision(l, now, true, false);
     ELSE PERFORM ratelimit._updated();
     END CASE;
     RETURN NULL;
@@ -181,7 +181,7 @@ BEGIN
     END IF;
     IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;
     r := ratelimit._refilled(l, s, now);
-    d := ratelimit._verdict(l, now, true, false);
+    d := ratelimit._new_decision(l, now, true, false);
     d.remaining := ratelimit._rounded(r.tokens, l.capacity, l.tolerance);
     d.reset_at := ratelimit._reset_at(l, r.ts, r.tokens, now);
     d.taken := 0;

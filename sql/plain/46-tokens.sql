@@ -242,7 +242,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._credit(l ratelimit._limit, s ratelimit._state, now bigint,
     count double precision, taken_at timestamptz) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
-    d ratelimit._decision := ratelimit._verdict(l, now, true, false);
+    d ratelimit._decision := ratelimit._new_decision(l, now, true, false);
     r record;
     over double precision;
     paid double precision := 0; -- of it

@@ -28,7 +28,8 @@ CREATE OR REPLACE FUNCTION ratelimit._take_window(l ratelimit._limit, s ratelimi
     count double precision) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
     c record := ratelimit._counters(l, s, now);
-    d ratelimit._decision := ratelimit._verdict(l, now, count = 0 OR c.used + count <= l.rate + l.tolerance, count > 0);
+    d ratelimit._decision := ratelimit._new_decision(l, now, count = 0 OR c.used + count <= l.rate + l.tolerance,
+                                                     count > 0);
     fading double precision := c.value;
     fixed double precision := 0;
     at bigint := ratelimit._plus(c.ts, l.period);

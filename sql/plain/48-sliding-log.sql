@@ -21,7 +21,7 @@ DECLARE
     live int := cardinality(s.log) - gone;
     newest timestamptz := CASE WHEN live > 0 THEN s.log[cardinality(s.log)] END;
     nth timestamptz;
-    d ratelimit._decision := ratelimit._verdict(l, now, count = 0 OR live + count <= l.rate, count > 0);
+    d ratelimit._decision := ratelimit._new_decision(l, now, count = 0 OR live + count <= l.rate, count > 0);
 BEGIN
     IF d.changed THEN
         s.ts := greatest(ratelimit._us(newest), now);

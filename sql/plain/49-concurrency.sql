@@ -50,8 +50,8 @@ BEGIN
         END LOOP;
         more := greatest(count - had, 0);
     END IF;
-    d := ratelimit._verdict(l, now, more = 0 OR cardinality(live) / 2 + more <= l.capacity, more > 0 OR had > 0,
-                            'slots');
+    d := ratelimit._new_decision(l, now, more = 0 OR cardinality(live) / 2 + more <= l.capacity, more > 0 OR had > 0,
+                                 'slots');
     IF d.changed THEN
         IF ends IS NULL THEN
             WHILE EXISTS (SELECT FROM generate_series(1, cardinality(s.leases), 2) i WHERE s.leases[i] = id) LOOP
